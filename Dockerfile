@@ -4,10 +4,12 @@
 #     docker build -t jswa:cuda13 --build-arg EXTRAS=cuda13 .
 #     docker run -p 8000:8000 jswa serve tiny --host 0.0.0.0
 #
-# Packages come from requirements.lock, each checked against its hash.
+# Packages come from requirements.lock, each checked against its hash. The build stage compiles the CPU kernels, where the
+# processor is one that they are written for; the image has no compiler.
 
 FROM python:3.12-slim AS build
 ARG EXTRAS=""
+RUN apt-get update && apt-get install --yes --no-install-recommends g++
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md CHANGELOG.md LICENSE NOTICE ./
 COPY tools/lock.py tools/lock.py
@@ -22,6 +24,7 @@ COPY server server
 RUN /opt/build/bin/python -m hatchling build --target wheel --directory /opt/build/dist \
     && /opt/jswa/bin/python -m pip install --no-cache-dir --no-deps --no-index /opt/build/dist/*.whl \
     && /opt/jswa/bin/python -m pip uninstall --yes pip
+RUN test "$(uname -m)" != x86_64 || /opt/jswa/bin/python -m pallas_kernels.cpu.build
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 1000 jswa

@@ -39,7 +39,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-types test-triton check package fmt nightly scale-test scale-test-short clients parity parity-check tiny lock
+.PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check tiny lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
 
@@ -105,6 +105,13 @@ scale-test-short: .venv/installed  ## those that take seconds
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
+
+pages: .venv/installed .pages-site/installed  ## the pages in a browser (CHROMIUM=/usr/bin/chromium), which also makes their pictures
+	PYTHONPATH=.pages-site $(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/pages/chat.py tests/pages/live.py
+
+docs: .venv/installed .venv-docs/installed  ## the documentation as a site in .docs/html; every link must lead somewhere
+	$(BIN)/python -m tools.docs .docs/source
+	.venv-docs/bin/sphinx-build -q -W --keep-going -b html .docs/source .docs/html
 
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
@@ -189,6 +196,16 @@ NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
 .venv-package/installed: requirements.lock
 	$(PYTHON) -m venv --clear .venv-package
 	$(call packages,.venv-package,core server)
+	@touch $@
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python $(PIP) -r $<
+	@touch $@
+
+# Beside .venv and not in it: only these tests need it.
+.pages-site/installed: tests/pages/requirements.txt
+	$(BIN)/python $(PIP) --target .pages-site --upgrade -r $<
 	@touch $@
 
 .venv-parity/installed: tests/parity/requirements-parity.txt

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
+from jswa.cache.view import geometry_of
 from jswa.cluster.hosts import Hosts, join
 from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, resolve_limits
@@ -87,7 +88,8 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     if switches.dump_plans is not None:
         # Line buffered: if the engine fails, the file has the steps that led there.
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
-        write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)))
+        geometry = geometry_of(built.layout, built.limits.num_blocks, built.limits.max_rows)._asdict()
+        write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)), geometry=geometry)
     engine = Engine(**built._asdict(), seed=options.seed, switches=switches, trace=trace, hosts=hosts)
     for name, adapter in modules.items():
         engine.load_lora(name, adapter)

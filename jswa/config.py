@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
+from jswa.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
@@ -81,6 +82,11 @@ class EngineConfig:
             unloaded while the engine runs. Default: as many as lora_modules, which then cannot be replaced.
         max_lora_rank: Reserve room for adapters whose modules have at most this rank. Default: 16, if max_loras is
             given.
+        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method
+            (ngram: what followed the same tokens before in the text; suffix: also in cached texts),
+            num_speculative_tokens (1 to 7 drafts at most) and, for both methods, prompt_lookup_max and
+            prompt_lookup_min, the tokens that must be the same (default: 5 and 2). In Python also a mapping. Default:
+            no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -111,6 +117,7 @@ class EngineConfig:
     lora_modules: tuple[str, ...] = ()
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    speculative_config: str | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -140,6 +147,7 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        parse(self.speculative_config)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
 
@@ -175,6 +183,7 @@ class Limits:
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
+    speculation: Speculation | None = None
 
     @property
     def long_prompt(self) -> int:
@@ -202,6 +211,12 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
     page_size = options.block_size or (64 if on_gpu else 16)
+    speculation = parse(options.speculative_config)
+    if speculation is not None:
+        speculation = speculation.of_length(max_model_len)
+        if max_tokens < 1 + speculation.programs[-1]:
+            limit = f"must be at least {1 + speculation.programs[-1]}, a token and the drafts of one row"
+            raise ConfigError("max_num_batched_tokens", max_tokens, limit)
     return Limits(
         max_model_len,
         max_rows,
@@ -212,6 +227,7 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,
+        speculation=speculation,
     )
 
 

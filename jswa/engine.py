@@ -15,6 +15,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import root_key
 from jswa.cache.prefix.stats import CacheStats
+from jswa.cache.view import CacheView, view
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
@@ -49,8 +50,8 @@ class PendingStep(Protocol):
         """Launch the second half of a step whose plan has late masks."""
         ...
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
-        """The tokens of the plan's rows."""
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """The tokens of the plan's rows: one of each, or several, their number, and that of the drafts."""
         ...
 
     def logprobs(self) -> StepLogprobs | None:
@@ -80,6 +81,15 @@ class CompilingRunner(StepRunner, Protocol):
 
     def close(self) -> None:
         """End what compiles beside the steps."""
+        ...
+
+
+@runtime_checkable
+class DraftingRunner(StepRunner, Protocol):
+    """A runner whose device drafts tokens."""
+
+    def lengths(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return for how many drafts a row a decode step of so many rows may run now."""
         ...
 
 
@@ -130,6 +140,10 @@ class Engine:
         self._stager = stager
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
+        if limits.speculation is not None and isinstance(runner, DraftingRunner):
+            self._scheduler.drafting.lengths = lambda rows, split, logprobs: runner.lengths(
+                rows, split=split, logprobs=logprobs
+            )
         self._pending: PendingStep | None = None
         self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
         self.turnover = Turnover(runner, self._scheduler, self._drain)
@@ -139,6 +153,7 @@ class Engine:
         self.trace = trace
         self.grammars: Grammars | None = None
         self._log = StepLog()
+        self._profiles = False
         # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
         # copy at a time.
         self.before_launch: Callable[[StepPlan], None] | None = None
@@ -343,11 +358,15 @@ class Engine:
         begin = time.perf_counter()
         tokens = step.tokens()
         there = time.perf_counter()
+        self._scheduler.drafting.landed(step.plan, there)
         if self.trace is not None:
             whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
             write_step(self.trace, whole, tokens)
         self._late_masks = ()
-        events = self._scheduler.apply(step.plan, tokens, step.logprobs())
+        counts = drafted = None
+        if tokens.ndim > 1:
+            tokens, counts, drafted = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
+        events = self._scheduler.apply(step.plan, tokens, step.logprobs(), counts, drafted)
         self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
         self._log.log_when_due(self._scheduler)
         return events
@@ -406,7 +425,8 @@ class Engine:
         """Return counts and times of the steps so far."""
         runner = self.runner
         late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
-        return self._log.stats(*late)
+        drafting = self._scheduler.drafting.stats() if self._scheduler.rows.speculates else None
+        return self._log.stats(*late, drafting)
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
@@ -419,6 +439,23 @@ class Engine:
     def cache_stats(self) -> CacheStats:
         """Return counters and contents of the prefix cache."""
         return self._scheduler.cache.stats()
+
+    def view(self, edges: int) -> CacheView:
+        """Return what the arena, the rows and so many edges of the prefix tree hold, as `cache.view.view`."""
+        return view(self._scheduler.cache, self._scheduler.rows.launched, edges)
+
+    def profile(self, folder: str | None) -> None:
+        """Begin a profile of jax, written to a folder; None ends and writes it. Raises RequestError."""
+        from jax import profiler
+
+        if (folder is None) != self._profiles:
+            asked, limit = ("stop", "a profile must run") if folder is None else ("start", "a profile runs already")
+            raise RequestError("profile", asked, limit)
+        if folder is None:
+            profiler.stop_trace()  # type: ignore[no-untyped-call]
+        else:
+            profiler.start_trace(folder)
+        self._profiles = folder is not None
 
     def flush_cache(self) -> None:
         """Empty the prefix cache. Running rows keep their pages."""

@@ -4,7 +4,7 @@ A `Request` goes to the scheduler, and a `StepPlan` from the scheduler to the de
 come back, and the caller gets a `TokenEvent` for each token.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from jswa.errors import GenerationError
-from jswa.types import FinishReason, PrefixHit, SamplingParams
+from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
 _FEW = 16  # largest number of ids for which a Python loop is faster than numpy
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
@@ -157,9 +157,10 @@ class PromptLogprobs:
         self._parts.append((tokens, table))
         self._length += len(tokens)
 
-    def chosen(self) -> Float[np.ndarray, " n"]:
-        """Return the log probabilities of the tokens themselves."""
-        return np.concatenate([table.chosen for _, table in self._parts] or [np.zeros(0, np.float32)])
+    @property
+    def parts(self) -> Sequence[tuple[Int[np.ndarray, " n"], "LogprobTable"]]:
+        """What was added, in its order."""
+        return self._parts
 
     def __len__(self) -> int:
         return self._length
@@ -175,7 +176,7 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error".
+    `error` says why there is no token if `finish_reason` is "error". `drafts` comes with the end, if there were any.
     An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
@@ -189,6 +190,7 @@ class TokenEvent(NamedTuple):
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
     version: int | None = None
+    drafts: DraftCounts | None = None
 
     @property
     def is_stop_token(self) -> bool:
@@ -235,7 +237,9 @@ class LogprobTable(NamedTuple):
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        return LogprobTable(*(None if array is None else array[first:end].copy() for array in self))
+        drawn = None if self.drawn is None else self.drawn[first:end].copy()
+        chosen, rank, ids, values = (array[first:end].copy() for array in self[:4])
+        return LogprobTable(chosen, rank, ids, values, drawn)
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
@@ -298,6 +302,18 @@ def words_of(ids: Int[np.ndarray, " N"]) -> Words:
     return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
 
 
+class RowText(NamedTuple):
+    """Texts of a row in which its drafts are looked up: the part of its own that it does not run, and earlier ones.
+
+    None: those that the device has stay. -1 is between two earlier texts; `offset`: place there less position here.
+    """
+
+    row_id: int
+    text: Int[np.ndarray, " n"] | None
+    reference: Int[np.ndarray, " m"] | None = None
+    offset: int = 0
+
+
 class TableRow(NamedTuple):
     """All pages of a row that starts on cached pages: full ids from page position 0, local ids from `first_local`."""
 
@@ -341,6 +357,9 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
+        drafts: for how many drafts a row the program is made in which the step runs; 0: no row has any. Then rows with
+            drafts run in a step of prompts.
+        texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
     """
 
     rows: Int[np.ndarray, "R C"]
@@ -355,6 +374,8 @@ class StepPlan:
     logprobs: Logprobs = "none"
     targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    drafts: int = 0
+    texts: tuple[RowText, ...] = ()
 
     @property
     def row_ids(self) -> Int[np.ndarray, " R"]:
@@ -383,7 +404,7 @@ class StepPlan:
 
     @property
     def samples(self) -> Int[np.ndarray, " R"]:
-        """Whether the row's last position yields a token (a chunk inside a prompt does not)."""
+        """How many of the row's last positions yield a token: none inside a prompt, one more than there are drafts."""
         return self.rows[:, 5]
 
     @property

@@ -210,6 +210,13 @@ class PrefixHit(NamedTuple):
         return {**lost, self.reason: self.prompt_tokens - self.full_hit_tokens}
 
 
+class DraftCounts(NamedTuple):
+    """How many tokens of a text were drafted, and were right, or wrong: the steps that they saved, and their cost."""
+
+    accepted: int
+    rejected: int
+
+
 @dataclass
 class RequestMetrics:
     """Times of a request, in seconds of `time.monotonic`."""
@@ -258,6 +265,8 @@ class CompletionOutput:
         message: in the last item of an `LLM.chat`, the whole answer in OpenAI's form: role, content, reasoning_content
             and tool_calls, whose arguments are JSON in a string.
         versions: the version of the weights that each token of `token_ids` was sampled with (`LLM.update_weights`).
+        drafts: at the end of a text, what speculative decoding has drafted of it; None without, and if a stop string
+            has ended the text.
     """
 
     index: int
@@ -270,6 +279,7 @@ class CompletionOutput:
     events: list[AnswerEvent] = field(default_factory=list)
     message: dict[str, Any] | None = None
     versions: list[int] = field(default_factory=list)
+    drafts: DraftCounts | None = None
 
 
 @dataclass

@@ -15,8 +15,9 @@ from jswa.text.chat_template import ChatTemplate
 from jswa.types import SamplingParams
 
 from .core.service import Served
-from .http.process import run, set_up_logging
+from .http.process import set_up_logging
 from .options import ServeConfig
+from .processes.supervisor import run
 
 
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:

@@ -27,8 +27,8 @@ GROUPS = {
         "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
     ),
     "Operation": (
-        "restart_engine", "warm_logprobs", "metrics_port", "metrics_host", "metrics_prefix", "otlp_traces_endpoint",
-        "log_level", "log_format",
+        "api_server_count", "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host",
+        "metrics_prefix", "otlp_traces_endpoint", "profile_dir", "log_level", "log_format",
     ),
 }  # fmt: skip
 
@@ -79,6 +79,7 @@ class ServeConfig:
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
+        pages: Serve the chat at / and the view of the KV cache at /live. They ask for keys where the API does.
         keep_alive: Send an SSE comment on a stream on which nothing was sent for this long, so that proxies keep the
             connection.
         stream_interval: Send this many tokens of a text together in a stream, from its second event on: fewer events
@@ -89,6 +90,10 @@ class ServeConfig:
         metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
         otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
             Default: no spans.
+        profile_dir: Folder for the profiles of /start_profile and /stop_profile. Default: none, and /start_profile is
+            refused.
+        api_server_count: Run HTTP in this many processes beside the engine's: they parse, render, tokenize, detokenize
+            and stream, while the engine's process runs steps only. 0: in the engine's process.
         log_level: Log messages of this level and above.
         log_format: Write the log to stderr as text or as one JSON object per line.
     """
@@ -119,19 +124,29 @@ class ServeConfig:
     warm_logprobs: bool = False
     render_timeout: float = 10.0
     shutdown_timeout: float = 30.0
+    pages: bool = True
     keep_alive: float = 10.0
     stream_interval: int = 1
     metrics_port: int | None = None
     metrics_host: str | None = None
     metrics_prefix: str = "jswa"
     otlp_traces_endpoint: str | None = None
+    profile_dir: Path | None = None
+    api_server_count: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         low = {"max_body_size": 1, "max_queued_requests": 1, "max_queued_tokens": 1, "render_timeout": 0.1}
         low |= {"stream_interval": 1, "max_body_memory": 1, "max_answer_memory": 1}
-        low |= {"keep_alive": 0.1, "request_timeout": 0, "shutdown_timeout": 0, "step_timeout": 0, "port": 0}
+        low |= {
+            "keep_alive": 0.1,
+            "request_timeout": 0,
+            "api_server_count": 0,
+            "shutdown_timeout": 0,
+            "step_timeout": 0,
+            "port": 0,
+        }
         low |= {} if self.metrics_port is None else {"metrics_port": 0}
         for name, least in low.items():
             if not getattr(self, name) >= least:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from pallas_kernels.cpu.build import LIBRARY
 from server.options import ServeConfig
 from tools.package import SMALL
 
@@ -85,6 +87,15 @@ def test_it_serves_on_the_port_that_it_names_and_names_no_package_index() -> Non
     assert all(only("FROM", stage).startswith("python:3.12-slim") for stage in range(LAST + 1))
 
 
+def test_the_kernels_are_compiled_in_a_stage_that_is_left_behind() -> None:
+    """A compiler that fails is an error of the build; the image itself has neither compiler nor package lists."""
+    first = [step.words for step in STEPS if step.stage == 0 and step.kind == "RUN"]
+    assert first[-1].endswith("|| /opt/jswa/bin/python -m pallas_kernels.cpu.build")
+    assert any(words.startswith("apt-get") and words.endswith("g++") for words in first)
+    assert LAST > 0
+    assert not any("apt-get" in step.words for step in STEPS if step.stage == LAST)
+
+
 def test_both_images_are_documented_and_in_the_lock() -> None:
     page = (ROOT / "docs" / "deploy" / "README.md").read_text(encoding="utf-8")
     extras = set(re.findall(r"--build-arg EXTRAS=(\w+)", page)) | {""}
@@ -103,7 +114,9 @@ def test_its_steps_build_what_it_starts(tmp_path: Path) -> None:
     tools.mkdir()
     (tools / "python").symlink_to(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")
     (tools / "useradd").write_text(f'#!/bin/sh\nmkdir -p "{tmp_path}/home/jswa" && echo "$@" > "{tmp_path}/useradd"\n')
-    (tools / "useradd").chmod(0o755)
+    (tools / "apt-get").write_text("#!/bin/sh\n")
+    for tool in ("useradd", "apt-get"):
+        (tools / tool).chmod(0o755)
     environ = {name: value for name, value in os.environ.items() if re.match("PIP_|SSL_|.*_(proxy|PROXY)$", name)}
     environ |= {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(tmp_path)}
 
@@ -125,6 +138,8 @@ def test_its_steps_build_what_it_starts(tmp_path: Path) -> None:
                 _copy(source, folder / (source if target == "./" else target))
         elif step.kind == "RUN":
             subprocess.run(["sh", "-c", here(step.words)], cwd=folder, env=environ, check=True)
+    libraries = list((tmp_path / "opt" / "jswa").rglob(LIBRARY.name))
+    assert len(libraries) == (platform.machine() == "x86_64")
     assert (tmp_path / "useradd").read_text().split()[-1] == "jswa"
     (entry,) = json.loads(only("ENTRYPOINT"))
     program = shutil.which(entry, path=environ["PATH"])

@@ -63,9 +63,7 @@ class Mix:
             texts[session].append(before)
             history = [{"of": [str(session), *before]}] if before[1] else []
             pieces = [*history, {"random": [len(lines), user]}]
-            lines.append(
-                {"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output}
-            )
+            lines.append({"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output})
             latest[session] = turn, before[1] + user + output
             if turn + 1 < last:
                 heapq.heappush(speakers, (at + rng.lognormvariate(*self.pause), session, turn + 1, last))

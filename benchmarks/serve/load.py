@@ -197,15 +197,32 @@ class Watch:
         return statistics.median(late) / statistics.median(early) - 1
 
 
+def processes(pid: int) -> list[int]:
+    """Return the processes of a server: its own, and then its front-ends."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    names = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in children}
+    return [pid, *(one for one, name in names.items() if "front_end" in name)]
+
+
 def of_process(pid: int) -> dict[str, float]:
-    """Return memory, threads and open files of a process."""
-    found = re.search(r"VmRSS:\s+(\d+).*Threads:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.DOTALL)
-    assert found is not None
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    return {"rss_mib": int(found[1]) / 1024, "threads": int(found[2]), "files": files}
+    """Return memory, threads and open files of a server's processes together."""
+    found: dict[str, float] = {"rss_mib": 0.0, "threads": 0.0, "files": 0.0}
+    for one in processes(pid):
+        status = Path(f"/proc/{one}/status").read_text()
+        memory = re.search(r"VmRSS:\s+(\d+).*Threads:\s+(\d+)", status, re.DOTALL)
+        assert memory is not None
+        found["rss_mib"] += int(memory[1]) / 1024
+        found["threads"] += int(memory[2])
+        found["files"] += len(os.listdir(f"/proc/{one}/fd"))
+    return found
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
+    """Return the CPU seconds that a server's processes have used together."""
+    return sum(map(used_seconds, processes(pid)))
+
+
+def used_seconds(pid: int) -> float:
+    """Return the CPU seconds that one process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -8,6 +8,7 @@ The tokenizer is that of `tiny`; generated tokens are letters.
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int
@@ -19,12 +20,14 @@ from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.plan import LogprobTable, StepLogprobs, StepPlan
 from jswa.storage.hub import TINY
+from jswa.text.answers.template import compile_template, shipped
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import MAX_LOGPROBS
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tools.cases.geometry import GEOMETRIES, model_of
 
 _A = 74  # the token "a" of `tiny`; those of the other letters follow it
@@ -81,6 +84,14 @@ class NoDevice:
         return step
 
 
+def engine_of(geometry: str, rows: int, length: int, device: NoDevice) -> Engine:
+    """Return an engine with the KV geometry of a released model, for rows of so many tokens."""
+    model = model_of(geometry)
+    layout = KVLayout.of(model, 64)
+    limits = Limits(length, rows, 8_192, 64)
+    return Engine(model, replace(limits, num_blocks=useful_blocks(layout, limits)), layout, device)
+
+
 def main() -> int:
     """Serve until the process is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,18 +99,23 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=256, help="rows of a step")
     parser.add_argument("--length", type=int, default=32_768, help="tokens of prompt and output")
     parser.add_argument("--step-ms", type=float, default=0.0, help="milliseconds of a step; 0: none")
+    parser.add_argument("--api-server-count", type=int, default=0, help="as `jswa serve` has it")
+    parser.add_argument("--stream-interval", type=int, default=1, help="as `jswa serve` has it")
+    parser.add_argument("--parsed", action="store_true", help="read answers by a family's template")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     given = parser.parse_args()
-    model = model_of(given.geometry)
-    layout = KVLayout.of(model, 64)
-    limits = Limits(given.length, given.rows, 8_192, 64)
-    limits = Limits(given.length, given.rows, 8_192, 64, num_blocks=useful_blocks(layout, limits))
-    config = ServeConfig(served_model_name=("noop",), port=given.port, max_queued_tokens=2 * given.rows * given.length)
+    tokens = max(4_000_000, 2 * given.rows * given.length)
+    config = ServeConfig(
+        served_model_name=("noop",), port=given.port, max_queued_tokens=tokens, max_queued_requests=4 * given.rows,
+        api_server_count=given.api_server_count, stream_interval=given.stream_interval,
+    )  # fmt: skip
     set_up_logging(config)
-    device = NoDevice(given.step_ms / 1e3)
+    device, tokenizer = NoDevice(given.step_ms / 1e3), Tokenizer.load(TINY)
+    assert tokenizer is not None
     template = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}, {})
+    answers = compile_template(shipped()["qwen_xml"], tokenizer) if given.parsed else None
     return run(
-        Served(lambda: Engine(model, limits, layout, device), Tokenizer.load(TINY), template),
+        Served(lambda: engine_of(given.geometry, given.rows, given.length, device), tokenizer, template, answers),
         config,
     )
 

@@ -5,7 +5,7 @@ python -m benchmarks.serve.serve_stress malformed [--bodies 10000] [--good 32]  
 python -m benchmarks.serve.serve_stress soak      [--seconds 60] [--share 1]      tiny; hostile requests beside good
 python -m benchmarks.serve.serve_stress contexts  [--seconds 60] [--rows 256]     rows of 32k tokens without a device
 python -m benchmarks.serve.serve_stress sse       [--events 200000]               microseconds to encode an event
-    [--json FILE]
+    [--api-server-count N] [--json FILE]
 """
 
 import argparse
@@ -328,25 +328,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="contexts: rows of a step")
     parser.add_argument("--length", type=int, default=32_768, help="contexts: tokens of a row")
     parser.add_argument("--events", type=int, default=200_000, help="sse: events of each kind")
+    parser.add_argument("--api-server-count", type=int, default=0, help="as `jswa serve` has it")
     parser.add_argument("--json", type=Path, help="result file to write")
     given = parser.parse_args()
+    front_ends = ("--api-server-count", str(given.api_server_count))
     if given.part == "sse":
         found = sse(given.events)
     elif given.part == "streams":
-        with server([*TINY, "--max-num-seqs", "128", "--max-model-len", "512"]) as at:
+        with server([*TINY, *front_ends, "--max-num-seqs", "128", "--max-model-len", "512"]) as at:
             found = asyncio.run(streams(at, given.streams, given.seconds, given.seconds / 3))
     elif given.part == "malformed":
-        with server(TINY) as at:
+        with server([*TINY, *front_ends]) as at:
             found = asyncio.run(beside_malformed(at, given.bodies, given.good))
     elif given.part == "soak":
-        with server([*TINY, *SOAKED]) as at:
+        with server([*TINY, *SOAKED, *front_ends]) as at:
             found = asyncio.run(soak(at, given.seconds, given.good, given.seed, given.share))
     else:
         with server(
-            ["-m", "benchmarks.serve.noop_server", "--rows", str(given.rows), "--length", str(given.length)]
+            [
+                "-m",
+                "benchmarks.serve.noop_server",
+                "--rows",
+                str(given.rows),
+                "--length",
+                str(given.length),
+                *front_ends,
+            ]
         ) as at:
             found = asyncio.run(contexts(at, given.rows, given.seconds, given.length))
-    found = {"part": given.part, **found}
+    found = {"part": given.part, "api_server_count": given.api_server_count, **found}
     print(json.dumps({name: value for name, value in found.items() if name != "samples"}, indent=1))
     if given.json is not None:
         result_file.write(given.json, found)

@@ -17,8 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import result_file
-from benchmarks.serve.load import Address, cpu_seconds, head, server
+from benchmarks.serve.load import Address, head, processes, server, used_seconds
+from benchmarks.serve.noop_server import NoDevice, engine_of
+from jswa.types import SamplingParams
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 _EVENT = b"data: {"
@@ -58,13 +62,6 @@ class Streams:
         self._selector.close()
 
 
-def processes(pid: int) -> list[int]:
-    """Return the processes of a server: its own, and then its front-ends."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    names = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in children}
-    return [pid, *(one for one, name in names.items() if "front_end" in name)]
-
-
 def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return what streams cost while all of them run."""
     streams = Streams(at, count, path, body)
@@ -72,10 +69,10 @@ def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: 
     streams.read(2.0)
     pids = processes(at.pid)
     events, own = streams.events, time.process_time()
-    cpu, begin = {pid: cpu_seconds(pid) for pid in pids}, time.monotonic()
+    cpu, begin = {pid: used_seconds(pid) for pid in pids}, time.monotonic()
     streams.read(seconds)
     took, more = time.monotonic() - begin, streams.events - events
-    used = [1e6 * (cpu_seconds(pid) - cpu[pid]) / more for pid in pids]
+    used = [1e6 * (used_seconds(pid) - cpu[pid]) / more for pid in pids]
     found = {
         "tokens_per_second": more / took, "steps_per_second": more / took / count, "cpu_us_per_token": sum(used),
         "engine_us": used[0], "front_ends_us": used[1:], "client_us": 1e6 * (time.process_time() - own) / more,
@@ -83,6 +80,22 @@ def measured(at: Address, count: int, path: str, body: dict[str, Any], seconds: 
     }  # fmt: skip
     streams.close()
     return found
+
+
+def alone(rows: int, step_ms: float, seconds: float) -> dict[str, Any]:
+    """Return what the same engine costs in this process, driven without a server."""
+    engine = engine_of("gemma-3-27b", rows, 131_072, NoDevice(step_ms / 1e3))
+    prompt, params = np.full(4, 80), SamplingParams(max_tokens=100_000, ignore_eos=True, temperature=0)
+    for number in range(rows):
+        engine.add(engine.request(str(number), prompt, params))
+    for _ in range(20):
+        engine.step()
+    tokens, steps, cpu, begin = 0, 0, time.process_time(), time.monotonic()
+    while time.monotonic() < begin + seconds:
+        tokens += len(engine.step())
+        steps += 1
+    took = time.monotonic() - begin
+    return {"steps_per_second": steps / took, "cpu_us_per_token": 1e6 * (time.process_time() - cpu) / tokens}
 
 
 def main() -> None:
@@ -99,10 +112,12 @@ def main() -> None:
     long: dict[str, Any] = {"max_tokens": 100_000, "ignore_eos": True, "stream": True, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": "abc"}], **long}
     path, body = (COMPLETION, {"prompt": "abc", **long}) if given.kind == "completion" else (CHAT, chat)
-    rows = []
+    rows: list[dict[str, Any]] = [{"front_ends": None, **alone(given.streams, given.step_ms, given.seconds)}]
+    print(json.dumps(rows[0]), flush=True)
     for count in given.front_ends:
         arguments = ["-m", "benchmarks.serve.noop_server", "--rows", str(given.streams), "--length", "131072"]
-        arguments += ["--step-ms", str(given.step_ms)]
+        arguments += ["--step-ms", str(given.step_ms), "--stream-interval", str(given.interval)]
+        arguments += ["--api-server-count", str(count), *(["--parsed"] if given.kind == "parsed" else [])]
         with server(arguments) as at:
             row = {"front_ends": count, "streams": given.streams, "kind": given.kind, "interval": given.interval}
             rows.append({**row, **measured(at, given.streams, path, body, given.seconds)})

@@ -122,7 +122,7 @@ class Engine:
 
     def check_health(self) -> None:
         """Raise if the engine is dead, so that Ray replaces the replica."""
-        if self._service.engine_thread.state == "dead":
+        if self._service.engine.state == "dead":
             raise RuntimeError("the engine has died")
 
     async def __del__(self) -> None:

@@ -25,6 +25,7 @@ ENGINE: Groups = {
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "cudagraph_capture_sizes",
         "deterministic",
     ),
+    "Speculative decoding": ("speculative_config",),
     "Kernels": ("attention_backend", "moe_backend", "linear_backend"),
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip

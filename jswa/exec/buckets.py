@@ -9,28 +9,49 @@ from jswa.plan import StepPlan
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Room for `rows` rows and `tokens` tokens; `decode` buckets hold one token per row (tokens = rows)."""
+    """Room for `rows` rows and `tokens` tokens, of which `drafts` a row are drafts.
+
+    `decode` buckets have 1 + `drafts` places for each row, and hold no prompts.
+    """
 
     tokens: int
     rows: int
     decode: bool
+    drafts: int = 0
 
-    def holds(self, rows: int, tokens: int) -> bool:
-        """Return whether a plan of so many rows and tokens fits."""
-        return rows <= self.rows and tokens <= self.tokens and (rows == tokens or not self.decode)
+    @property
+    def per_row(self) -> int:
+        """The places for tokens of each row of a decode bucket."""
+        return 1 + self.drafts
+
+    @staticmethod
+    def verifying(rows: int, drafts: int) -> "Bucket":
+        """Return the decode bucket of so many rows with so many drafts each."""
+        return Bucket(rows * (1 + drafts), rows, decode=True, drafts=drafts)
+
+    def holds(self, rows: int, tokens: int, drafts: int = 0) -> bool:
+        """Return whether a plan of so many rows and tokens fits, of which so many tokens of a row may be drafts."""
+        if rows > self.rows or drafts > self.drafts:
+            return False
+        if not self.decode:
+            return tokens <= self.tokens
+        return drafts == self.drafts and (rows == tokens or drafts > 0)
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple[Bucket, ...]:
     """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
 
+    With speculation also decode buckets with drafts: for powers of two rows, and for the most rows.
     Only the largest if `one_bucket`; with `step_sizes`, decode buckets of the sizes up to `max_rows`, and mixed ones of
     the larger sizes and of `max_tokens`.
 
     Args:
         fewest_rows: of a decode bucket on CPU, where a product of one row may be slower than one of two.
     """
+    speculation = limits.speculation
     if limits.one_bucket:
-        return (Bucket(limits.max_tokens, limits.max_rows, decode=False),)
+        drafts = 0 if speculation is None else speculation.programs[-1]
+        return (Bucket(limits.max_tokens, limits.max_rows, decode=False, drafts=drafts),)
     if limits.step_sizes:
         rows = [size for size in limits.step_sizes if size <= limits.max_rows]
         tokens = [size for size in limits.step_sizes if size > limits.max_rows] or [limits.max_tokens]
@@ -41,16 +62,22 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple
         rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
         tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens, (1.0,))
     decode = [Bucket(n, n, decode=True) for n in rows]
+    for drafts in () if speculation is None else speculation.programs:
+        powers = [1 << n for n in range(limits.max_rows.bit_length())]
+        sizes = sorted({*(n for n in powers if n >= fewest_rows and n <= limits.max_rows), max(rows)})
+        decode += [Bucket.verifying(n, drafts) for n in sizes if n * (1 + drafts) <= limits.max_tokens]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
     # Of two buckets of one size the decode bucket is faster.
-    return tuple(sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode)))
+    return tuple(
+        sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode, bucket.drafts))
+    )
 
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     """Return the smallest bucket that holds the plan."""
-    rows, tokens = plan.num_rows, plan.num_tokens
+    rows, tokens, drafts = plan.num_rows, plan.num_tokens, plan.drafts
     for bucket in buckets:
-        if bucket.holds(rows, tokens):
+        if bucket.holds(rows, tokens, drafts):
             return bucket
     raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")
 

@@ -64,9 +64,9 @@ def check_kernels(
 ) -> int:
     """Compare the attention and expert kernels with XLA's on one device of this host; return how many.
 
-    Attention is checked in the smallest, the middle and the largest decode bucket and in the smallest and the largest
-    other one, for each kind of layer; experts in every tuning that the buckets lead to. XLA's own and
-    the experts of a CPU, which are no compiler's work, are not checked.
+    Attention is checked in the smallest, the middle and the largest decode bucket, in the largest for each number of
+    drafts, and in the smallest and the largest other one, for each kind of layer; experts in every tuning that the
+    buckets lead to. XLA's own and the experts of a CPU, which are no compiler's work, are not checked.
 
     Args:
         model, layout: of one device's part.
@@ -105,8 +105,10 @@ def _difference(case: _Case) -> tuple[float, float]:
 
 
 def _chosen(buckets: Sequence[Bucket]) -> list[Bucket]:
-    decode, mixed = ([b for b in buckets if b.decode is kind] for kind in (True, False))
+    plain = [bucket for bucket in buckets if not bucket.drafts]
+    decode, mixed = ([b for b in plain or buckets if b.decode is kind] for kind in (True, False))
     picked = [*decode[:1], *decode[len(decode) // 2 :][:1], *decode[-1:], *mixed[:1], *mixed[-1:]]
+    picked += {bucket.drafts: bucket for bucket in buckets if bucket.drafts}.values()
     return list(dict.fromkeys(picked))
 
 
@@ -133,6 +135,7 @@ def _attention_cases(
             config = StepConfig(model, layout, bucket, spec, backends)
             run = partial(_attention_results, config, limits, layer, run_dtype(params), kv_dtype, scales)
             what = f"decode of {bucket.rows} rows" if bucket.decode else f"prefill of {bucket.tokens} tokens"
+            what += f" with {bucket.drafts} drafts" if bucket.drafts else ""
             yield _Case(f"attention kernel {backends.attention!r}, {sizes}, {what}", run)
 
 
@@ -184,7 +187,8 @@ def _content(
     reach = config.model.layers[layer].attention.reach
     longest = min(limits.max_model_len, _LONGEST, max(300, (reach.size if reach else 0) + 70))
     rows = min(bucket.rows, _ROWS)
-    first = 1 if bucket.decode else min(bucket.tokens - rows + 1, longest - 1, 170)
+    most = bucket.per_row if bucket.decode else 170
+    first = min(bucket.tokens - rows + 1, longest - 1, most)
     counts = [first] + [1] * (rows - 1)
     starts = [max(0, length - count) for length, count in zip((longest, longest // 3, 5), counts, strict=False)]
     starts = [min(start, limits.max_model_len - count) for start, count in zip(starts, counts, strict=True)]

@@ -11,11 +11,13 @@ from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
+from jswa.exec.programs.lookup import text_batches
 from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.plan import ExtrasEntry, RowMask, StepPlan, Words
+from jswa.speculation import Speculation
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, PREPARE, STEP = range(9)
+COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, SET_TEXTS, PREPARE, STEP = range(10)
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
@@ -27,15 +29,24 @@ class Launch(NamedTuple):
 
 
 def plan_launches(
-    plan: StepPlan, step: int, spec: PackSpec, num_pages: int, pages_per_row: int, vocab: int
+    plan: StepPlan,
+    step: int,
+    spec: PackSpec,
+    num_pages: int,
+    pages_per_row: int,
+    vocab: int,
+    speculation: Speculation | None = None,
 ) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows (32 a launch) and extras, then the step of that number.
+    """Return the launches of a plan: moves, table rows (32 a launch), extras and texts, then the step of that number.
 
     `step`: the number of a program of whole steps, or of first halves.
     """
     out = list(move_launches(plan.moves, num_pages))
     out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, spec.max_rows)]
     out += extras_launches(plan.extras, plan.masks, spec.max_rows, vocab)
+    if speculation is not None and plan.texts:
+        batches = text_batches(plan.texts, speculation.history, speculation.reference, spec.max_rows)
+        out += [Launch(SET_TEXTS, (batch,)) for batch in batches]
     out.append(Launch(STEP + step, (pack(plan, spec),)))
     return out
 

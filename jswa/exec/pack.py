@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.exec.buckets import Bucket
-from jswa.plan import COLUMNS, StepPlan
+from jswa.plan import COLUMNS, FROM_DEVICE, StepPlan
 
 
 class PackSpec(NamedTuple):
@@ -26,6 +26,7 @@ class PackSpec(NamedTuple):
     max_rows: int
     targets: int
     adapters: int = 0
+    per_row: int = 0  # places for tokens of each row; 0: they lie one behind the other
 
     @property
     def size(self) -> int:
@@ -44,6 +45,7 @@ class PackSpec(NamedTuple):
             max_rows,
             bucket.tokens if targets else 0,
             bucket.rows if adapters else 0,
+            bucket.per_row if bucket.decode and bucket.drafts else 0,
         )
 
 
@@ -88,7 +90,13 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     packed = padding(spec)
     inputs = unpack(packed, spec)
     inputs.rows[: plan.num_rows] = plan.rows
-    inputs.tokens[: plan.num_tokens] = plan.tokens
+    if spec.per_row:
+        # All but the first token of a row are drafts, which the device has.
+        places = inputs.tokens.reshape(spec.rows, spec.per_row)
+        places[: plan.num_rows] = FROM_DEVICE
+        places[: plan.num_rows, 0] = plan.tokens[np.cumsum(plan.counts) - plan.counts]
+    else:
+        inputs.tokens[: plan.num_tokens] = plan.tokens
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         section[: len(entries)] = entries
     inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]

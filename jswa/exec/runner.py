@@ -29,6 +29,7 @@ from jswa.exec.launches import (
     SET_ADAPTER,
     SET_MASKS,
     SET_ROWS,
+    SET_TEXTS,
     STEP,
     Launch,
     decode,
@@ -48,6 +49,7 @@ from jswa.exec.side_programs import (
     compile_rename_pages,
     compile_set_masks,
     compile_set_rows,
+    compile_set_texts,
     idle_launches,
 )
 from jswa.model.lora import Pairs, without_adapters
@@ -78,8 +80,8 @@ class Pending:
         assert self._outputs is None, "the step has been launched as a whole"
         self._outputs = self._finish(masks)
 
-    def tokens(self) -> Int[np.ndarray, " R"]:
-        """Return the tokens of the plan's rows; wait for the step."""
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """Return the tokens of the plan's rows, as `StepOutputs` has them; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
@@ -157,6 +159,8 @@ class Runner:
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
             self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
             self._set_masks = pool.submit(compile_set_masks, self._shapes["extras"], store).result()
+            texts = self._shapes["texts"]
+            self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
         self._head = head_names(model, params)
@@ -212,7 +216,9 @@ class Runner:
         number, *rest = self._steps.choose(plan)
         spec = self.configs[number].pack
         vocab = self._model.vocab_size
-        outputs = self._send(plan_launches(plan, number, spec, self._num_pages, self.limits.pages_per_row, vocab))
+        limits = self.limits
+        sizes = self._num_pages, limits.pages_per_row, vocab, limits.speculation
+        outputs = self._send(plan_launches(plan, number, spec, *sizes))
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
             outputs = self._send([*extras_launches((), masks, spec.max_rows, vocab), Launch(STEP + rest[0], ())])
@@ -229,6 +235,10 @@ class Runner:
         for array in jax.tree.leaves(outputs):
             array.copy_to_host_async()
         return outputs
+
+    def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
+        """Return for how many drafts a row a decode step of so many rows may run now; see `StepPrograms.lengths`."""
+        return self._steps.lengths(rows, split=split, logprobs=logprobs)
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""
@@ -374,6 +384,8 @@ class Runner:
                 elif program == SET_MASKS:
                     extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
                     self.state = {**self.state, "extras": extras}
+                elif program == SET_TEXTS:
+                    self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
                 elif program in self._extras:
                     self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:
@@ -401,4 +413,6 @@ class Runner:
 
 
 def _table(rows: LogprobRows) -> LogprobTable:
-    return LogprobTable(*(None if part is None else np.asarray(part) for part in rows))
+    drawn = None if rows.drawn is None else np.asarray(rows.drawn)
+    chosen, rank, ids, values = map(np.asarray, rows[:4])
+    return LogprobTable(chosen, rank, ids, values, drawn)

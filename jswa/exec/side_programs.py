@@ -6,14 +6,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.compile.store import ProgramStore, compiled, named
-from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, Launch
+from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, SET_TEXTS, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
 from jswa.exec.programs.extras import MASKS, Extras, extras_batches, set_bits, set_extras, set_masks
+from jswa.exec.programs.lookup import ROWS as TEXT_ROWS
+from jswa.exec.programs.lookup import Texts, set_texts, text_batches
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
+from jswa.plan import RowText
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:
@@ -57,6 +61,19 @@ def compile_set_masks(extras: Extras, store: ProgramStore | None = None) -> dict
     return {size: _compile(store, set_masks, extras, np.zeros((size, width), np.int32)) for size in MASKS}
 
 
+def compile_set_texts(texts: Texts, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
+    """Compile `set_texts` ahead of time, for each number of rows that a batch may have. The tables are donated."""
+    return {len(batch): _compile(store, set_texts, texts, batch) for batch in _idle_texts(texts)}
+
+
+def _idle_texts(texts: Texts) -> Iterator[Int[np.ndarray, "n size"]]:
+    """Yield a batch of each size that sets nothing."""
+    (max_rows, history), reference = texts["history"].shape, texts["reference"].shape[1]
+    for n in range((min(TEXT_ROWS, max_rows) - 1).bit_length() + 1):
+        nothing = [RowText(max_rows, None)] * (1 << n)
+        yield from text_batches(nothing, history, reference, max_rows)
+
+
 def _compile(
     store: ProgramStore | None, function: Callable[..., Any], state: Any, *arguments: Any
 ) -> jax.stages.Compiled:
@@ -87,3 +104,6 @@ def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
         masks = np.zeros((size, 1 + words), np.int32)
         masks[:, 0] = max_rows
         yield Launch(SET_MASKS, (masks,))
+    if state["texts"] is not None:
+        for batch in _idle_texts(state["texts"]):
+            yield Launch(SET_TEXTS, (batch,))

@@ -15,7 +15,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends
-from jswa.exec.buckets import Bucket
+from jswa.exec.buckets import Bucket, bucket_table
 from jswa.exec.compile.steps import compile_step
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
@@ -193,13 +193,18 @@ def scratch_bytes(
 ) -> int:
     """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
 
+    These are one of prompts, one of decode rows, and the one with most drafts.
+
     They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
     """
     smallest = dataclasses.replace(limits, num_blocks=2)
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
-    cases: list[tuple[Bucket, Logprobs]] = [(Bucket(limits.max_tokens, limits.max_rows, decode=False), "prompt")]
-    if not limits.one_bucket:
+    held = bucket_table(limits, on_gpu=True)[-1] if limits.one_bucket else None
+    largest = held or Bucket(limits.max_tokens, limits.max_rows, decode=False)
+    cases: list[tuple[Bucket, Logprobs]] = [(largest, "prompt")]
+    if held is None:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
+        cases += [(bucket, "sampled") for bucket in bucket_table(limits, on_gpu=True) if bucket.drafts][-1:]
     most = 0
     for bucket, logprobs in cases:
         spec = PackSpec.of(
@@ -209,7 +214,7 @@ def scratch_bytes(
             targets=logprobs == "prompt",
             adapters=has_adapters(params),
         )
-        config = StepConfig(model, layout, bucket, spec, backends, logprobs)
+        config = StepConfig(model, layout, bucket, spec, backends, logprobs, speculation=limits.speculation)
         memory = compile_step(config, params, state).memory_analysis()
         assert memory is not None
         most = max(most, memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats
+from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
@@ -173,8 +174,16 @@ class EngineLike(Protocol):
         """Return counters and contents of the prefix cache."""
         ...
 
+    def view(self, edges: int) -> CacheView:
+        """Return what the arena, the rows and so many edges of the prefix tree hold: ids and counts."""
+        ...
+
     def step_stats(self) -> StepStats:
         """Return counts and times of the steps so far."""
+        ...
+
+    def profile(self, folder: str | None) -> None:
+        """Begin a profile of the device, written to a folder; None ends it. Raises RequestError."""
         ...
 
     def flush_cache(self) -> None:

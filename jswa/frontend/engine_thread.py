@@ -50,8 +50,8 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
-        on_step: if it is set, it gets the events of all steps, and the requests get only what comes between steps:
-            errors, and their last events if they are aborted.
+        on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
+            then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class EngineThread:
     ) -> None:
         self.on_death = on_death
         self.on_leaving = on_leaving
-        self.on_step: Callable[[StepEvents], None] | None = None
+        self.on_step: Callable[[StepEvents, Callable[[], None]], None] | None = None
+        self.on_state: Callable[[], None] = lambda: None
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
@@ -157,7 +158,8 @@ class EngineThread:
         self._require_up()
         for request in requests:
             name = request.request_id
-            self._receivers[name] = Receiver((tokens or {}).get(name) or _token_events(put, name), put)
+            each = tokens or {name: lambda token, name=name: put(TokenEvent(name, token))}  # type: ignore[misc]
+            self._receivers[name] = Receiver(each[name], put)
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
     def abort(self, request_ids: Iterable[str], *, deliver_last: bool = False) -> None:
@@ -352,11 +354,14 @@ class EngineThread:
     def _deliver_step(self, events: StepEvents) -> None:
         if self.on_step is None:
             distribute(events, self._receivers)
+            self._handled()
         else:
-            self.on_step(events)
+            self.on_step(events, self._handled)
         for event in events.others:
             if event.finish_reason is not None:
                 self._receivers.pop(event.request_id, None)
+
+    def _handled(self) -> None:
         self._delivered += 1
         self._caught_up.set()
 
@@ -368,6 +373,7 @@ class EngineThread:
     def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
         self.state = state
+        self.on_state()
         self._late_programs.forget()
         self._end_all(lambda: EngineDead("the engine has failed"))
         failed.set()
@@ -385,6 +391,7 @@ class EngineThread:
     def _revived(self) -> None:
         self.state = "up"
         self.restarts += 1
+        self.on_state()
         _log.warning("the engine has been rebuilt; its prefix cache is empty")
 
     def _lost(self, error: JswaError) -> None:
@@ -403,7 +410,3 @@ class EngineThread:
             if self.step_seconds > self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())
-
-
-def _token_events(put: Put, name: str) -> Callable[[int], None]:
-    return lambda token: put(TokenEvent(name, token))

@@ -199,6 +199,7 @@ class PromptTexts:
             finish_reason=reason,
             stop_reason=stop_reason,
             versions=text.versions,
+            drafts=event.drafts,
         )
 
     def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
@@ -224,6 +225,7 @@ class PromptTexts:
             events=events,
             message=text.answer.message() if text.answer is not None and reason is not None else None,
             versions=[] if event.token is None else [text.version],
+            drafts=event.drafts,
         )
 
     def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:
@@ -279,6 +281,7 @@ class Joined:
                 so_far.logprobs += new.logprobs
                 so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
             so_far.finish_reason, so_far.stop_reason, so_far.message = new.finish_reason, new.stop_reason, new.message
+            so_far.drafts = new.drafts
         if last is not None:
             if last.prompt_logprobs is not None:
                 piece.prompt_logprobs = last.prompt_logprobs

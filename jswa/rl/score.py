@@ -41,7 +41,7 @@ def _found(event: TokenEvent) -> Float[np.ndarray, " T1"]:
         raise event.error
     if not isinstance(event.prompt_logprobs, PromptLogprobs):
         raise GenerationError("the request was aborted before its text was scored")
-    return event.prompt_logprobs.chosen()
+    return np.concatenate([table.chosen for _, table in event.prompt_logprobs.parts])
 
 
 def _never(token: int) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
-from jswa.plan import COLUMNS, FROM_DEVICE, ExtrasEntry, Logprobs, StepPlan, TableRow
+from jswa.plan import COLUMNS, FROM_DEVICE, ExtrasEntry, Logprobs, RowText, StepPlan, TableRow
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
@@ -30,6 +30,7 @@ class Draft:
         behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
         speculative: the number of drafts that each of these runs besides; None if no row ever runs any.
+        program: for how many drafts a row the program is made in which the step runs (`StepPlan.drafts`).
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
         resumed: rows that start on cached pages.
@@ -42,6 +43,7 @@ class Draft:
     for_others: int = 0
     behind: int = 0
     speculative: Int[np.ndarray, " n"] | None = None
+    program: int = 0
     decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
@@ -74,11 +76,18 @@ def lease_of(sequence: Sequence) -> Lease:
 
 
 def make_plan(
-    draft: Draft, rows: Rows, sequences: Items[Sequence | None], masks: Masks, cache: CacheManager
+    draft: Draft,
+    rows: Rows,
+    sequences: Items[Sequence | None],
+    masks: Masks,
+    cache: CacheManager,
+    texts: tuple[RowText, ...] = (),
 ) -> tuple[StepPlan, Int[np.ndarray, " R"]]:
     """Return the plan of a draft and its row ids; moves and new page ids count as sent to the device.
 
-    `sequences`: the running ones by row id.
+    Args:
+        sequences: the running ones by row id.
+        texts: to send with the plan.
     """
     prompts = [(sequence, count) for sequence, count in draft.prompts.items() if count]
     ids = draft.decode
@@ -88,6 +97,7 @@ def make_plan(
     if draft.speculative is not None:
         decode = records[: len(draft.decode)]
         decode[:, _COUNT] += draft.speculative
+        decode[:, _SAMPLES] += draft.speculative
         decode[rows.ahead[draft.decode] > 0, _START] = FROM_DEVICE
     if prompts:
         ends = np.array([sequence.launched + count for sequence, count in prompts])
@@ -112,6 +122,8 @@ def make_plan(
         logprobs=kind,
         targets=_targets(len(tokens), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),
+        drafts=draft.program,
+        texts=texts,
     )
     return plan, ids
 

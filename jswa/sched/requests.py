@@ -1,7 +1,7 @@
 """All unfinished requests, waiting and running: how a request begins to run, is preempted, fails and ends."""
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from itertools import takewhile
 from types import MappingProxyType
@@ -14,15 +14,15 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import Writers, match_of, note_admission
 from jswa.sched.constraint import Masks, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
-from jswa.sched.rows import Claims, Rows
+from jswa.sched.rows import RECENT, Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
-from jswa.types import FinishReason
+from jswa.types import DraftCounts, FinishReason
 
 
 class Requests:
@@ -35,6 +35,7 @@ class Requests:
         masks, writers: masks that change, and rows whose prompts are being published.
         changes: counts what may let a request begin that found no room: rows that begin or end, and published prompts.
         preemptions: the number of preemptions so far.
+        grown: called with a row each time that it has got `RECENT` tokens.
     """
 
     def __init__(self, cache: CacheManager, limits: Limits, speculative: int = 0) -> None:
@@ -44,6 +45,7 @@ class Requests:
         self.masks = Masks(self.rows)
         self.writers = Writers(limits.page_size)
         self.changes = self.preemptions = 0
+        self.grown: Callable[[Sequence], None] = lambda sequence: None
         self._cache = cache
         self._limits = limits
         self._arrivals = 0
@@ -184,7 +186,8 @@ class Requests:
         sequence.status = Status.FINISHED
         del self._unfinished[sequence.request.request_id]
         self.turns.unregister(sequence)
-        return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error)
+        drafts = DraftCounts(sequence.accepted, sequence.rejected) if self.rows.speculates else None
+        return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error, drafts=drafts)
 
     def preempt(self, sequence: Sequence) -> None:
         """Free a row's pages; the cache may keep them. A token in flight still counts when it comes back."""
@@ -217,9 +220,12 @@ class Requests:
         self.turns.push(sequence)
 
     def apply_row(
-        self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], logprobs: StepLogprobs | None
+        self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], logprobs: StepLogprobs | None, at: int
     ) -> list[TokenEvent]:
-        """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile."""
+        """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile.
+
+        `at`: index of its first token in the log probabilities.
+        """
         events: list[TokenEvent | None] = []
         sampled = bool(plan.samples[row])
         # What a row samples follows the tokens that are known, if it was not known before.
@@ -241,33 +247,37 @@ class Requests:
                 events += self.extend(sequence, tokens)
         if sequence.status is Status.PREEMPTED and not sequence.returning:
             self.requeue(sequence)
-        results = [with_results(event, sequence, row, logprobs) for event in events if event is not None]
+        given = [event for event in events if event is not None]
+        results = [with_results(event, sequence, at + place, logprobs) for place, event in enumerate(given)]
         if sequence.rows is not None:
             self.rows.plain[sequence.row_id] = _is_plain(sequence)
         return results
+
+    def apply_plain(
+        self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"], others: list[TokenEvent]
+    ) -> StepEvents:
+        """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
+        rows = self.rows
+        known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
+        full = known & (RECENT - 1) == 0
+        ended = (known == rows.limit.take(row_ids)) | rows.stops.among(tokens) | full
+        if np.count_nonzero(ended):
+            for i in ended.nonzero()[0].tolist():
+                (sequence,) = self.sequences_at(row_ids[i : i + 1])
+                sequence.copy_recent()
+                event = self.accept(sequence, int(tokens[i]))
+                ended[i] = event.finish_reason is not None
+                others += [event] if ended[i] else []
+                if full[i] and not ended[i]:
+                    self.grown(sequence)
+            names, tokens = names[~ended], tokens[~ended]
+        return StepEvents(names, tokens, tuple(others))
 
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
         row_ids = (self.rows.launched >= self._cache.table.next_slide).nonzero()[0]
         if len(row_ids):
             self._cache.slide_all(row_ids, self.rows.launched[row_ids])
-
-    def speculate(self, draft: Draft) -> None:
-        """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
-
-        Drafts preempt no row: a row that finds no page for them runs fewer.
-        """
-        rows, row_ids, covered = self.rows, draft.decode, self._cache.table.covered
-        wanted = rows.speculative[row_ids]
-        ends = rows.next_positions()[row_ids] + 1
-        drafts = np.minimum(wanted, draft.budget // max(1, int(np.count_nonzero(wanted))))
-        drafts = np.minimum(drafts, rows.limit[row_ids] - 1 - ends)
-        for i in (ends + drafts > covered[row_ids]).nonzero()[0].tolist():
-            (sequence,) = self.sequences_at(row_ids[i : i + 1])
-            if not self._cache.grow(lease_of(sequence), int(ends[i] + drafts[i])):
-                drafts[i] = covered[row_ids[i]] - ends[i]
-        draft.budget -= int(drafts.sum())
-        draft.speculative = drafts
 
     def confirm(self, sequence: Sequence, end: int) -> None:
         """Publish what a row has computed up to `end`: the step that ran it was finite."""

@@ -88,6 +88,7 @@ class Rows:
         launched, ahead, known: see the module.
         speculative: draft tokens that a step may run of each row.
         speculates: whether any row may have some.
+        accepted, rejected: drafts of each row that were right or not.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
         generation: counts the sequences that have had this row id. A step in flight remembers the generation of each of
@@ -107,7 +108,7 @@ class Rows:
     def __init__(self, max_rows: int, speculative: int = 0) -> None:
         self.max_rows = max_rows
         self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
-        self.ahead, self.speculative = np.zeros((2, max_rows), int)
+        self.ahead, self.speculative, self.accepted, self.rejected = np.zeros((4, max_rows), int)
         self.speculates, self._speculative = speculative > 0, speculative
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
@@ -137,7 +138,7 @@ class Rows:
         self._records[row, _FULL_WRITE_FROM] = lease.full_write_from
         self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
         self._records[row, _LIMIT] = limit
-        if self.speculates and request.constraint is None and not params.wants_logprobs:
+        if self.speculates and request.constraint is None:
             self.speculative[row] = self._speculative
         self._sampling[row] = (
             params.temperature,
@@ -156,7 +157,7 @@ class Rows:
     def release(self, row: int, request: Request) -> None:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
         self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
-        self.ahead[row] = self.speculative[row] = 0
+        self.ahead[row] = self.speculative[row] = self.accepted[row] = self.rejected[row] = 0
         self.prompt_logprobs_to[row] = self.adapters[row] = 0
         self.plain[row] = self.wants_logprobs[row] = False
         self.names[row] = self.tenants[row] = None
@@ -198,6 +199,24 @@ class Rows:
         known += 1
         self.known[row_ids] = known
         return known
+
+    def passes_mark(self, row_ids: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"]) -> bool:
+        """Return whether so many tokens more end any of these texts, or fill what waits to be copied of one."""
+        known = self.known.take(row_ids)
+        after = known + counts
+        return bool(((after >= self.limit.take(row_ids)) | (after // RECENT > known // RECENT)).any())
+
+    def append_several(
+        self,
+        row_ids: Int[np.ndarray, " R"],
+        given: Bool[np.ndarray, "R n"],
+        tokens: Int[np.ndarray, "R n"],
+        counts: Int[np.ndarray, " R"],
+    ) -> None:
+        """Append the `given` tokens to the rows, so many of each: see `append`."""
+        places = (self.known.take(row_ids)[:, None] + np.arange(tokens.shape[1])) & (RECENT - 1)
+        self._recent.reshape(-1)[(row_ids[:, None] * RECENT + places)[given]] = tokens[given]
+        self.known[row_ids] += counts
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
         """Return which rows can run: their last token is not launched."""

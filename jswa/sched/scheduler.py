@@ -20,9 +20,11 @@ from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
 from jswa.sched.draft import Draft, lease_of, make_plan
-from jswa.sched.outputs import SchedulerStats, joined, store_prompt_logprobs
+from jswa.sched.drafts.drafting import Drafting
+from jswa.sched.drafts.several import append_several
+from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
 from jswa.sched.requests import Requests, needs_one
-from jswa.sched.rows import RECENT, Rows
+from jswa.sched.rows import Rows
 from jswa.sched.sequence import Sequence, Status
 
 _NO_ROWS = np.zeros(0, np.intp)
@@ -32,9 +34,12 @@ class Scheduler:
     """Owns the sequences, the cache manager and the row ids. Not thread-safe: one thread drives it.
 
     `speculative`: draft tokens that a step may run of a row; the device has them, and tells how many were right.
+    `limits.speculation` says it of a real device.
     """
 
     def __init__(self, layout: KVLayout, limits: Limits, speculative: int = 0) -> None:
+        speculation = limits.speculation
+        speculative = speculative if speculation is None else speculation.tokens
         self.layout = layout
         self.limits = limits
         self.cache = CacheManager(
@@ -47,6 +52,8 @@ class Scheduler:
         )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self._requests = Requests(self.cache, limits, speculative)
+        self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
+        self._requests.grown = self.drafting.look_again
         self._turns = self._requests.turns
         self._in_flight: deque[StepPlan] = deque()
 
@@ -108,11 +115,13 @@ class Scheduler:
             return None
         requests = self._requests
         if self.rows.speculates:
-            requests.speculate(draft)
-        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache)
+            length = self.drafting.length(draft, split=bool(len(requests.masks)))
+            self.drafting.give(draft, length, requests.sequences_at)
+        texts = self.drafting.texts(requests.by_row)
+        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache, texts)
         self.rows.launch(row_ids, plan.counts, draft.speculative)
         # A prompt that ends needs less memory, and so does one whose window slides, or a row with pages for drafts.
-        requests.changes += bool(draft.prompts) or self.rows.speculates
+        requests.changes += bool(draft.prompts) or draft.speculative is not None
         self._in_flight.append(plan)
         return plan
 
@@ -134,16 +143,21 @@ class Scheduler:
         tokens: Int[np.ndarray, " R"] | Int[np.ndarray, "R n"],
         logprobs: StepLogprobs | None = None,
         counts: Int[np.ndarray, " R"] | None = None,
+        drafted: Int[np.ndarray, " R"] | None = None,
     ) -> StepEvents:
         """Apply the tokens of the oldest step in flight; return what each request got, and which ended.
 
         Args:
             tokens: a token for each row, or several.
             counts: the number of tokens of each row, if there are several; 0 of a row that had reached its limit.
+            drafted: how many drafts there were of each row.
         """
         if self._in_flight.popleft() is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")
         flight, plain = self.rows.land()
+        width = 1 if counts is None else tokens.shape[1]
+        if counts is not None and drafted is not None:
+            self.drafting.apply(plan, flight, counts, drafted)
         plain &= (tokens if counts is None else tokens[:, 0]) >= 0
         row_ids, others = flight.row_ids, []
         if np.count_nonzero(plain) < len(plain):
@@ -154,38 +168,16 @@ class Scheduler:
             for row, sequence in zip(rest.tolist(), owners, strict=True):
                 if sequence is not None:
                     own = tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]
-                    others += self._requests.apply_row(sequence, plan, row, own.tolist(), logprobs)
+                    others += self._requests.apply_row(sequence, plan, row, own.tolist(), logprobs, row * width)
             row_ids, tokens = row_ids[plain], tokens[plain]
             counts = None if counts is None else counts[plain]
         if counts is None:
-            return self._apply_plain(row_ids, tokens, others)
-        parts = []
-        for place in range(tokens.shape[1]):
-            # A text may have ended before its last token: its row is empty.
-            goes_on = (counts > place) & (self.rows.limit.take(row_ids) > 0)
-            parts.append(self._apply_plain(row_ids[goes_on], tokens[goes_on, place], []))
-        self.rows.settle(flight.row_ids)
-        self._requests.slide()
-        return joined(parts, others)
-
-    def _apply_plain(
-        self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"], others: list[TokenEvent]
-    ) -> StepEvents:
-        """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
-        rows = self.rows
-        known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
-        ended = known == rows.limit.take(row_ids)
-        ended |= rows.stops.among(tokens)
-        ended |= known & (RECENT - 1) == 0
-        if np.count_nonzero(ended):
-            for i in ended.nonzero()[0].tolist():
-                (sequence,) = self._requests.sequences_at(row_ids[i : i + 1])
-                sequence.copy_recent()
-                event = self._requests.accept(sequence, int(tokens[i]))
-                ended[i] = event.finish_reason is not None
-                others += [event] if ended[i] else []
-            names, tokens = names[~ended], tokens[~ended]
-        return StepEvents(names, tokens, tuple(others))
+            return self._requests.apply_plain(row_ids, tokens, others)
+        events = append_several(self._requests, row_ids, tokens, counts, others)
+        if self.rows.ahead.any():
+            self.rows.settle(flight.row_ids)
+            self._requests.slide()
+        return events
 
     def tidy(self) -> None:
         """Free pages for the next plan; called after the launch, while the device works.
@@ -392,6 +384,7 @@ class Scheduler:
             self.cache.close(lease)
             return False
         entry = self._requests.begin(sequence, lease, match)
+        self.drafting.begin(sequence)
         draft.begin(sequence)
         draft.resumed += [sequence] if len(match.full) or len(match.local) else []
         draft.extras += [] if entry is None else [entry]

@@ -44,6 +44,7 @@ class Sequence:
         matcher: follows the text in the request's grammar, if it has one. Before the mask of a next token is filled, it
             has accepted all generated tokens.
         foretold: steps in flight whose token is known already, since the grammar forces it.
+        accepted, rejected: drafts that were right or not, in the rows that it has left.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
     """
@@ -65,6 +66,8 @@ class Sequence:
     passed_by: int = 0
     blocked: tuple[int, int, int] | None = None
     foretold: int = 0
+    accepted: int = 0
+    rejected: int = 0
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
@@ -141,6 +144,8 @@ class Sequence:
         assert self.rows is not None
         self.copy_recent()
         self.returning, self._finite_to = self.in_flight, self.finite_to
+        self.accepted += int(self.rows.accepted[self.row_id])
+        self.rejected += int(self.rows.rejected[self.row_id])
         self.rows.release(self.row_id, self.request)
         self.rows, self.row_id, self.lease = None, -1, None
 

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from jswa.plan import StepPlan
+from jswa.sched.drafts.drafting import DraftStats
 from jswa.sched.scheduler import Scheduler
 
 _log = logging.getLogger("jswa")
@@ -22,6 +23,7 @@ class StepStats:
         wait: host time spent waiting for the device.
         compiled_in_steps: programs compiled while requests waited; 0 in a healthy engine.
         compiled_beside: programs compiled after the start, in another thread than the steps.
+        drafts: what was drafted; None without speculative decoding.
     """
 
     steps: int = 0
@@ -33,6 +35,7 @@ class StepStats:
     apply: float = 0.0
     compiled_in_steps: int = 0
     compiled_beside: int = 0
+    drafts: DraftStats | None = None
 
 
 class StepLog:
@@ -42,6 +45,7 @@ class StepLog:
         self._steps = self._tokens = self._generated = 0
         self._plan = self._launch = self._wait = self._apply = 0.0
         self._then = (time.monotonic(), 0, 0)
+        self._drafts_then = (0, 0)
 
     def launched(self, begin: float, planned: float, end: float) -> None:
         """Count a step that was planned and launched; times of `time.perf_counter`."""
@@ -62,11 +66,11 @@ class StepLog:
         self._wait += there - begin
         self._apply += end - there
 
-    def stats(self, compiled_in_steps: int, compiled_beside: int) -> StepStats:
+    def stats(self, compiled_in_steps: int, compiled_beside: int, drafts: DraftStats | None) -> StepStats:
         """Return the sums."""
         return StepStats(
             self._steps, self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
-            compiled_in_steps, compiled_beside,
+            compiled_in_steps, compiled_beside, drafts,
         )  # fmt: skip
 
     def log_when_due(self, scheduler: Scheduler) -> None:
@@ -93,3 +97,8 @@ class StepLog:
             (self._generated - generated) / seconds,
             max(0, self._tokens - tokens - self._generated + generated) / seconds,
         )
+        if scheduler.rows.speculates:
+            drafts, accepted = scheduler.drafting.stats().sums
+            before, self._drafts_then = self._drafts_then, (drafts, accepted)
+            count = drafts - before[0]
+            _log.info("%d tokens drafted, %.0f %% of them right", count, 100 * (accepted - before[1]) / max(count, 1))

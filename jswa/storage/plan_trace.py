@@ -10,21 +10,21 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, StepPlan, TableRow, Words
+from jswa.plan import COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
 
 
-def write_header(file: IO[str], *, model: str, options: dict[str, Any]) -> None:
-    """Write the first line of a trace: the model and the options to build the same engine again."""
-    file.write(json.dumps({"model": model, "options": options}) + "\n")
+def write_header(file: IO[str], *, model: str, options: dict[str, Any], geometry: dict[str, Any]) -> None:
+    """Write the first line of a trace: the model and the options to build the same engine again, and its arena."""
+    file.write(json.dumps({"model": model, "options": options, "geometry": geometry}) + "\n")
 
 
-def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, " R"]) -> None:
-    """Write one step as a line: its plan and the tokens that it sampled."""
+def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, "R ..."]) -> None:
+    """Write one step as a line: its plan and the tokens that it sampled, as the runner returns them."""
     fields = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan)}
     file.write(json.dumps({"plan": fields, "tokens": tokens.tolist()}) + "\n")
 
 
-def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.ndarray, " R"]]]]:
+def read(path: Path) -> tuple[dict[str, Any], Iterator[tuple[StepPlan, Int[np.ndarray, "R ..."]]]]:
     """Return the header and the steps of a trace. Raises CheckpointError if the file is not a trace."""
     lines = path.read_text(encoding="utf-8").splitlines()
     try:
@@ -49,7 +49,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("extras", "masks", "late", "logprobs", "table_rows")
+        if name not in ("extras", "masks", "late", "logprobs", "table_rows", "drafts", "texts")
     }
     extras = tuple(
         ExtrasEntry(
@@ -70,8 +70,23 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         TableRow(row["row_id"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))
         for row in fields["table_rows"]
     )
-    late = tuple(fields["late"])
-    return StepPlan(**arrays, table_rows=rows, extras=extras, masks=masks, late=late, logprobs=fields["logprobs"])
+    texts = tuple(
+        RowText(text["row_id"], _ids(text["text"]), _ids(text["reference"]), text["offset"]) for text in fields["texts"]
+    )
+    return StepPlan(
+        **arrays,
+        table_rows=rows,
+        extras=extras,
+        masks=masks,
+        late=tuple(fields["late"]),
+        logprobs=fields["logprobs"],
+        drafts=fields["drafts"],
+        texts=texts,
+    )
+
+
+def _ids(tokens: list[int] | None) -> Int[np.ndarray, " n"] | None:
+    return None if tokens is None else np.array(tokens, np.int32)
 
 
 def _arrays(fields: dict[str, Any]) -> dict[str, Int[np.ndarray, " n"]]:

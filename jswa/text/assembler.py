@@ -84,7 +84,7 @@ class Assembler:
 
     def add(self, token: int) -> str:
         """Return the characters that a token adds to the text, which goes on behind it."""
-        if self._decoder is None or self._delimiters:
+        if self._decoder is None or token in self._delimiters or token in self._hidden:
             return self.push(TokenEvent("", token))
         self.tokens += 1
         piece = self._decoder.push(token)

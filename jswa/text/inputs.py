@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.speculation import as_text
 from jswa.text.special_tokens import read_optional
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -41,7 +42,9 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     sizes = options.get("cudagraph_capture_sizes", ())
     if isinstance(sizes, Sequence) and not isinstance(sizes, str):
         sizes = tuple(sizes)
-    return EngineConfig(**{**options, "lora_modules": tuple(modules), "cudagraph_capture_sizes": sizes})
+    drafts = as_text(options.get("speculative_config"))
+    given = {"lora_modules": tuple(modules), "cudagraph_capture_sizes": sizes, "speculative_config": drafts}
+    return EngineConfig(**{**options, **given})
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:

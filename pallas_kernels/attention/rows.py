@@ -70,7 +70,13 @@ class Tiles(NamedTuple):
     flat_index: Int[Array, " T"]
 
 
-def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row: Int[Array, " T"], size: int) -> Tiles:
+def tile_rows(
+    counts: Int[Array, " R"],
+    first_token: Int[Array, " R"],
+    token_row: Int[Array, " T"],
+    size: int,
+    most: int | None = None,
+) -> Tiles:
     """Cut rows into tiles of `size` tokens. B = T // size + R tiles always suffice.
 
     Args:
@@ -78,9 +84,12 @@ def tile_rows(counts: Int[Array, " R"], first_token: Int[Array, " R"], token_row
         first_token: index in the step of each row's first token.
         token_row: row of each token of the step.
         size: Q, tokens of a tile.
+        most: tokens of a row at most, if that is known: then ⌈most / Q⌉ tiles a row suffice.
     """
     num_tokens, num_rows = len(token_row), len(counts)
-    num_tiles = num_rows if size == 1 and num_tokens == num_rows else num_tokens // size + num_rows
+    if most is None and size == 1 and num_tokens == num_rows:
+        most = 1
+    num_tiles = num_tokens // size + num_rows if most is None else num_rows * -(-most // size)
     tiles_of_row = (counts + size - 1) // size
     ends = jnp.cumsum(tiles_of_row)
     tile = jnp.arange(num_tiles, dtype=jnp.int32)

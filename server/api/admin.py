@@ -1,8 +1,7 @@
 """The routes for operators: metrics, server information, emptying the cache, aborting requests, LoRA adapters."""
 
-import asyncio
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
@@ -13,12 +12,12 @@ from jswa import __version__
 
 from ..core.service import service_of
 from ..http import limits
-from ..http.errors import engine_errors, invalid
+from ..http.errors import ApiError, invalid
 from ..http.sse import JsonResponse
 from .schemas import Body, Id
 
 _SECRET = (
-    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template",
+    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template", "profile_dir",
     "otlp_traces_endpoint",
 )  # fmt: skip
 
@@ -46,27 +45,22 @@ class UnloadAdapter(Body):
 
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
-    return Response(service_of(request).metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(await service_of(request).engine.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def server_info(request: Request) -> Response:
     """Return the version, the options without keys and paths, and the current load."""
     service = service_of(request)
-    now = service.snapshot()
+    info = await service.engine.info()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
-    load: dict[str, Any] = {**dataclasses.asdict(now.figures.rows), "requests": service.running}
-    load |= {"tasks": len(asyncio.all_tasks()), "texts": service.engine_thread.active}
     return JsonResponse(
         {
             "version": __version__,
             "model": service.names[0],
             "server": config,
-            "engine": dataclasses.asdict(now.limits),
-            "load": load,
-            "steps": dataclasses.asdict(now.figures.steps),
-            "state": now.state,
-            "restarts": now.restarts,
-            "prefix_cache": dataclasses.asdict(now.figures.cache),
+            "engine": dataclasses.asdict(service.limits),
+            "load": info.load,
+            **info.rest,
             "draining": service.draining,
         }
     )
@@ -75,8 +69,25 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Empty the prefix cache. Running requests keep their pages."""
     service = service_of(request)
-    with engine_errors():
-        await service.engine_thread.call(lambda engine: engine.flush_cache())
+    await service.engine.flush_cache()
+    return JsonResponse({"status": "ok"})
+
+
+async def start_profile(request: Request) -> Response:
+    """Begin a profile of the device and the engine's thread, in the folder of --profile-dir."""
+    folder = service_of(request).config.profile_dir
+    if folder is None:
+        raise ApiError(400, "profiles are off; start the server with --profile-dir", code="profiles_off")
+    return await _profile(request, str(folder))
+
+
+async def stop_profile(request: Request) -> Response:
+    """End the profile and write it: XProf, TensorBoard and Perfetto read it."""
+    return await _profile(request, None)
+
+
+async def _profile(request: Request, folder: str | None) -> Response:
+    await service_of(request).engine.profile(folder)
     return JsonResponse({"status": "ok"})
 
 
@@ -85,11 +96,7 @@ async def abort(body: AbortRequest, request: Request) -> Response:
     service = service_of(request)
     if (body.request_id is None) == (not body.abort_all):
         raise invalid("request_id", "set either request_id or abort_all = true")
-    names = list(service.jobs) if body.request_id is None else [body.request_id]
-    jobs = [job for name in names for job in service.jobs.get(name, ())]
-    for job in jobs:
-        job.abort()
-    return JsonResponse({"aborted": len(jobs)})
+    return JsonResponse({"aborted": await service.engine.abort_named(body.request_id)})
 
 
 async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
@@ -97,11 +104,11 @@ async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
     service = service_of(request)
     if body.lora_name in service.names:
         raise invalid("lora_name", f"{body.lora_name!r} is a name of the model itself: must be another one")
-    await service.load_lora(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+    await service.engine.load_lora(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload_lora_adapter(body: UnloadAdapter, request: Request) -> Response:
     """Unload a LoRA adapter: new requests for it are refused, those that run end as they would have."""
-    await service_of(request).unload_lora(body.lora_name)
+    await service_of(request).engine.unload_lora(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -26,7 +26,7 @@ from ..text.forms import answer_form
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import answering, chat_prompt
 from ..text.prompts import check_length, truncated
-from .completions import counts_usage, usage, usage_of
+from .completions import counts_usage, last_timings, timings, usage, usage_of
 from .foreign import refuse_foreign
 from .params import refuse_unsupported, sampling_params
 from .schemas import ChatRequest
@@ -133,7 +133,9 @@ def finish_reason(delta: Delta) -> str | None:
 
 def chat_usage(job: Job) -> dict[str, Any]:
     """Return the `usage` of a chat so far, with the tokens of its reasoning."""
-    return {**usage(job), "completion_tokens_details": {"reasoning_tokens": job.reasoning_tokens}}
+    found = usage(job)
+    details = {"reasoning_tokens": job.reasoning_tokens, **found.get("completion_tokens_details", {})}
+    return {**found, "completion_tokens_details": details}
 
 
 async def _collect(reply: Reply, job: Job) -> list[bytes]:
@@ -154,7 +156,7 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     if body.prompt_logprobs is not None:
         items = of_prompt(of_prompts, body.prompt_logprobs, reply.service.texts)
         fields["prompt_logprobs"] = listed([part] for part in await gathered(folded(items), _WIDTH * len(of_prompts)))
-    return with_fields(reply.whole("chat.completion", usage=chat_usage(job)), fields)
+    return with_fields(reply.whole("chat.completion", usage=chat_usage(job), timings=timings(job)), fields)
 
 
 async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
@@ -167,9 +169,10 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
             )
         async for delta in job.deltas():
             for choice in _chunks(reply, delta):
-                yield event(reply.whole(kind, choices=[choice], **usage_of(body, job, chat_usage)))
+                last = {} if choice["finish_reason"] is None else last_timings(body, job)
+                yield event(reply.whole(kind, choices=[choice], **usage_of(body, job, chat_usage), **last))
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield event(reply.whole(kind, choices=[], usage=chat_usage(job)))
+            yield event(reply.whole(kind, choices=[], usage=chat_usage(job), timings=timings(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())

@@ -123,13 +123,56 @@ async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
 
 
 def usage(job: Job) -> dict[str, Any]:
-    """Return the `usage` of a request: the numbers of its tokens so far."""
+    """Return the `usage` of a request: its tokens so far, and what was drafted of those texts that have ended."""
+    details = {}
+    if job.drafts is not None:
+        accepted, rejected = job.drafts
+        drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        details["completion_tokens_details"] = drafts
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": job.completion_tokens,
         "total_tokens": job.prompt_tokens + job.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": job.cached_tokens, "missed_tokens": dict(job.missed_tokens)},
+        **details,
     }
+
+
+def timings(job: Job) -> dict[str, Any]:
+    """Return the numbers and times of a request's tokens, with llama.cpp's names and `queue_ms`. Times before are null.
+
+    A rate of generated tokens does not count the first one of each text: the prompt's step has sampled it.
+    """
+    at, now = job.timing, time.monotonic()
+    computed, made = job.prompt_tokens - job.cached_tokens, job.completion_tokens
+    begun = None if at.scheduled is None else max(at.arrival, at.scheduled)
+    prompt = None if begun is None or at.first_token is None else at.first_token - begun
+    predicted = None if at.first_token is None else (at.finished or now) - at.first_token
+    return {
+        "cache_n": job.cached_tokens,
+        "prompt_n": computed,
+        **_rates("prompt", prompt, computed),
+        "predicted_n": made,
+        **_rates("predicted", predicted, made - len(job.finish_reasons)),
+        "queue_ms": None if begun is None else round(1e3 * (begun - at.arrival), 3),
+    }
+
+
+def _rates(name: str, seconds: float | None, tokens: int) -> dict[str, float | None]:
+    """Return the time of so many tokens, that of one, and how many there are a second; null where there is none."""
+    if seconds is None or seconds <= 0 or tokens <= 0:
+        each = a_second = None
+    else:
+        each, a_second = round(1e3 * seconds / tokens, 3), round(tokens / seconds, 3)
+    whole = None if seconds is None else round(1e3 * seconds, 3)
+    return {f"{name}_ms": whole, f"{name}_per_token_ms": each, f"{name}_per_second": a_second}
+
+
+def last_timings(body: Generation, job: Job) -> dict[str, Any]:
+    """Return the `timings` field of a chunk: none before the last chunk, which is that of `usage` if there is one."""
+    options = body.stream_options
+    later = bool(job.ids) or (options is not None and options.include_usage)
+    return {} if later else {"timings": timings(job)}
 
 
 def usage_of(body: Generation, job: Job, usage: Callable[[Job], dict[str, Any]] = usage) -> dict[str, Any]:
@@ -192,7 +235,9 @@ async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
             choice.logprobs.add(delta.logprobs, len(choice.echo.text) + delta.offset)
     size = job.completion_tokens + _WIDTH * sum(len(choice.of_prompt) for choice in choices)
     finished = await gathered(_finished(reply, choices), size)
-    return with_fields(reply.whole(usage=usage(job)), {"choices": listed(one for one in finished if one)})
+    return with_fields(
+        reply.whole(usage=usage(job), timings=timings(job)), {"choices": listed(one for one in finished if one)}
+    )
 
 
 def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
@@ -236,19 +281,20 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
         begun: set[int] = set()
         async for delta in job.deltas():
             if (choice := await _chunk(reply, delta, echoes[delta.text.index], begun)) is not None:
-                for chunk in chunks(_event(reply, job, choice)):
+                last = {} if delta.finish_reason is None else last_timings(reply.body, job)
+                for chunk in chunks(_event(reply, job, choice, **last)):
                     yield chunk
         options = reply.body.stream_options
         if options is not None and options.include_usage:
-            yield event(reply.whole(choices=[], usage=usage(job)))
+            yield event(reply.whole(choices=[], usage=usage(job), timings=timings(job)))
         yield DONE
     except ApiError as error:
         yield event(error.body())
 
 
-def _event(reply: Reply, job: Job, choice: list[bytes]) -> list[bytes]:
-    """Return the event of a choice, in pieces."""
-    pieces = with_fields(reply.whole(**usage_of(reply.body, job)), {"choices": listed([choice])})
+def _event(reply: Reply, job: Job, choice: list[bytes], **more: Any) -> list[bytes]:
+    """Return the event of a choice, in pieces, with `more` fields."""
+    pieces = with_fields(reply.whole(**usage_of(reply.body, job), **more), {"choices": listed([choice])})
     return [b"data: ", *pieces, b"\n\n"]
 
 

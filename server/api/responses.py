@@ -1,10 +1,11 @@
 """The route POST /v1/responses: OpenAI's Responses API, as a renderer of a chat's answer events."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,7 +37,7 @@ from .foreign import unknown
 from .schemas import Body, Id
 from .structured import form_of_format
 
-Store = Callable[[AnswerText], None]  # keeps an answer for previous_response_id
+Store = Callable[[AnswerText], Awaitable[None]]  # keeps an answer for previous_response_id
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("background", (None, False), "is not supported"),
     ("conversation", (None,), "is not supported: send the whole conversation, or previous_response_id"),
@@ -112,16 +113,16 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Generate the response to a conversation."""
     service, key = service_of(request), key_of(request)
     reply = Reply(service, body, request.scope["jswa.request_id"], service.check_model(body.model))
-    messages = _messages(service, body, key)
+    messages = await _messages(service, body, key)
     chat = chat_request(_chat(body, with_instructions(body.instructions, messages)))
     service.count_unknown(unknown(body, _HARMLESS))
     job = await unless_gone(request.receive, start_chat(service, chat, request, reply.name))
     if job is None:
         return Response(status_code=499)
 
-    def store(answer: AnswerText) -> None:
+    async def store(answer: AnswerText) -> None:
         if body.store is not False:
-            service.responses.put(key, f"resp_{reply.name}", [*messages, answer.message()])
+            await service.engine.store(key, f"resp_{reply.name}", encode([*messages, answer.message()]))
 
     events = _stream(reply, job, store) if body.stream else None
     return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, store))
@@ -133,7 +134,7 @@ _HARMLESS = frozenset(
 )  # fields that do not change the answer
 
 
-def _messages(service: Service, body: ResponsesRequest, key: str | None) -> list[dict[str, Any]]:
+async def _messages(service: Service, body: ResponsesRequest, key: str | None) -> list[dict[str, Any]]:
     """Return the conversation without the instructions, which apply to one response only. Raises ApiError."""
     for name, accepted, message in _ONLY:
         if getattr(body, name) not in accepted:
@@ -141,7 +142,8 @@ def _messages(service: Service, body: ResponsesRequest, key: str | None) -> list
     new = messages_of(body.input)
     if body.previous_response_id is None:
         return new
-    return [*service.responses.get(key, body.previous_response_id), *new]
+    before = msgspec.json.decode(await service.engine.stored(key, body.previous_response_id))
+    return [*before, *new]
 
 
 def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +181,7 @@ async def _collect(reply: Reply, job: Job, store: Store) -> list[bytes]:
             answer.add(one)
         last = delta
     assert last is not None
-    store(answer)
+    await store(answer)
     names = [f"{reply.name}_{number}" for number in range(2 + len(answer.calls))]
     return [encode(reply.ended(job, output_items(answer.message(), names), last))]
 
@@ -208,7 +210,7 @@ async def _events(reply: Reply, job: Job, store: Store) -> AsyncGenerator[dict[s
     assert last is not None
     for one in items.close():
         yield one
-    store(items.answer)
+    await store(items.answer)
     response = reply.ended(job, items.done, last)
     yield {"type": f"response.{response['status']}", "response": response}
 

@@ -60,7 +60,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         raise invalid("prompt", "set either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
-        with service.held(request, len(body.prompt) // _CHARACTERS):
+        async with service.held(request, len(body.prompt) // _CHARACTERS):
             run = service.run_for(request)
             work = encode([body.prompt], tokenizer, run, special=special, longest=service.max_model_len)
             prompts = await unless_gone(request.receive, work)
@@ -102,7 +102,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             raise invalid("tokens", f"must be in [0, {tokenizer.vocab_size})")
         return tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
-    with service.held(request, len(body.tokens)):
+    async with service.held(request, len(body.tokens)):
         return JsonResponse({"prompt": await made(work, len(body.tokens), service.run_for(request))})
 
 

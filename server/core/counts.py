@@ -37,25 +37,27 @@ class Distribution(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Sums over requests. `numbers` has plain counts, `responses` those of HTTP responses by route and status.
+    """Sums over requests. `numbers` has plain counts, `responses` those of HTTP responses by "STATUS ROUTE".
 
     A client can add no names: all of them are this program's.
     """
 
-    numbers: Counter[str] = msgspec.field(default_factory=Counter)
-    reasons: Counter[str] = msgspec.field(default_factory=Counter)
-    responses: Counter[tuple[str, int]] = msgspec.field(default_factory=Counter)
+    numbers: dict[str, int] = msgspec.field(default_factory=Counter)
+    reasons: dict[str, int] = msgspec.field(default_factory=Counter)
+    responses: dict[str, int] = msgspec.field(default_factory=Counter)
     spans: dict[str, Distribution] = msgspec.field(default_factory=dict)
 
     def add(self, other: "Counts") -> None:
         """Add other counts to these."""
-        self.numbers.update(other.numbers)
-        self.reasons.update(other.reasons)
-        self.responses.update(other.responses)
-        for name, more in other.spans.items():
-            own = self.spans.setdefault(name, Distribution([0] * len(more.counts)))
-            own.counts = [one + two for one, two in zip(own.counts, more.counts, strict=True)]
-            own.total += more.total
+        for own, more in (
+            (self.numbers, other.numbers), (self.reasons, other.reasons), (self.responses, other.responses),
+        ):  # fmt: skip
+            for name, count in more.items():
+                own[name] = own.get(name, 0) + count
+        for name, found in other.spans.items():
+            span = self.spans.setdefault(name, Distribution([0] * len(found.counts)))
+            span.counts = [one + two for one, two in zip(span.counts, found.counts, strict=True)]
+            span.total += found.total
 
 
 class Recorder:
@@ -71,11 +73,12 @@ class Recorder:
 
     def response(self, route: str, status: int) -> None:
         """Count an HTTP response."""
-        self.counts.responses[route, status] += 1
+        self.counts.responses[f"{status} {route}"] += 1
 
     def reasons(self, names: Iterable[str]) -> None:
         """Count texts by why they have ended."""
-        self.counts.reasons.update(names)
+        for name in names:
+            self.counts.reasons[name] += 1
 
     def span(self, name: str, value: float, bounds: tuple[float, ...]) -> None:
         """Count a value of a histogram."""
@@ -107,3 +110,32 @@ class Recorder:
         self.fold()
         counts, self.counts = self.counts, Counts()
         return counts
+
+
+class Load(msgspec.Struct):
+    """What the routes of one process have to do at this moment, and their refusals since its start."""
+
+    requests: int = 0
+    tasks: int = 0
+    body_bytes: int = 0
+    bodies_refused: int = 0
+    answer_bytes: int = 0
+    answers_refused: int = 0
+    helper_waiting: int = 0
+    helper_refused: int = 0
+    template_waiting: int = 0
+    template_refused: int = 0
+    template_killed: int = 0
+
+
+class Report(msgspec.Struct):
+    """What the routes of one process have counted since their last report, and their load."""
+
+    counts: Counts
+    load: Load
+
+
+def added(one: Load, other: Load) -> Load:
+    """Return the sum of two loads."""
+    names = Load.__struct_fields__
+    return Load(*(getattr(one, name) + getattr(other, name) for name in names))

@@ -54,6 +54,10 @@ class Budget:
             self.refused += 1
         return fits
 
+    async def claim(self, key: Key, amount: int) -> bool:
+        """Acquire an amount, as `acquire` does."""
+        return self.acquire(key, amount)
+
     def hold(self, key: Key, amount: int) -> None:
         """Acquire an amount for a key even if it does not fit, for memory that is in use already."""
         self._used[key] += amount
@@ -84,21 +88,6 @@ class Admission:
         """Prompt tokens of the waiting texts."""
         return self._tokens.used
 
-    def check_size(self, texts: int, tokens: int) -> None:
-        """Refuse a request for more than half of the queue, which would shut out all others. Raises ApiError (400)."""
-        for param, new, queue, option, unit in (
-            ("n", texts, self._texts, "--max-queued-requests", "texts (prompts x n)"),
-            ("prompt", tokens, self._tokens, "--max-queued-tokens", "prompt tokens (of all texts)"),
-        ):
-            most = max(1, int(queue.most) // 2)
-            if new > most:
-                raise ApiError(
-                    400,
-                    f"{param}: the request has {new} {unit}; at most {most} are allowed, half of {option}",
-                    param=param,
-                    code="invalid_value",
-                )
-
     def admit(self, key: Key, texts: int, tokens: int) -> None:
         """Admit texts with `tokens` prompt tokens in all. An empty queue admits any request. Raises ApiError (429)."""
         if self.texts and not (self._texts.fits(key, texts) and self._tokens.fits(key, tokens)):
@@ -116,6 +105,26 @@ class Admission:
         """Release texts that have their first token or have ended."""
         self._texts.release(key, texts)
         self._tokens.release(key, tokens)
+
+
+def check_size(queue_texts: int, queue_tokens: int, texts: int, tokens: int) -> None:
+    """Refuse a request for more than half of the queue, which would shut out all others. Raises ApiError (400).
+
+    Args:
+        queue_texts, queue_tokens: the size of the queue.
+    """
+    for param, new, queue, option, unit in (
+        ("n", texts, queue_texts, "--max-queued-requests", "texts (prompts x n)"),
+        ("prompt", tokens, queue_tokens, "--max-queued-tokens", "prompt tokens (of all texts)"),
+    ):
+        most = max(1, queue // 2)
+        if new > most:
+            raise ApiError(
+                400,
+                f"{param}: the request has {new} {unit}; at most {most} are allowed, half of {option}",
+                param=param,
+                code="invalid_value",
+            )
 
 
 class Lanes:

@@ -19,27 +19,11 @@ from jswa.config import Limits
 from jswa.frontend.engine_protocol import Figures
 from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
+from jswa.sched.drafts.drafting import DraftStats
 from jswa.sched.steplog import StepStats
 
-from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Recorder
+from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Load, Recorder
 from .request import Job
-
-
-class Shared(NamedTuple):
-    """Figures of the resources that requests share besides the engine.
-
-    Bytes and waiting requests are those of this moment, the other figures counts since the start.
-    """
-
-    body_bytes: int
-    bodies_refused: int
-    answer_bytes: int
-    answers_refused: int
-    helper_waiting: int
-    helper_refused: int
-    template_waiting: int
-    template_refused: int
-    template_killed: int
 
 
 class Snapshot(NamedTuple):
@@ -56,7 +40,7 @@ class Snapshot(NamedTuple):
     waiting: int
     refused: int
     restarts: int
-    shared: Shared
+    load: Load
     state: State
     step_seconds: float
 
@@ -146,7 +130,7 @@ class _Families(Collector):
             slots.add_metric([self._model, state], count)
         yield slots
         yield from self._counters(self.now)
-        yield from self._of_shared(self.now.shared)
+        yield from self._of_load(self.now.load)
         info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
         limits = self.now.limits
         sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_blocks}
@@ -165,7 +149,7 @@ class _Families(Collector):
 
     def _of_requests(self, counts: Counts) -> Iterator[Metric]:
         for name, text in _NUMBERS.items():
-            yield self._counter(name, text, counts.numbers[name])
+            yield self._counter(name, text, counts.numbers.get(name, 0))
         ended = CounterMetricFamily(
             self._full("request_success"), "Texts by finish reason.", labels=["model_name", "finished_reason"]
         )
@@ -185,8 +169,9 @@ class _Families(Collector):
             "HTTP responses, including refusals. Status 499: the client disconnected before its response.",
             labels=["model_name", "route", "status"],
         )  # fmt: skip
-        for (route, status), count in counts.responses.items():
-            responses.add_metric([self._model, route, str(status)], count)
+        for name, count in counts.responses.items():
+            status, _, route = name.partition(" ")
+            responses.add_metric([self._model, route, status], count)
         yield responses
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
@@ -218,7 +203,7 @@ class _Families(Collector):
             missed.add_metric([self._model, reason], tokens)
         yield missed
 
-    def _of_shared(self, now: Shared) -> Iterator[Metric]:
+    def _of_load(self, now: Load) -> Iterator[Metric]:
         yield self._gauge("request_body_bytes", "Bytes of --max-body-memory in use.", now.body_bytes)
         yield self._counter(
             "request_body_rejections", "Requests refused for lack of memory for their body.", now.bodies_refused
@@ -259,6 +244,27 @@ class _Families(Collector):
         late.add_metric([self._model, "in_step"], steps.compiled_in_steps)
         late.add_metric([self._model, "beside"], steps.compiled_beside)
         yield late
+        if steps.drafts is not None:
+            yield from self._of_drafts(steps.drafts)
+
+    def _of_drafts(self, drafts: DraftStats) -> Iterator[Metric]:
+        tokens, accepted = drafts.sums
+        yield self._counter("spec_decode_steps", "Steps with drafts.", drafts.steps)
+        yield self._counter(
+            "spec_decode_num_drafts", "Texts that had drafts in a step, added up over steps.", drafts.rows
+        )
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", tokens)
+        yield self._counter(
+            "spec_decode_num_accepted_tokens", "Drafts that were right: each saves its text a step.", accepted
+        )
+        by_place = CounterMetricFamily(
+            self._full("spec_decode_num_accepted_tokens_per_pos"),
+            "Drafts that were right, by their place among those of a text and step.",
+            labels=["model_name", "position"],
+        )  # fmt: skip
+        for place, count in enumerate(drafts.accepted):
+            by_place.add_metric([self._model, str(place)], count)
+        yield by_place
 
     def _of_grammars(self, grammars: Grammars) -> Iterator[Metric]:
         asked = CounterMetricFamily(

@@ -2,20 +2,21 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Protocol
 
+from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
 from jswa.plan import TokenEvent
-from jswa.types import AnswerEvent, FinishReason
+from jswa.types import AnswerEvent, DraftCounts, FinishReason
 
+from ..engine.side import Shares
 from ..http import limits
 from ..http.errors import ApiError
 from ..http.pieces import encode
 from .counts import Recorder
-from .fairness import Budget
 from .texts import Delta, Frames, Order, Text, Timing, size_of
 
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
@@ -49,7 +50,7 @@ class Job:
         self,
         texts: Mapping[str, Text],
         abort: Callable[..., None],
-        answers: Budget,
+        answers: Shares,
         order: Order,
         recorder: Recorder,
         interval: int = 1,
@@ -67,7 +68,9 @@ class Job:
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
         self.reasoning_tokens = 0
+        self.drafts: DraftCounts | None = None
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.lora
         self._texts = dict(texts)
@@ -149,7 +152,7 @@ class Job:
         """End the request on behalf of another client or the operator: its texts end with the reason "abort"."""
         self._abort(self._texts, deliver_last=True)
 
-    def put(self, event: TokenEvent | JswaError) -> None:
+    def put(self, event: TokenEvent | JswaError | ApiError) -> None:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
         queued: TokenEvent | ApiError
         if isinstance(event, TokenEvent):
@@ -164,7 +167,7 @@ class Job:
             else:
                 self._hold(size)
         else:
-            queued = ApiError.of(event)
+            queued = event if isinstance(event, ApiError) else ApiError.of(event)
         self._append(queued)
 
     def _append(self, event: TokenEvent | Delta | ApiError) -> None:
@@ -189,28 +192,31 @@ class Job:
         if ended:
             self._append(self._ended(name, text, Delta(text, new, token, offset, events)))
             return
-        text.unsent += 1
-        if text.unsent >= self._interval:
+        if self._interval > 1:
+            text.unsent += 1
+            if text.unsent < self._interval:
+                text.hold(new, events)
+                return
             new, events = text.flush(new, events)
-            self._send(writer, Delta(text, new, token, offset, events), now)
-        else:
-            text.hold(new, events)
+        if not self._sent(writer, text, new, events, now):
+            self._append(Delta(text, new, token, offset, events))
 
-    def _send(self, writer: Writer, delta: Delta, now: float) -> None:
-        """Send a delta of text alone. What the text's frames lack is left to the consumer."""
-        frames = delta.text.frames
-        if delta.text.answer is None:
-            if delta.new and "text" in frames:
-                writer.write(encode(delta.new).join(frames["text"]), now)
-            elif delta.new:
-                self._append(delta)
-            return
-        parts = [(encode(event.text), frames.get(event.kind)) for event in delta.events]
-        if all(frame is not None for _, frame in parts):
-            if parts:
-                writer.write(b"".join([text.join(frame) for text, frame in parts if frame is not None]), now)
-        else:
-            self._append(delta)
+    def _sent(self, writer: Writer, text: Text, new: str, events: list[AnswerEvent], now: float) -> bool:
+        """Send a new part of a text, unless the text's frames lack it; return whether they have it."""
+        if text.answer is None:
+            frame = text.frames.get("text")
+            if new and frame is not None:
+                writer.write(encode(new).join(frame), now)
+            return not new or frame is not None
+        parts = []
+        for event in events:
+            frame = text.frames.get(event.kind)
+            if frame is None:
+                return False
+            parts.append(encode(event.text).join(frame))
+        if parts:
+            writer.write(parts[0] if len(parts) == 1 else b"".join(parts), now)
+        return True
 
     def _refuse(self, most: int | None) -> ApiError:
         """End the request and return its error, because of its own size or because of the size of all answers.
@@ -276,6 +282,10 @@ class Job:
                 self._recorder.token(now - last)
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
+            self.missed_tokens.update(for_clients(event.prefix.missed()))
+        if event.drafts is not None:
+            accepted, rejected = self.drafts or (0, 0)
+            self.drafts = DraftCounts(accepted + event.drafts.accepted, rejected + event.drafts.rejected)
 
     def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
         """Return new characters, the answer's events of them, and whether the text ends by what it says.

@@ -1,12 +1,12 @@
 """The state that all request handlers share: the engine's thread, the tokenizer and template, and the shared limits."""
 
-import dataclasses
+import asyncio
 import hashlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -14,9 +14,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jswa.cache.prefix.stats import CacheStats
 from jswa.frontend.engine_protocol import EngineLike
-from jswa.frontend.engine_thread import EngineThread
 from jswa.grammar.compiler import Grammars
 from jswa.text.answers.parser import Answering, assemblers
 from jswa.text.answers.template import AnswerTemplate
@@ -27,19 +25,20 @@ from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
 from ..api.schemas import Generation
+from ..engine.intake import new_names, params_size
+from ..engine.local import LocalEngine
+from ..engine.side import EngineSide
 from ..http.errors import ApiError, engine_errors, invalid, unsupported
 from ..http.sse import EventStream, JsonResponse, unless_gone
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
-from .counts import Recorder
-from .fairness import Admission, Budget, Helpers, Key, weights_of
-from .intake import Intake, new_names, params_size
-from .metrics import Shared, Snapshot, exposition, record_end
+from .counts import Load, Recorder, Report
+from .fairness import Helpers, Key, check_size, weights_of
+from .metrics import record_end
 from .off_loop import SMALL, Run, made
 from .request import Job
-from .responses import ResponseStore
 from .texts import Frames, Order, Text
 from .tracing import annotate
 
@@ -68,23 +67,16 @@ class Service:
     Owns the engine's thread, the helper threads and the renderer, from `start_up` to `shut_down`.
     """
 
-    def __init__(self, model: Served, config: ServeConfig) -> None:
+    def __init__(self, model: Served, config: ServeConfig, engine: EngineSide | None = None) -> None:
+        """Build the engine, unless it is in another process: then `engine` is the way to it."""
         self.config = config
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
         self.answer_template = model.answer_template
         self.default_sampling = model.default_sampling
-        # Nothing but the thread holds a reference to the engine, so that the thread can drop a failed one.
-        rebuild = model.build if config.restart_engine else None
-        self.engine_thread = EngineThread(model.build(), rebuild=rebuild, step_timeout=config.step_timeout)
-        self.limits = self.engine_thread.engine.limits
-        self._adapters: tuple[str, ...] = ()
+        self.engine = engine or LocalEngine(model.build, model.tokenizer, config)
+        self.limits = self.engine.limits
         weights = weights_of(config.api_key, config.api_key_weight)
-        self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
-        self.intake = Intake(self.engine_thread, self.admission, model.tokenizer)
-        self.bodies = Budget(config.max_body_memory, weights)
-        self.answers = Budget(config.max_answer_memory, weights)
-        self.responses = ResponseStore()
         self.helpers = Helpers(_helper_threads(), weights)
         self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
@@ -102,27 +94,16 @@ class Service:
         return self.config.served_model_name
 
     @property
-    def adapters(self) -> Sequence[str]:
-        """Names of the loaded LoRA adapters; while the engine is down, of those that it had."""
-        if self.engine_thread.failure is None:
-            self._adapters = tuple(self.engine_thread.engine.adapters)
-        return self._adapters
+    def local(self) -> LocalEngine:
+        """The engine, which is in this process."""
+        assert isinstance(self.engine, LocalEngine)
+        return self.engine
 
     @property
     def failure(self) -> ApiError | None:
         """The error for every request while the engine is dead or restarting; None while it is up."""
-        failure = self.engine_thread.failure
+        failure = self.engine.failure
         return None if failure is None else ApiError.of(failure)
-
-    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
-        """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises ApiError."""
-        with engine_errors():
-            await self.engine_thread.load_lora(name, folder, replace=replace)
-
-    async def unload_lora(self, name: str) -> None:
-        """Unload an adapter. Raises ApiError."""
-        with engine_errors():
-            await self.engine_thread.unload_lora(name)
 
     @property
     def max_model_len(self) -> int:
@@ -132,7 +113,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the server accepts new requests."""
-        return self.engine_thread.state == "up" and not self.draining
+        return self.engine.state == "up" and not self.draining
 
     async def compiled(
         self, work: Callable[[Grammars], StructuredOutputsParams | None], key: Key, field: str
@@ -144,7 +125,7 @@ class Service:
         Args:
             field: what in the request needs a grammar.
         """
-        grammars = self.engine_thread.engine.grammars
+        grammars = self.engine.grammars
         if grammars is None:
             raise unsupported(field, "is not supported by this model: it has no tokenizer")
         delimiters = () if self.answer_template is None else self.answer_template.delimiters
@@ -160,7 +141,7 @@ class Service:
 
     async def start_up(self) -> None:
         """Start the engine's thread and the renderer, on the running event loop."""
-        self.engine_thread.start()
+        await self.engine.start(self)
         if self.chat_template is not None and self.tokenizer is not None:
             self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
@@ -170,7 +151,7 @@ class Service:
         if self.renderer is not None:
             await self.renderer.close()
         self.helpers.close()
-        await self.engine_thread.close()
+        await self.engine.close()
 
     @property
     def running(self) -> int:
@@ -185,7 +166,7 @@ class Service:
 
     def check_model(self, name: str | None) -> str:
         """Return the model name for the answer: the model's or an adapter's. Raises ApiError (404) for another name."""
-        if name is None or name in self.names or name in self.adapters:
+        if name is None or name in self.names or name in self.engine.adapters:
             return name or self.names[0]
         raise ApiError(
             404, f"The model {name[:200]!r} does not exist: this server serves {self.names[0]!r}.", param="model",
@@ -233,19 +214,19 @@ class Service:
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
         texts, tokens = len(lengths), sum(lengths)
-        self.admission.check_size(texts, tokens)
+        check_size(self.config.max_queued_requests, self.config.max_queued_tokens, texts, tokens)
         check_prompt_logprobs(tokens, params)
         if not body.stream:
             check_generated_logprobs(lengths, params, self.max_model_len)
         check_token_lists(texts, params)
         size = tokens + params_size(params)
         made_texts = await made(partial(self._texts, prompts, params, answering), size)
-        job = Job(made_texts, self.intake.abort, self.answers, order, self.recorder, self.config.stream_interval)
+        job = Job(made_texts, self.engine.abort, self.engine.answers, order, self.recorder, self.config.stream_interval)
         job.timing.arrival = request.scope["jswa.arrival"]
         self._starting += 1
         try:
             ids = [prompt.ids for prompt in prompts]
-            await self.intake.submit(job.ids, ids, params, order, job.put, job.tokens)
+            await self.engine.submit(job.ids, ids, params, order, job.put, job.tokens)
         except BaseException:
             job.close()
             raise
@@ -264,18 +245,18 @@ class Service:
                 texts[name] = Text(len(texts), prompt, *parts)
         return texts
 
-    @contextmanager
-    def held(self, request: Request, size: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def held(self, request: Request, size: int) -> AsyncGenerator[None]:
         """Count the work on a long text as a waiting prompt of `size` tokens meanwhile. Raises ApiError (429)."""
         if size <= SMALL:
             yield
             return
         key = key_of(request)
-        self.admission.admit(key, 1, size)
+        await self.engine.admit(key, size)
         try:
             yield
         finally:
-            self.admission.release(key, 1, size)
+            self.engine.leave(key, size)
 
     def end(self, job: Job, name: str) -> None:
         """Close a job, count it in the metrics, and log it."""
@@ -327,38 +308,32 @@ class Service:
         """Return the response with JSON in pieces. It counts towards the memory of answers until it has been sent."""
         key = key_of(request)
         response = JsonResponse(pieces=pieces)
-        self.answers.hold(key, response.size)
-        response.done = lambda: self.answers.release(key, response.size)
+        self.engine.answers.hold(key, response.size)
+        response.done = lambda: self.engine.answers.release(key, response.size)
         return response
 
     def run_for(self, request: Request) -> Run:
         """Return a function that runs long work of a request in a helper thread, in turns with other keys' work."""
         return partial(self.helpers.run, key_of(request))
 
-    def metrics(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        self.recorder.fold()
-        return exposition(self.config.metrics_prefix, self.names[0], self.recorder.counts, self.snapshot())
-
-    def snapshot(self) -> Snapshot:
-        """Return the server's state at this moment, with the engine's figures as last read between two steps.
-
-        The call does not wait for the engine.
-        """
-        figures, thread, queue = self.engine_thread.figures, self.engine_thread, self.admission
-        return Snapshot(
-            figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, thread.restarts,
-            self._shared(), thread.state, thread.step_seconds,
-        )  # fmt: skip
-
-    def _shared(self) -> Shared:
+    async def report(self) -> Report:
+        """Return what was counted since the last call."""
         threads, renderer = self.helpers.lanes, self.renderer
         lanes = (0, 0, 0) if renderer is None else (renderer.lanes.waiting, renderer.lanes.refused, renderer.killed)
-        bodies, answers = self.bodies, self.answers
-        return Shared(
-            bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting, threads.refused,
-            *lanes,
+        bodies, answers, tasks = self.engine.bodies, self.engine.answers, len(asyncio.all_tasks())
+        load = Load(
+            self.running, tasks, bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting,
+            threads.refused, *lanes,
         )  # fmt: skip
+        return Report(self.recorder.take(), load)
+
+    async def abort_named(self, name: str | None) -> int:
+        """Abort the requests of a name, or all; return their number."""
+        names = list(self.jobs) if name is None else [name]
+        jobs = [job for one in names for job in self.jobs.get(one, ())]
+        for job in jobs:
+            job.abort()
+        return len(jobs)
 
 
 def service_of(request: Request) -> Service:
@@ -375,13 +350,6 @@ def key_of(request: Request) -> str | None:
 def _helper_threads() -> int:
     """Return the number of helper threads: half of the processors, since the engine and the event loop need some."""
     return max(2, min(8, (os.cpu_count() or 1) // 2))
-
-
-def _for_all(cache: CacheStats) -> CacheStats:
-    """Return cache figures in which misses for another salt count as cold: they would reveal other tenants' prompts."""
-    missed = dict(cache.missed)
-    missed["cold"] = missed.get("cold", 0) + missed.pop("salt", 0)
-    return dataclasses.replace(cache, missed=missed)
 
 
 def _salt(key: str | None, own: str | None) -> str:

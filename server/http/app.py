@@ -19,7 +19,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jswa import __version__
 
-from ..api.admin import abort, flush_cache, load_lora_adapter, metrics, server_info, unload_lora_adapter
+from ..api.admin import (
+    abort,
+    flush_cache,
+    load_lora_adapter,
+    metrics,
+    server_info,
+    start_profile,
+    stop_profile,
+    unload_lora_adapter,
+)  # fmt: skip
 from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
@@ -27,6 +36,8 @@ from ..api.responses import responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..core.service import Service, service_of
 from ..core.tracing import finish, telemetry
+from ..pages.files import PAGES, page
+from ..pages.live import feed_of, live_events
 from .access import Access
 from .auth import Gate, error_response, path_of
 from .bodies import JsonRoute
@@ -72,6 +83,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry=traced,
     )
     app.state.service = service
+    app.state.feed = feed_of(service)
     app.router.route_class = JsonRoute
     app.add_middleware(Gate, service=service)
     if service.config.allowed_origins:
@@ -86,8 +98,12 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_routes(app)
+    pages = tuple(PAGES) if service.config.pages else ()
+    for path in pages:
+        app.get(path, include_in_schema=False)(page)
+        app.head(path, include_in_schema=False)(page)
     app.openapi_schema = _true_schema(app.openapi())
-    app.add_middleware(Access, service=service, routes=[*app.openapi_schema["paths"], "/openapi.json"])
+    app.add_middleware(Access, service=service, routes=[*app.openapi_schema["paths"], "/openapi.json", *pages])
     return app
 
 
@@ -135,6 +151,10 @@ def _add_routes(app: FastAPI) -> None:
     app.get("/server_info", responses=_responses(401))(server_info)
     app.post("/flush_cache", responses=_responses(401, 403, 500, 503))(flush_cache)
     app.post("/abort", responses=_responses(400, 401, 403, 413, 500))(abort)
+    app.post("/start_profile", responses=_responses(400, 401, 403, 500, 503))(start_profile)
+    app.post("/stop_profile", responses=_responses(400, 401, 403, 500, 503))(stop_profile)
+    watching = {**_responses(401, 403, 429, 500), 200: {"description": "events", "content": {"text/event-stream": {}}}}
+    app.get("/live/events", responses=watching)(live_events)
     errors = _responses(400, 401, 403, 404, 413, 500, 503)
     app.post("/v1/load_lora_adapter", responses=errors, response_class=PlainTextResponse)(load_lora_adapter)
     app.post("/v1/unload_lora_adapter", responses=errors, response_class=PlainTextResponse)(unload_lora_adapter)
@@ -147,7 +167,7 @@ async def models(request: Request) -> Response:
     """Return all names of the model and of its adapters."""
     service = service_of(request)
     return JsonResponse(
-        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.adapters)]}
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.engine.adapters)]}
     )
 
 
@@ -180,7 +200,7 @@ async def version() -> Response:
 def _card(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
-        "parent": service.names[0] if name in service.adapters else None, "max_model_len": service.max_model_len,
+        "parent": service.names[0] if name in service.engine.adapters else None, "max_model_len": service.max_model_len,
     }  # fmt: skip
 
 

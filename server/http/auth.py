@@ -2,34 +2,46 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
+from ..pages.files import PAGES
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .errors import ApiError
 from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # routes for probes, which need no key
 LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-ADMIN = ("/flush_cache", "/abort", *LORA)  # routes that need the admin key
+ADMIN = (
+    "/flush_cache",
+    "/abort",
+    "/live/events",
+    "/start_profile",
+    "/stop_profile",
+    *LORA,
+)  # routes that need the admin key
 EITHER = ("/metrics",)  # routes that accept either kind of key
 
 
 class Keys:
-    """The keys of the routes: users need an API key if there are any, and the operator needs the admin key."""
+    """The keys of the routes: users need an API key if there are any, and the operator needs the admin key.
 
-    def __init__(self, keys: Collection[str], admin: str | None) -> None:
+    Routes in `free` need none.
+    """
+
+    def __init__(self, keys: Collection[str], admin: str | None, free: Collection[str] = OPEN) -> None:
+        self._free = free
         self._keys = [_digest(key) for key in keys]
         self._admin = [] if admin is None else [_digest(admin)]
 
     def check(self, scope: Scope, headers: Headers) -> str | None:
         """Return the key of a request for a user's route, None if no key is needed. Raises ApiError (401, 403)."""
         path = path_of(scope)
-        if path in OPEN:
+        if path in self._free:
             return None
         if path in ADMIN:
             if not self._admin:
@@ -64,7 +76,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._keys = Keys(service.config.api_key, service.config.admin_api_key)
+        self._free = (*OPEN, *PAGES) if service.config.pages else OPEN
+        self._keys = Keys(service.config.api_key, service.config.admin_api_key, self._free)
         self._hosts = allowed_hosts(service.config, keys=bool(service.config.api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,33 +91,33 @@ class Gate:
         except ApiError as error:
             await error_response(error, path_of(scope))(scope, receive, send)
             return
-        if path_of(scope) in (*OPEN, *ADMIN, *EITHER):
-            await self._app(scope, self._bounded(receive, lambda size: True), send)
+        if path_of(scope) in (*self._free, *ADMIN, *EITHER):
+            await self._app(scope, self._bounded(receive, _any_size), send)
             return
         await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
 
     async def _with_budget(self, scope: Scope, receive: Receive, send: Send, announced: int) -> None:
         """Pass a request on if there is memory for its body. The body counts until the response has ended."""
-        budget, key, taken = self._service.bodies, scope["jswa.key"], 0
+        budget, key, taken = self._service.engine.bodies, scope["jswa.key"], 0
 
-        def take(size: int) -> bool:
+        async def take(size: int) -> bool:
             nonlocal taken
             more = size - taken
             if more <= 0:
                 return True
-            fits = budget.acquire(key, more)
+            fits = await budget.claim(key, more)
             taken += more if fits else 0
             return fits
 
         try:
-            if take(announced):
+            if await take(announced):
                 await self._app(scope, self._bounded(receive, take), send)
             else:
                 await error_response(_no_memory(), path_of(scope))(scope, receive, send)
         finally:
             budget.release(key, taken)
 
-    def _bounded(self, receive: Receive, take: Callable[[int], bool]) -> Receive:
+    def _bounded(self, receive: Receive, take: Callable[[int], Awaitable[bool]]) -> Receive:
         """Return a `receive` that counts the bytes of the body, for bodies whose length was not announced.
 
         It raises HTTPException (413, 429) for a body that is too large, or if `take`, which is called with the bytes so
@@ -118,7 +131,7 @@ class Gate:
             size += len(message.get("body", b""))
             if size > most:
                 raise HTTPException(413, _too_large().message)
-            if not take(size):
+            if not await take(size):
                 error = _no_memory()
                 raise HTTPException(error.status, error.message, error.headers)
             return message
@@ -130,7 +143,7 @@ class Gate:
         if self._hosts is not None:
             check_page(scope["method"], headers, self._service.config.allowed_origins)
         key = self._keys.check(scope, headers)
-        if path_of(scope) in OPEN:
+        if path_of(scope) in self._free:
             return
         check_content_type(scope["method"], headers)
         if path_of(scope) in ADMIN:
@@ -149,6 +162,10 @@ def error_response(error: ApiError, path: str = "") -> JsonResponse:
     """Return the response for an error, in the form that clients of the route expect."""
     body = error.anthropic() if path.startswith("/v1/messages") else error.body()
     return JsonResponse(body, status_code=error.status, headers=error.headers)
+
+
+async def _any_size(size: int) -> bool:
+    return True
 
 
 def _too_large() -> ApiError:

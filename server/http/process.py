@@ -18,6 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from jswa.frontend.engine_thread import EngineThread
+
 from ..core.service import Served, Service
 from ..options import ServeConfig
 from . import limits
@@ -29,7 +31,7 @@ _KEEP_ALIVE = 75  # seconds until an idle connection is closed: longer than clie
 # After this time a busy event loop hands the GIL to the engine's thread, when that is back from waiting for the device.
 # Python's default is 5 ms, which is as long as a step.
 _SWITCH_SECONDS = 2e-4
-_DEATH_GRACE = 1.0  # seconds in which the server still answers, with errors, after the engine has died
+DEATH_GRACE = 1.0  # seconds in which the server still answers, with errors, after the engine has died
 
 
 class ConnectionWriter:
@@ -37,19 +39,20 @@ class ConnectionWriter:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._closing = cycle.transport.is_closing
+        self._write = cycle.transport.write
         self.sent = 0.0
 
     @property
     def ready(self) -> bool:
         """Whether the client is there and has read enough."""
-        cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing())
+        return not (self._flow.write_paused or self._cycle.disconnected or self._closing())
 
     def write(self, data: bytes, now: float) -> None:
         """Write a part of the body; `now` is the time of `time.monotonic`."""
         self.sent = now
-        cycle = self._cycle
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._cycle.chunked_encoding else data)
 
 
 class HeaderLimit(HttpToolsProtocol):
@@ -156,11 +159,17 @@ class HeaderLimit(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers. `says`: the log message with the address, when it listens."""
+    """uvicorn's server without its signal handlers.
 
-    def __init__(self, config: uvicorn.Config, says: str = "listening on %s") -> None:
+    Attributes:
+        says: the log message with the address, when it listens; None: no message.
+        on_started: called when it listens.
+    """
+
+    def __init__(self, config: uvicorn.Config, says: str | None = "listening on %s") -> None:
         super().__init__(config)
-        self._says = says
+        self.says = says
+        self.on_started: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -172,13 +181,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
-        config = self.config
-        where = f"unix:{config.uds}"
-        if config.uds is None:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            scheme = "https" if config.is_ssl else "http"
-            where = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        _log.info(self._says, where)
+        if self.says is not None:
+            _log.info(self.says, address_of(self.config, self.servers[0].sockets[0]))
+        self.on_started()
 
 
 class Shutdown:
@@ -213,7 +218,7 @@ class Shutdown:
 
     def engine_died(self) -> None:
         """End the server soon after the death of its engine."""
-        asyncio.get_running_loop().call_later(_DEATH_GRACE, self._end)
+        asyncio.get_running_loop().call_later(DEATH_GRACE, self._end)
 
     async def _wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -228,38 +233,37 @@ class Shutdown:
         self._server.should_exit = True
 
 
-def run(model: Served, config: ServeConfig) -> int:
-    """Serve until a signal arrives or the engine dies, and return the exit status of the process.
+def serve_alone(model: Served, config: ServeConfig) -> int:
+    """Serve in the engine's process until a signal arrives or the engine dies, and return the exit status.
 
     The status is 0 after a signal, 1 if the engine has died or another host has ended, and 3 if the server could not
     start. If a thread of the engine cannot be stopped, this function ends the process itself.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    begin(config)
     service = Service(model, config)
+    most_files()
+    server = Server(settings_of(create_app(service), config))
+    beside = _beside(service)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        asked = runner.run(_serve(service, server, beside))
+    status = 1 if service.local.thread.state == "dead" or not asked else 0
+    if not server.started:
+        status = 3
+    return end_process(service.local.thread, status)
+
+
+def begin(config: ServeConfig) -> None:
+    """Prepare the process that has the engine."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     if not config.api_key and config.uds is None and not is_loopback(config.host):
         _log.warning(
             "no --api-key: every client that reaches %s, port %d, can use this server", config.host, config.port
         )
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, and the usual soft limit is 1024
-    server = Server(
-        _listening(
-            create_app(service),
-            host=config.host,
-            port=config.port,
-            uds=config.uds,
-            root_path=config.root_path,
-            ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
-            ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
-        )
-    )
-    beside = _beside(service)
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        asked = runner.run(_serve(service, server, beside))
-    status = 1 if service.engine_thread.state == "dead" or not asked else 0
-    if not server.started:
-        status = 3
-    if service.engine_thread.stuck:
+
+
+def end_process(thread: EngineThread, status: int) -> int:
+    """Return the exit status, unless a thread of the engine cannot be stopped: then end the process."""
+    if thread.stuck:
         # A thread in a step or in the compiler cannot be stopped, and Python might crash at its exit while it runs.
         _log.warning("a thread of the engine does not stop; the process exits without waiting for it")
         logging.shutdown()
@@ -267,7 +271,44 @@ def run(model: Served, config: ServeConfig) -> int:
     return status
 
 
-def _listening(app: ASGIApp, **options: Any) -> uvicorn.Config:
+def most_files() -> None:
+    """Allow as many open files as possible: a connection is a file, and the usual soft limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def freeze() -> None:
+    """Exempt the objects that exist now from garbage collection, since they live until the end.
+
+    To traverse them takes each full collection 0.1 s, in which no other thread runs.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def address_of(config: uvicorn.Config, listens: socket.socket) -> str:
+    """Return the address at which a socket listens, for people."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listens.getsockname()[:2]
+    scheme = "https" if config.is_ssl else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def settings_of(app: Any, config: ServeConfig) -> uvicorn.Config:
+    """Return the uvicorn settings of a server's application."""
+    return listening(
+        app,
+        host=config.host,
+        port=config.port,
+        uds=config.uds,
+        root_path=config.root_path,
+        ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
+        ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
+    )
+
+
+def listening(app: ASGIApp, **options: Any) -> uvicorn.Config:
     """Return the uvicorn settings of a server of this process."""
     return uvicorn.Config(
         app,
@@ -289,12 +330,13 @@ def _beside(service: Service) -> contextlib.AbstractAsyncContextManager[None]:
     if config.metrics_port is None:
         return contextlib.nullcontext()
     host = config.metrics_host or config.host
-    settings = _listening(create_metrics_app(service), host=host, port=config.metrics_port, lifespan="off")
-    return _serving(Server(settings, "metrics are at %s/metrics"), settings.bind_socket())
+    return serving_metrics(service, uvicorn.Config("", host=host, port=config.metrics_port).bind_socket())
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: Server, at: socket.socket) -> AsyncGenerator[None]:
+async def serving_metrics(service: Service, at: socket.socket) -> AsyncGenerator[None]:
+    """Serve /metrics alone at a socket within the context."""
+    server = Server(listening(create_metrics_app(service), lifespan="off"), "metrics are at %s/metrics")
     serving = asyncio.ensure_future(server.serve([at]))
     try:
         yield
@@ -306,15 +348,12 @@ async def _serving(server: Server, at: socket.socket) -> AsyncGenerator[None]:
 async def _serve(service: Service, server: Server, beside: contextlib.AbstractAsyncContextManager[None]) -> bool:
     """Serve until the end. Return whether a signal has ended the server, and not only another host."""
     shutdown = Shutdown(service, server)
-    service.engine_thread.on_death, service.engine_thread.on_leaving = shutdown.engine_died, shutdown.drain
+    service.local.thread.on_death, service.local.thread.on_leaving = shutdown.engine_died, shutdown.drain
     loop = asyncio.get_running_loop()
     handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys((signal.SIGTERM, signal.SIGINT), shutdown.ask)
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
-    # The objects that exist now live until the end. To traverse them takes each full collection 0.1 s, in which no
-    # other thread runs.
-    gc.collect()
-    gc.freeze()
+    freeze()
     async with beside:
         await server.serve()
     return shutdown.signals > 0

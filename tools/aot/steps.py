@@ -21,6 +21,7 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
+from jswa.speculation import Speculation
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
@@ -44,6 +45,7 @@ class StepSpec:
         quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
+        drafts: of each row of a decode step, looked up and verified.
     """
 
     model: str
@@ -54,6 +56,7 @@ class StepSpec:
     quantization: QuantizationMode = "none"
     adapters: int = 0
     part: Part = "step"
+    drafts: int = 0
 
     @property
     def name(self) -> str:
@@ -62,6 +65,7 @@ class StepSpec:
         kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
         held = "" if self.quantization == "none" else f", {self.quantization}"
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
+        more += f", {self.drafts} drafts" * bool(self.drafts)
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -80,7 +84,12 @@ _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
 _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
 _FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
 _HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED, *_HALVES)
+_DRAFTS = [
+    replace(spec, drafts=drafts, rows=rows)
+    for spec in (_MODELS[0], _GPT_OSS)
+    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
+]
+STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS)
 SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
 
 
@@ -133,7 +142,8 @@ def facts_of(spec: StepSpec) -> StepFacts:
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
-    bucket = Bucket(spec.tokens, spec.rows, decode=False) if spec.tokens else Bucket(spec.rows, spec.rows, decode=True)
+    prefill = Bucket(spec.tokens, spec.rows, decode=False)
+    bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts)
     config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0, part=spec.part)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":
@@ -202,9 +212,12 @@ def _step_config(
     model: ModelConfig, layout: KVLayout, bucket: Bucket, *, adapters: bool, part: Part
 ) -> tuple[StepConfig, DeviceState]:
     num_blocks = KV_BYTES // layout.block_bytes(2)
-    limits = Limits(model.max_position, bucket.rows, bucket.tokens, page_size=PAGE, num_blocks=num_blocks)
+    drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
+    sizes = model.max_position, bucket.rows, bucket.tokens
+    limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
-    config = StepConfig(model, layout, bucket, spec, Backends("mosaic", "mosaic", device.SMS), part=part)
+    backends = Backends("mosaic", "mosaic", device.SMS)
+    config = StepConfig(model, layout, bucket, spec, backends, part=part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 

@@ -1,5 +1,6 @@
 """Counters of the prefix cache since the start, or since it was flushed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jswa.types import MissReason, PrefixHit
@@ -67,3 +68,14 @@ class HitCounter:
         self.revived_tokens += hit.cached_tokens if hit.revived else 0
         for reason, tokens in hit.missed().items():
             self.missed[reason] = self.missed.get(reason, 0) + tokens
+
+
+def for_clients(missed: Mapping[MissReason, int]) -> dict[MissReason, int]:
+    """Return missed tokens by reason as clients may see them.
+
+    Tokens that another salt has cached count as cold: the reason would reveal the prompts of other tenants.
+    """
+    shown = dict(missed)
+    if "salt" in shown:
+        shown["cold"] = shown.pop("salt") + shown.get("cold", 0)
+    return shown

@@ -27,6 +27,7 @@ from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, sampling_state, step
+from jswa.exec.programs.verify import ABSENT
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, Logprobs, StepPlan
@@ -81,6 +82,7 @@ class StepPrograms:
         self._deterministic = limits.one_bucket
         self._features: set[Feature] = {"none"}
         self._covered: set[Family] = set()
+        self._drafts_too = False  # whether programs with drafts are compiled with the others, not only when wanted
         self.news = Event()  # set when programs are wanted often
         self._wanted: dict[tuple[int, ...], int] = {}  # programs that plans would have run in, and how many plans
         self._chosen = 0
@@ -89,11 +91,11 @@ class StepPrograms:
         def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
             size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
             spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
-            return StepConfig(model, layout, bucket, spec, backends, logprobs, part, self._deterministic)
+            fixed = model, layout, bucket, spec, backends
+            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation)
 
-        rows = sorted({bucket.rows for bucket in buckets})
         # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
-        by_rows = tuple(Bucket(n, n, decode=True) for n in rows)
+        by_rows = tuple(sorted({_finishing(bucket) for bucket in buckets}))
         self._buckets = {family: by_rows if family[0] == "finish" else buckets for family in (*_WHOLE, *_HALVES)}
         self.configs = [config(bucket, *family) for family, shapes in self._buckets.items() for bucket in shapes]
         self._numbers = {(c.part, c.logprobs, c.bucket): number for number, c in enumerate(self.configs)}
@@ -103,9 +105,16 @@ class StepPrograms:
         return [self._numbers[*family, bucket] for bucket in self._buckets[family]]
 
     def largest(self, family: Family) -> list[int]:
-        """Return the numbers of a family's largest programs, the one for decode steps and the one for all others."""
-        last = {bucket.decode: self._numbers[*family, bucket] for bucket in self._buckets[family]}
+        """Return the numbers of a family's largest programs, the one for decode steps and the one for all others.
+
+        Every plan can be made so that it runs in one of them: none of them is for drafts alone.
+        """
+        last = {b.decode: self._numbers[*family, b] for b in self._buckets[family] if self._is_needed(b)}
         return sorted(last.values())
+
+    def _is_needed(self, bucket: Bucket) -> bool:
+        """Return whether there are plans that run in no other bucket: rows need not have drafts."""
+        return not bucket.drafts or self._deterministic
 
     def families(self, features: Collection[Feature]) -> list[Family]:
         """Return the families in which plans with these features run; "none" is always among them.
@@ -129,6 +138,7 @@ class StepPrograms:
         if not all_at_start:
             self._covered.update(first)
             return [number for family in first for number in self.largest(family)]
+        self._drafts_too = True
         rest = [number for family in late if family not in first for number in self.largest(family)] if on_gpu else []
         return [*(number for family in first for number in self.family(family)), *rest]
 
@@ -144,17 +154,44 @@ class StepPrograms:
             families = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
 
         def programs(bucket: Bucket) -> tuple[int, ...]:
-            rows = Bucket(bucket.rows, bucket.rows, decode=True)
-            return tuple(self._numbers[*f, rows if f[0] == "finish" else bucket] for f in families)
+            return self._programs(families, bucket)
 
         best = programs(pick_bucket(self.buckets, plan))
         if self._are_compiled(best) or not self._covered.issuperset(families):
             return best
-        self._wanted[best] = self._wanted.get(best, 0) + 1
-        if self._wanted[best] == _OFTEN:
-            self.news.set()
+        self._want(best)
         there = tuple(bucket for bucket in self.buckets if self._are_compiled(programs(bucket)))
         return programs(pick_bucket(there, plan))
+
+    def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
+        """Return for how many drafts a row a decode step of so many rows may run now, in the program of its size.
+
+        A program that is not compiled is wanted, so that it is compiled beside the steps; one of more rows would take
+        longer than the drafts save.
+
+        Args:
+            split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
+        """
+        if self._deterministic:
+            return tuple(sorted({bucket.drafts for bucket in self.buckets if bucket.drafts}))
+        sampled: Logprobs = "sampled" if logprobs else "none"
+        families: list[Family] = [("step", sampled), *((("forward", "none"), ("finish", sampled)) if split else ())]
+        best: dict[int, tuple[int, ...]] = {}
+        for bucket in self.buckets:
+            if bucket.drafts and bucket.rows >= rows:
+                best.setdefault(bucket.drafts, self._programs(families, bucket))
+        missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
+        for numbers in missing:
+            self._want(numbers)
+        return tuple(drafts for drafts, numbers in sorted(best.items()) if numbers not in missing)
+
+    def _programs(self, families: Collection[Family], bucket: Bucket) -> tuple[int, ...]:
+        return tuple(self._numbers[*f, _finishing(bucket) if f[0] == "finish" else bucket] for f in families)
+
+    def _want(self, numbers: tuple[int, ...]) -> None:
+        self._wanted[numbers] = self._wanted.get(numbers, 0) + 1
+        if self._wanted[numbers] == _OFTEN:
+            self.news.set()
 
     def _are_compiled(self, numbers: tuple[int, ...]) -> bool:
         return all(number in self.compiled for number in numbers)
@@ -175,7 +212,8 @@ class StepPrograms:
             before: called with the number of each program that is not compiled yet.
         """
         families = self.families({*self._features, feature})
-        for number in [n for family in families for n in (self.largest(family) if fewest else self.family(family))]:
+        numbers = [n for family in families for n in (self.largest(family) if fewest else self.family(family))]
+        for number in [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]:
             if stop():
                 return
             if number not in self.compiled:
@@ -221,6 +259,11 @@ class StepPrograms:
         return program
 
 
+def _finishing(bucket: Bucket) -> Bucket:
+    """Return the bucket of the second half of a step: it depends on rows and drafts alone."""
+    return Bucket.verifying(bucket.rows, bucket.drafts)
+
+
 def described(config: StepConfig) -> str:
     """Return the name of a program in the log."""
     half = "" if config.part == "step" else f", {config.part} half"
@@ -245,10 +288,11 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
     packed = padding(config.pack)
     if config.part != "finish":
         return packed
-    rows = unpack(packed, config.pack).rows
-    hidden = jnp.zeros((len(rows), config.model.d_model), run_dtype(params))
-    ends, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
-    return Half(jnp.asarray(rows), ends, none, hidden, ~none)
+    rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
+    hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
+    first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
+    absent, finite = jnp.full((len(rows), drafts), ABSENT, jnp.int32), jnp.ones((len(rows), 1 + drafts), bool)
+    return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite)
 
 
 def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:

@@ -36,6 +36,8 @@ class StepIndices(NamedTuple):
 
     Attributes:
         starts, counts: the first position that each row runs, and how many.
+        drafts: how many of the last of these are drafts.
+        first_token: index of each row's first token.
         positions, token_rows, token_row_ids: position, row and row id of each token.
         real: False for padding tokens, and for those of a row that would be past its limit.
         last_tokens: index of each row's last token.
@@ -45,6 +47,8 @@ class StepIndices(NamedTuple):
 
     starts: Int[Array, " R"]
     counts: Int[Array, " R"]
+    drafts: Int[Array, " R"]
+    first_token: Int[Array, " R"]
     positions: Int[Array, " T"]
     token_rows: Int[Array, " T"]
     token_row_ids: Int[Array, " T"]
@@ -74,23 +78,26 @@ def step_indices(
     limit - 1 on are padding.
 
     Args:
-        tile_tokens: tokens per query tile, one value for each tiling that a layer needs; 1 in decode buckets.
+        tile_tokens: tokens per query tile, one value for each tiling that a layer needs.
     """
     row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
+    row = jnp.arange(bucket.rows, dtype=jnp.int32)
     ends = jnp.cumsum(counts, dtype=jnp.int32)
-    first_token = ends - counts
+    first_token = row * bucket.per_row if bucket.decode else ends - counts
     goes_on = starts == FROM_DEVICE
     starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
     counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
+    # Only drafts lie behind a row's limit.
+    drafts = jnp.clip(inputs.column("samples") - 1, 0, jnp.maximum(counts - 1, 0))
     token = jnp.arange(bucket.tokens, dtype=jnp.int32)
     if bucket.decode:
-        token_row = token
+        token_row = token // bucket.per_row
     else:
         # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
         found = jnp.searchsorted(ends, token, side="right", method="compare_all")
         token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
     shift, end = jnp.stack([starts - first_token, first_token + counts])[:, token_row]
-    real = (token < ends[-1]) & (token < end)
+    real = token < end
     positions = jnp.where(real, shift + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_row_id = row_ids[token_row]
@@ -109,7 +116,7 @@ def step_indices(
         written = real & (positions >= inputs.column("full_write_from")[token_row])
         full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
     if layout.reach is not None:
-        reach, longest = layout.reach, 1 if bucket.decode else bucket.tokens
+        reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
         first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
         first_page = first // layout.page_size
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, state["local_table"].shape[1])
@@ -117,10 +124,22 @@ def step_indices(
         page_rows = state["local_table"].at[row_ids[:, None], columns].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
         local = kind(state["local_table"], num_blocks, rows, real)
-    tiles = {size: tile_rows(counts, first_token, token_row, size) for size in sorted(set(tile_tokens))}
-    row = jnp.arange(bucket.rows, dtype=jnp.int32)
-    last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1)
+    most = bucket.per_row if bucket.decode else None
+    tiles = {size: tile_rows(counts, first_token, token_row, size, most) for size in sorted(set(tile_tokens))}
+    last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1, 1)
     last_tokens = jnp.clip(first_token + counts - 1, 0, bucket.tokens - 1)
     return StepIndices(
-        starts, counts, positions, token_row, token_row_id, real, last_tokens, tiles, last_tiles, full, local
+        starts,
+        counts,
+        drafts,
+        first_token,
+        positions,
+        token_row,
+        token_row_id,
+        real,
+        last_tokens,
+        tiles,
+        last_tiles,
+        full,
+        local,
     )

@@ -12,6 +12,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
 from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.lookup import Texts, init_texts
 
 
 class SamplingState(TypedDict):
@@ -20,6 +21,7 @@ class SamplingState(TypedDict):
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
     extras: Extras
+    carry: Float[Array, "max_rows C"] | None
 
 
 class DeviceState(TypedDict):
@@ -32,6 +34,8 @@ class DeviceState(TypedDict):
         length: the position from which each row goes on, if its start is FROM_DEVICE in the plan.
         last_token: the token that each row sampled last.
         extras: counts, biases and masks of the rows that have penalties or constraints.
+        texts: in which drafts are looked up; None without.
+        carry: what a drafter with weights keeps of each row's last token that was run; None without.
     """
 
     lanes: list[Float[Array, "devices blocks elems"]]
@@ -40,10 +44,16 @@ class DeviceState(TypedDict):
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
     extras: Extras
+    texts: Texts | None
+    carry: Float[Array, "max_rows C"] | None
 
 
 def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -> DeviceState:
     """Return the state of an engine that has run nothing yet."""
+    speculation = limits.speculation
+    texts = None
+    if speculation is not None and speculation.looks_up:
+        texts = init_texts(limits.max_rows, speculation.history, speculation.reference)
     lane, table = (layout.devices, limits.num_blocks, layout.block_elems), (limits.max_rows, limits.pages_per_row)
     return DeviceState(
         lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
@@ -52,6 +62,8 @@ def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -
         length=jnp.zeros(limits.max_rows, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
         extras=init_extras(limits.max_rows, vocab),
+        texts=texts,
+        carry=None,
     )
 
 

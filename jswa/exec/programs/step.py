@@ -17,14 +17,17 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, column, unpack
+from jswa.exec.programs.drafting import with_drafts
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
-from jswa.exec.programs.sampling import LogprobRows, Sampling, drawn_logprobs, few_rows, logprob_rows, sample
+from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows
 from jswa.exec.programs.state import DeviceState, SamplingState
+from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
+from jswa.speculation import Speculation
 from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
 from pallas_kernels.attention.rows import Attend
 
@@ -42,6 +45,7 @@ class StepConfig:
         part: the whole step, or one of its halves. The second half depends on the number of rows of its bucket alone.
         logprobs: names the lazy families.
         deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
+        speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
     """
 
     model: ModelConfig
@@ -52,35 +56,46 @@ class StepConfig:
     logprobs: Logprobs = "none"
     part: Part = "step"
     deterministic: bool = False
+    speculation: Speculation | None = None
 
 
 class StepOutputs(NamedTuple):
-    """Outputs for the host: a token per row, and requested log probabilities.
+    """Outputs for the host: tokens of each row, and requested log probabilities.
 
     The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
+
+    Attributes:
+        tokens: [R], or, of an engine that speculates, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them
+            count, and how many drafts there were.
+        sampled: of each token drawn, in the order of `tokens`.
+        prompt: of the token behind each token of the step.
     """
 
-    tokens: Int[Array, " R"]
+    tokens: Int[Array, " R"] | Int[Array, "R n"]
     sampled: LogprobRows | None
     prompt: LogprobRows | None
 
 
 class Half(NamedTuple):
-    """The first half's result for the second.
+    """The first half's result for the second: of R rows, at S places that each are behind K = S - 1 drafts or fewer.
 
     Attributes:
         rows: the packed records.
-        ends: one past the last position that each row has run.
-        samples: whether that position yields a token.
-        hidden: its hidden state.
-        finite: whether the row's KV is finite.
+        first: one past the last position that each row has run, but for its drafts.
+        runs: whether it has run any.
+        samples: whether tokens are drawn of it.
+        drafts: its drafts, ABSENT behind the last.
+        hidden: the hidden states before the draws.
+        finite: whether the KV is finite: of the row's tokens but for its drafts, then of each draft.
     """
 
     rows: Int[Array, "R C"]
-    ends: Int[Array, " R"]
+    first: Int[Array, " R"]
+    runs: Bool[Array, " R"]
     samples: Bool[Array, " R"]
-    hidden: Float[Array, "R M"]
-    finite: Bool[Array, " R"]
+    drafts: Int[Array, "R K"]
+    hidden: Float[Array, "R S M"]
+    finite: Bool[Array, "R S"]
 
 
 def step(
@@ -103,7 +118,12 @@ def forward_half(
 
 def sampling_state(state: DeviceState) -> SamplingState:
     """Return the part of the state that the second half reads and writes."""
-    return {"length": state["length"], "last_token": state["last_token"], "extras": state["extras"]}
+    return {
+        "length": state["length"],
+        "last_token": state["last_token"],
+        "extras": state["extras"],
+        "carry": state["carry"],
+    }
 
 
 def finish_half(
@@ -116,59 +136,80 @@ def finish_half(
     """
     rows, devices = half.rows, config.model.devices
 
-    def run() -> tuple[Int[Array, " R"], LogprobRows | None]:
-        with named_scope("logits"):
-            head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear)
-            logits = head.logits(half.hidden)
-        with named_scope("sampling"):
-            limits = Sampling.of(rows[:, -len(SAMPLING) :])
-            few = 0 if config.deterministic else few_rows(len(rows))
-            tokens = sample(logits, half.ends, limits, state["extras"], devices, half.finite, few)
-        with named_scope("logprobs"):
-            return tokens, None if config.logprobs == "none" else drawn_logprobs(
-                logits, tokens, limits, state["extras"], devices
-            )
+    def run() -> Draws:
+        head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear)
+        return draw(
+            head.logits,
+            half.hidden,
+            half.first,
+            half.drafts,
+            Sampling.of(rows[:, -len(SAMPLING) :]),
+            state["extras"],
+            half.finite,
+            vocab=config.model.vocab_size // devices,
+            devices=devices,
+            want_logprobs=config.logprobs != "none",
+            deterministic=config.deterministic,
+        )
 
-    def skip() -> tuple[Int[Array, " R"], LogprobRows | None]:
+    def skip() -> Draws:
         finite = true_on_all(half.finite & jnp.isfinite(half.hidden).all(axis=-1), devices)
-        none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run)[1])
-        return jnp.where(finite, 0, NOT_FINITE), none
+        none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run).logprobs)
+        return Draws(jnp.where(finite, 0, NOT_FINITE), none)
 
     # Every decode step samples; a chunk inside a prompt does not need the head, which may be a tenth of the weights.
     if config.bucket.decode:
-        tokens, sampled = run()
+        draws = run()
     else:
         with named_scope("sampling"):
-            tokens, sampled = lax.cond(half.samples.any(), run, skip)
-    row_ids = column(rows, "row_id")
-    length = state["length"].at[row_ids].set(half.ends, mode="drop")
-    row_ids = jnp.where(half.samples, row_ids, config.pack.max_rows)
-    last_token = state["last_token"].at[row_ids].set(jnp.maximum(tokens, 0), mode="drop")
-    return {**state, "length": length, "last_token": last_token}, StepOutputs(tokens, sampled, None)
+            draws = lax.cond(half.samples.any(), run, skip)
+    with named_scope("sampling"):
+        right = jnp.where(half.samples, accepted(draws.tokens, half.drafts), 0)
+        row_ids = column(rows, "row_id")
+        length = state["length"].at[row_ids].set(half.first + right, mode="drop")
+        last = jnp.take_along_axis(draws.tokens, right[:, None], axis=1)[:, 0]
+        sampled = jnp.where(half.samples, row_ids, config.pack.max_rows)
+        last_token = state["last_token"].at[sampled].set(jnp.maximum(last, 0), mode="drop")
+    tokens = draws.tokens[:, 0]
+    if config.speculation is not None:
+        count = jnp.where(half.runs, right + 1, 0)
+        tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
+    return {**state, "length": length, "last_token": last_token}, StepOutputs(tokens, draws.logprobs, None)
 
 
 def _forward_rows(
     params: Params, state: DeviceState, packed: Int[Array, " size"], config: StepConfig
 ) -> tuple[DeviceState, Half, LogprobRows | None]:
     inputs = unpack(packed, config.pack)
-    # Prompt log probabilities need every token's hidden state, sampling only each row's last. If a deterministic
-    # engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
-    every = config.logprobs == "prompt" or config.deterministic
-    state, hidden, indices, finite = forward(params, state, inputs, config=config, every=every)
+    bucket = config.bucket
+    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
+    # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
+    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic
+    state, hidden, indices, drafts, finite = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
-    last = hidden[indices.last_tokens] if every else hidden
-    samples = (inputs.column("samples") != 0) & (indices.counts > 0)
-    return state, Half(inputs.rows, indices.starts + indices.counts, samples, last, finite), prompt
+    hidden = hidden[_places(indices, bucket)] if every else hidden[:, None]
+    runs = indices.counts > 0
+    samples = (inputs.column("samples") != 0) & runs
+    first = indices.starts + indices.counts - indices.drafts
+    return state, Half(inputs.rows, first, runs, samples, drafts, hidden, finite), prompt
+
+
+def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
+    """Return the tokens of the step behind which tokens are drawn: each row's last before its drafts, and these."""
+    place = jnp.arange(1 + bucket.drafts, dtype=jnp.int32)[None]
+    before = indices.first_token + indices.counts - 1 - indices.drafts
+    return jnp.clip(before[:, None] + jnp.minimum(place, indices.drafts[:, None]), 0, bucket.tokens - 1)
 
 
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
-) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Bool[Array, " R"]]:
-    """Set the plan's page-table entries and run its tokens through the model.
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"]]:
+    """Set the plan's page-table entries, draft tokens, and run the plan's tokens through the model.
 
     Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
-    run for the last tokens alone. The last result says of each row whether this device's KV of its tokens is finite.
+    run for the last tokens alone. The last results are the rows' drafts, and whether this device's KV of its tokens
+    (see `Half`) is finite.
     """
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
@@ -179,11 +220,13 @@ def forward(
         # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
+    with named_scope("drafts"):
+        state, tokens, drafts = with_drafts(state, tokens, indices, config.bucket, config.speculation)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-    lanes, finite = list(state["lanes"]), jnp.ones(config.bucket.rows, bool)
+    lanes, finite = list(state["lanes"]), jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
     in_8_bits = lanes[0].dtype.itemsize == 1
 
     def attend(
@@ -204,7 +247,7 @@ def forward(
     decoder = decoder_of(config, params)
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
     hidden = decoder(tokens, indices.positions, attend, select, adapters)
-    return {**state, "lanes": lanes, "extras": extras}, hidden, indices, finite
+    return {**state, "lanes": lanes, "extras": extras}, hidden, indices, drafts, finite
 
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
@@ -212,8 +255,8 @@ def decoder_of(config: StepConfig, params: Params) -> Decoder:
     return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
 
 
-def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, " R"]:
-    """Return whether the KV of all tokens of a row is finite, given that of the last layer that stores any.
+def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:
+    """Return whether the KV of a row's tokens is finite (see `Half`), given that of the last layer that stores any.
 
     A token sees its own KV: where that is not finite in one layer, neither is the residual stream behind it, nor the KV
     of later layers.
@@ -221,9 +264,11 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
     with named_scope("sampling"):  # which reports it, once a step
         bad = indices.real & ~jnp.isfinite(kv).all(axis=(1, 2))
         if config.bucket.decode:
-            return ~bad  # row i has token i
+            return ~bad.reshape(config.bucket.rows, -1)  # place i of the rows has token i
         rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
-        return ~((indices.token_rows[None] == rows[:, None]) & bad[None]).any(axis=1)
+        drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
+        whole = ~((indices.token_rows[None] == rows[:, None]) & (bad & ~drafted)[None]).any(axis=1)
+        return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
@@ -301,11 +346,9 @@ def attend_layer(
 
 def layer_tile_tokens(config: StepConfig, layer: int) -> int:
     """Return the query tokens per tile of a layer's attention."""
-    if config.bucket.decode:
-        return 1
-    attention = config.model.layers[layer].attention
+    attention, bucket = config.model.layers[layer].attention, config.bucket
     group = attention.num_heads // attention.num_kv_heads
-    return min(tile_tokens(config.backends.attention, group), config.bucket.tokens)
+    return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
 
 
 def _static(attention: AttentionConfig) -> Attend:

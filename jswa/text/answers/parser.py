@@ -4,7 +4,7 @@ transformers' `ResponseParser` cuts the text into the regions of a response temp
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, SamplingParams
 
 from .calls import Piece, Reader, reader
+from .plain import patterns_of, plain_texts
 from .template import REASONING, AnswerTemplate, CallForm, Field
 
 
@@ -113,6 +114,7 @@ class AnswerParser:
         self._before = ""  # the prompt's last characters, if they may begin a delimiter
         self._first: list[AnswerEvent] = []
         self._parser: Any = None
+        self._plain: Callable[[str], bool] | None = None  # tells which texts no parser needs to look at
         self._mark = _NOTHING
         if template is not None:
             self._mark = re.compile(MARK + f"({template.unmarked.pattern})")
@@ -126,6 +128,7 @@ class AnswerParser:
         if compiled is None:
             return
         self._reads_calls = bool(tools)
+        self._plain = plain_texts(patterns_of(compiled))
         self._parser = ResponseParser(compiled, prefix="", tools=[_typed(tool) for tool in tools])
         # Text that the chat template has written belongs to the prompt, except for the name of a call that goes on.
         before = list(self._read(prefix))
@@ -146,8 +149,31 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Return the events of new text."""
+        if text and self._plain is not None and not self._first and self._plain(text) and self._goes_on:
+            self._skip(text)
+            shown = self._shown(self.clean(text))
+            found = [AnswerEvent(self._kind, shown)] if shown else []
+            return found if self._parallel else self._limited(found)
+        if self._template is None:
+            return [AnswerEvent("content", shown)] if (shown := self.clean(text)) else []
         events, self._first = self._first, []
         return self._limited([*events, *self._read(text)]) if text else events
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a region of text is open, and nothing that was read may begin a delimiter."""
+        parser = self._parser
+        if self._field is None or self._reader is not None or self._before or not parser._opened:
+            return False
+        return bool(parser._pos == len(parser._buffer))
+
+    def _skip(self, text: str) -> None:
+        """Let text count as read by transformers' parser, which may look back at it."""
+        parser = self._parser
+        parser._buffer += text
+        parser._pos += len(text)
+        if parser._pos > 2 * _LOOK_BACK:
+            self._forget()
 
     def finish(self) -> list[AnswerEvent]:
         """Return the last events, at the end of the text."""
@@ -203,7 +229,7 @@ class AnswerParser:
                 self._reader = reader(field.form, captures)
                 yield from self._pieces(self._reader.feed(""))
             elif name in self._opened and field.join:
-                yield AnswerEvent(_kind(field), field.join)
+                yield AnswerEvent(self._kind, field.join)
             self._opened.add(name)
         elif kind == "region_chunk":
             yield from self._chunk(self.clean(event["text"]))
@@ -217,15 +243,25 @@ class AnswerParser:
         if self._reader is not None:
             yield from self._pieces(self._reader.feed(text))
             return
-        if self._field.strip:
-            text = text.lstrip() if self._spaces is None else self._spaces + text
-            if not text:
-                return
-            shown = text.rstrip()
-            self._spaces = text[len(shown) :]
-            text = shown
-        if text:
-            yield AnswerEvent(_kind(self._field), text)
+        if shown := self._shown(text):
+            yield AnswerEvent(self._kind, shown)
+
+    def _shown(self, text: str) -> str:
+        """Return text of the open region, and hold back white space that is dropped if the region ends behind it."""
+        assert self._field is not None
+        if not self._field.strip:
+            return text
+        text = text.lstrip() if self._spaces is None else self._spaces + text
+        if not text:
+            return ""
+        shown = text.rstrip()
+        self._spaces = text[len(shown) :]
+        return shown
+
+    @property
+    def _kind(self) -> Literal["reasoning", "content"]:
+        """The kind of the open region's text."""
+        return "reasoning" if self.in_reasoning else "content"
 
     def _pieces(self, pieces: Iterator[Piece]) -> Iterator[AnswerEvent]:
         for kind, text in pieces:
@@ -253,6 +289,8 @@ class AnswerParser:
 
     def clean(self, text: str) -> str:
         """Return text without marks, and without special tokens that delimit nothing where they stand."""
+        if MARK not in text:
+            return text
         return self._mark.sub(lambda found: "" if found[1] in self._special else found[1], text)
 
 
@@ -292,7 +330,3 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 _NOTHING = re.compile(r"(?!)")
-
-
-def _kind(field: Field) -> Literal["reasoning", "content"]:
-    return "reasoning" if field.name in REASONING else "content"

@@ -1,6 +1,6 @@
 // Products with matrices in panels: [panels, inputs, 32 outputs], so that they are read as one stream. Each output adds
-// its inputs in their order, one after the other (or pair after pair, where the processor multiplies pairs of bfloat16),
-// in one sum: neither other rows nor the cut into tasks change a bit of it.
+// its inputs in their order, one after the other (or pair after pair, where the processor multiplies pairs of
+// bfloat16), in one sum: neither other rows nor the cut into tasks change a bit of it.
 #pragma once
 #include "finish.h"
 
@@ -170,12 +170,14 @@ void pack_tile(const Product& p, int64_t tile, float* packed) {
   const int64_t rows = p.rows - first < kTile ? p.rows - first : kTile, padded = padded_rows(rows);
   auto* out = (typename Op::word*)packed + first * words;
   for (int64_t row = 0; row < padded; row++)
-    for (int64_t word = 0; word < words; word++) out[word * padded + row] = row < rows ? Op::pack(p, first + row, word) : 0;
+    for (int64_t word = 0; word < words; word++)
+      out[word * padded + row] = row < rows ? Op::pack(p, first + row, word) : 0;
 }
 
 // Adds inputs begin to end of a panel's columns to the sums of `rows` rows, [rows, kPanel].
 template <class Op, int rows>
-void add_tile(const Product& p, int64_t panel, int column, int64_t begin, int64_t end, const float* packed, float* sums) {
+void add_tile(const Product& p, int64_t panel, int column, int64_t begin, int64_t end, const float* packed,
+              float* sums) {
   Reader<Op::type> reader;
   typename Op::Step step;
   vf sum[rows][kVectors];
@@ -198,7 +200,8 @@ void add_columns(const Product& p, int64_t panel, int64_t begin, int64_t end, co
 }
 
 template <class Op>
-void add_rows(const Product& p, int64_t panel, int64_t count, int64_t begin, int64_t end, const float* packed, float* sums) {
+void add_rows(const Product& p, int64_t panel, int64_t count, int64_t begin, int64_t end, const float* packed,
+              float* sums) {
   switch (padded_rows(count)) {
     case 1: return add_columns<Op, 1>(p, panel, begin, end, packed, sums);
     case 2: return add_columns<Op, 2>(p, panel, begin, end, packed, sums);

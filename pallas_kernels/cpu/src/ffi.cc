@@ -38,8 +38,10 @@ enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4 };
 ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::vector<ffi::AnyBuffer>& rest,
                     ffi::AnyBuffer out, int64_t kind, bool by_rows, int64_t experts) {
   if (x.dimensions().size() != 2 || out.dimensions().size() != 2) return wrong("x and the result must have two axes");
-  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type)) return wrong("x must be float32, bfloat16 or float16");
-  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type)) return wrong("the result must be float32, bfloat16 or float16");
+  if (!type_of(x.element_type(), &p.x_type) || !is_activation(p.x_type))
+    return wrong("x must be float32, bfloat16 or float16");
+  if (!type_of(out.element_type(), &p.out_type) || !is_activation(p.out_type))
+    return wrong("the result must be float32, bfloat16 or float16");
   if (!type_of(w.element_type(), &p.w_type)) return wrong("no products with weights of this type");
   p.x = x.untyped_data(), p.w = w.untyped_data(), p.out = out.untyped_data();
   p.inputs = x.dimensions()[1], p.outputs = out.dimensions()[1];
@@ -120,8 +122,8 @@ Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows)
   return p;
 }
 
-// Each expert's rows of x times its matrix. Operands: starts and sizes of the groups, the bias if there is one, and what
-// `kind` needs. Rows that belong to no expert are not written.
+// Each expert's rows of x times its matrix. Operands: starts and sizes of the groups, the bias if there is one, and
+// what `kind` needs. Rows that belong to no expert are not written.
 ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::BufferR1<ffi::DataType::S32> starts,
                    ffi::BufferR1<ffi::DataType::S32> sizes, ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                    int64_t kind, bool by_rows, bool biased) {
@@ -134,7 +136,8 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (out->dimensions()[0] != rows) return wrong("x and the result have different rows");
   if (biased) {
     ffi::AnyBuffer bias = *rest.get<ffi::AnyBuffer>(0);
-    if (bias.element_type() != x.element_type() || (int64_t)bias.element_count() != count * all.outputs) return wrong("a bias per output in the type of x is needed");
+    if (bias.element_type() != x.element_type() || (int64_t)bias.element_count() != count * all.outputs)
+      return wrong("a bias per output in the type of x is needed");
     all.bias = bias.untyped_data(), all.bias_type = all.x_type;
   }
   std::vector<Product> some;
@@ -158,8 +161,8 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
 }
 
 // See pallas_kernels.attention.api.paged_attention.
-ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, ffi::BufferR1<ffi::DataType::S32> starts,
-                     ffi::BufferR1<ffi::DataType::S32> counts, ffi::BufferR2<ffi::DataType::S32> page_rows,
+ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
+                     ffi::BufferR1<ffi::DataType::S32> starts, ffi::BufferR1<ffi::DataType::S32> counts, ffi::BufferR2<ffi::DataType::S32> page_rows,
                      ffi::BufferR1<ffi::DataType::S32> first_page, ffi::BufferR1<ffi::DataType::S32> visible_from,
                      ffi::BufferR1<ffi::DataType::S32> tile_row, ffi::BufferR1<ffi::DataType::S32> tile_offset,
                      ffi::BufferR2<ffi::DataType::S32> tile_tokens, ffi::BufferR1<ffi::DataType::F32> sinks,
@@ -168,21 +171,26 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, 
   Attention a{};
   const auto of_q = q.dimensions(), of_kv = kv.dimensions(), of_out = out->dimensions();
   if (of_q.size() != 3 || of_kv.size() != 5 || of_out.size() != 3) return wrong("queries or pages of another form");
-  if (!type_of(q.element_type(), &a.q_type) || !is_activation(a.q_type) || out->element_type() != q.element_type()) return wrong("no queries of this type");
-  if (!type_of(kv.element_type(), &a.kv_type) || a.kv_type == Type::S8 || kv.element_type() == ffi::DataType::U8) return wrong("no pages of this type");
+  if (!type_of(q.element_type(), &a.q_type) || !is_activation(a.q_type) || out->element_type() != q.element_type())
+    return wrong("no queries of this type");
+  if (!type_of(kv.element_type(), &a.kv_type) || a.kv_type == Type::S8 || kv.element_type() == ffi::DataType::U8)
+    return wrong("no pages of this type");
   a.q = q.untyped_data(), a.kv = kv.untyped_data(), a.out = out->untyped_data();
   a.starts = starts.typed_data(), a.counts = counts.typed_data(), a.page_rows = page_rows.typed_data();
   a.first_page = first_page.typed_data(), a.visible_from = visible_from.typed_data();
-  a.tile_row = tile_row.typed_data(), a.tile_offset = tile_offset.typed_data(), a.tile_tokens = tile_tokens.typed_data();
+  a.tile_row = tile_row.typed_data(), a.tile_offset = tile_offset.typed_data();
+  a.tile_tokens = tile_tokens.typed_data();
   a.tokens = of_q[0], a.heads = of_q[1], a.head_dim = of_q[2], a.v_dim = of_out[2], a.cell = of_kv[4];
   a.pages = of_kv[0], a.layers = of_kv[1], a.kv_heads = of_kv[2], a.page_size = of_kv[3], a.layer = layer;
   a.rows = counts.dimensions()[0], a.width = page_rows.dimensions()[1];
   a.tiles = tile_tokens.dimensions()[0], a.tile_size = tile_tokens.dimensions()[1];
   a.window = window, a.chunk = chunk, a.scale = scale, a.softcap = softcap;
   if (sinks.element_count()) a.sinks = sinks.typed_data();
-  if (a.kv_heads == 0 || a.heads % a.kv_heads || a.cell < a.head_dim || a.cell < a.v_dim || layer < 0 || layer >= a.layers || of_out[1] != a.heads)
+  if (a.kv_heads == 0 || a.heads % a.kv_heads || a.cell < a.head_dim || a.cell < a.v_dim || layer < 0 ||
+      layer >= a.layers || of_out[1] != a.heads)
     return wrong("queries do not fit the pages");
-  if ((int64_t)sinks.element_count() != 0 && (int64_t)sinks.element_count() != a.heads) return wrong("a sink per head is needed");
+  if ((int64_t)sinks.element_count() != 0 && (int64_t)sinks.element_count() != a.heads)
+    return wrong("a sink per head is needed");
   for (int64_t i = 0; i < a.tiles; i++)
     if (a.tile_row[i] < 0 || a.tile_row[i] >= a.rows) return wrong("a tile of no row");
   // Tokens of no tile, which are padding, get zeros.

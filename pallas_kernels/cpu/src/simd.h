@@ -31,6 +31,9 @@ inline V load_as(const void* from) {
   return out;
 }
 
+// Fetches a line of 64 bytes. GCC drops loops of its own prefetches, as they have no effect.
+inline void fetch(const void* from) { asm volatile("prefetcht0 %0" : : "m"(*(const char*)from)); }
+
 inline vf load(const float* from) { return load_as<vf>(from); }
 inline void store(float* to, vf value) { std::memcpy(to, &value, sizeof value); }
 inline vu bits(vf value) { return (vu)value; }
@@ -60,6 +63,21 @@ inline vf fma(vf a, vf b, vf c) {
 
 inline vf choose(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
+inline vi lanes() {
+  vi out;
+  for (int i = 0; i < W; i++) out[i] = i;
+  return out;
+}
+
+// The greater of each two numbers; NaN if one of them is.
+inline vf greater(vf a, vf b) { return choose((a > b) | (a != a), a, b); }
+
+// The greatest of all lanes, in each lane; NaN if there is one.
+inline vf greatest(vf value) {
+  for (int step = W / 2; step > 0; step /= 2) value = greater(value, __builtin_shuffle(value, lanes() ^ step));
+  return value;
+}
+
 inline vf to_float(vi value) { return __builtin_convertvector(value, vf); }
 
 // GCC widens vectors of small integers element by element where it is not told how.
@@ -83,7 +101,8 @@ inline vf from_bf16(vu16 value) { return (vf)(wide(value) << 16); }
 // float32 that is not normal: such numbers are zeros here.
 inline vf from_fp8(vu8 value) {
   vu all = wide(value), magnitude = all & 0x7f;
-  vf number = choose((vi)(magnitude < 8), to_float((vi)magnitude) * splat(0x1p-9f), (vf)((magnitude << 20) + (120u << 23)));
+  const vf normal = (vf)((magnitude << 20) + (120u << 23));
+  vf number = choose((vi)(magnitude < 8), to_float((vi)magnitude) * splat(0x1p-9f), normal);
   number = choose((vi)(magnitude == 0x7f), (vf)(vu{} + 0x7fc00000u), number);
   return (vf)(bits(number) | ((all & 0x80) << 24));
 }
@@ -255,10 +274,14 @@ inline vf pair_sums(vf a, vf b) {
 }
 
 // Element i of the result is the sum of vector i. The vectors are overwritten.
+template <int count = W>
 inline vf sums(vf* vectors) {
-  for (int count = W; count > 1; count /= 2)
+  if constexpr (count == 1) return vectors[0];
+  else {
+#pragma GCC unroll 16
     for (int i = 0; i < count / 2; i++) vectors[i] = pair_sums(vectors[2 * i], vectors[2 * i + 1]);
-  return vectors[0];
+    return sums<count / 2>(vectors);
+  }
 }
 
 inline int64_t rounded_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }

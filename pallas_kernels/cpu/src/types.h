@@ -11,7 +11,9 @@ namespace jswa {
 enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS };
 
 // Codes of 4 bits count as bytes.
-constexpr int64_t bytes_of(Type type) { return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1; }
+constexpr int64_t bytes_of(Type type) {
+  return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1;
+}
 
 constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most

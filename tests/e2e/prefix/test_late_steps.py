@@ -25,6 +25,7 @@ from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.model.transformer import Params, bind
 from jswa.plan import StepPlan
+from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import LateRunner, programs_compiled_when_run
 from tests.support.oracles import dense_attention, quick_compiles, random_params, small_model
@@ -34,6 +35,8 @@ PAGE, ROWS, TOKENS, LONGEST, AT_ONCE = 8, 3, 12, 96, 5
 BOUND = 2.0**-16  # numbers of unit size, rounded to float32 some 256 times on the way to a log probability
 SOFTCAP = 2.0
 BLOCKS = {"LL": 10, "CC": 10, "LLF": 14, "CCF": 14}  # by layers; L: a window of 20, C: a chunk of 24, F: full
+# Drafts of up to seven tokens from earlier texts, of which by chance some are spoiled.
+DRAFTS = Speculation("suffix", 7, shortest=1, history=128, reference=64, acceptance=0.7)
 
 
 @dataclass
@@ -54,10 +57,11 @@ class Text:
 
     tokens: list[int]
     prompt: int
+    params: SamplingParams
     logprobs: list[float] = field(default_factory=list)
 
 
-def make_device(pattern: str) -> Device:
+def make_device(pattern: str, drafts: Speculation | None) -> Device:
     """Return a small model on its runner: C for a chunked layer, L and F as in `small_model`. All have all features."""
     model, layers = small_model(pattern.replace("C", "L"), window=20), []
     for letter, layer in zip(pattern, model.layers, strict=True):
@@ -66,7 +70,7 @@ def make_device(pattern: str) -> Device:
         layers.append(dataclasses.replace(layer, attention=attention))
     model = dataclasses.replace(model, layers=tuple(layers))
     params, layout = random_params(model), KVLayout.of(model, PAGE)
-    limits = Limits(LONGEST, ROWS, TOKENS, PAGE, BLOCKS[pattern], one_bucket=True)
+    limits = Limits(LONGEST, ROWS, TOKENS, PAGE, BLOCKS[pattern], one_bucket=True, speculation=drafts)
 
     def dense(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
         decoder = bind(model, params)
@@ -75,11 +79,14 @@ def make_device(pattern: str) -> Device:
     return Device(model, params, layout, limits, Runner(model, params, layout, limits), jax.jit(dense))
 
 
-@pytest.fixture(scope="module", params=["LL", "CCF", *by_turns(["CC", "LLF"], 4)])
+@pytest.fixture(
+    scope="module", params=["LL", "CCF", "LLF drafts", *by_turns(["CC", "LLF", "LL drafts", "CCF drafts"], 4)]
+)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Return a device for all tests of a model."""
+    pattern, _, drafts = request.param.partition(" ")
     with programs_compiled_when_run():
-        yield make_device(request.param)
+        yield make_device(pattern, DRAFTS if drafts else None)
 
 
 class Talk:
@@ -123,15 +130,27 @@ class Talk:
         """Add a request."""
         choose, name = self._choose, str(len(self.texts))
         begin: list[int] = []
+        if self.texts and self.engine.limits.speculation is not None and choose.random() < 0.4:
+            # The same question again, which is drafted from the answer of before.
+            again = choose.choice(list(self.texts.values())[-4:])
+            self._add(name, again.tokens[: again.prompt], again.params)
+            return
         if self.texts and choose.random() < 0.7:
             earlier = choose.choice(list(self.texts.values()))
             begin = earlier.tokens[: choose.randint(1, min(len(earlier.tokens), LONGEST - 60))]
         prompt = begin + [choose.randrange(self._vocab) for _ in range(choose.choice((1, 5, 20)))]
         params = SamplingParams(
-            temperature=0.8, seed=len(self.texts), max_tokens=choose.choice((1, 9, 50)), ignore_eos=True, logprobs=0
+            temperature=0.8 if self.engine.limits.speculation is None else 0.05,
+            seed=len(self.texts),
+            max_tokens=choose.choice((1, 9, 50)),
+            ignore_eos=True,
+            logprobs=0,
         )
+        self._add(name, prompt, params)
+
+    def _add(self, name: str, prompt: list[int], params: SamplingParams) -> None:
         self.engine.add(self.engine.request(name, np.array(prompt, np.int32), params))
-        self.texts[name] = Text(prompt, len(prompt))
+        self.texts[name] = Text(list(prompt), len(prompt), params)
         self._open.add(name)
 
     def _interfere(self) -> None:
@@ -162,6 +181,7 @@ def test_conversations_on_a_late_device_have_the_probabilities_of_cold_runs(devi
     talk = Talk(device, seed, 24)
     talk.run()
     check_that_much_happened(talk)
+    check_that_answers_repeat(talk)
     pairs = [(text.logprobs, cold_logprobs(device, text)) for text in talk.texts.values()]
     worst = max(np.abs(cold - found).max(initial=0) for found, cold in pairs)
     print(f"off by {worst:.2g}; {talk.forced} preempted by force, {talk.aborts} aborted")
@@ -181,6 +201,18 @@ def check_that_much_happened(talk: Talk) -> None:
     assert talk.forced > 0
     assert talk.aborts > 0
     assert stats.preemptions >= talk.forced
+    drafts = talk.engine.step_stats().drafts
+    if drafts is not None:
+        assert drafts.drafts > sum(drafts.accepted) > 20, "the drafts were all wrong, or all right"
+
+
+def check_that_answers_repeat(talk: Talk) -> None:
+    """Assert that the same question has the same answer, however much of either was drafted, as far as both go."""
+    answers: dict[tuple[int, ...], list[int]] = {}
+    for text in talk.texts.values():
+        known = answers.setdefault((text.params.seed or 0, *text.tokens[: text.prompt]), text.tokens)
+        shared = min(len(known), len(text.tokens))
+        assert known[:shared] == text.tokens[:shared]
 
 
 def slide_early(patch: pytest.MonkeyPatch, talk: Talk) -> None:

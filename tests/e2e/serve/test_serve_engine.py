@@ -72,7 +72,7 @@ def test_other_requests_go_on_while_programs_are_compiled(client: Client, monkey
     """The first request for log probabilities waits for its programs until a stream has got 20 more tokens."""
     lines: list[str] = []
     done = threading.Event()
-    engine = client.service.engine_thread.engine
+    engine = client.service.local.thread.engine
     prepare = engine.prepare
 
     def read() -> None:

@@ -102,7 +102,11 @@ def run(
 
 
 def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4, *, quads: bool = True) -> Panels:
-    """Return weights as the CPU's products take them. `quads`: codes in quads where the processor has products of them."""
+    """Return weights as the CPU's products take them.
+
+    Args:
+        quads: whether codes are laid out in quads where the processor has products of them.
+    """
     if isinstance(weights, Quantized):
         return Panels(weights._replace(values=_panels(weights.values, False)), weights.values.shape[-1])
     if isinstance(weights, Int4):

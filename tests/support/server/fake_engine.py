@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats, HitCounter
+from jswa.cache.view import FULL, CacheView, Geometry
 from jswa.config import Limits
 from jswa.errors import (
     EngineError,
@@ -118,6 +119,7 @@ class FakeEngine:
         self.steps_left: int | None = None
         self.flushed = self.constraints = 0
         self.delay = 0.0
+        self.profiled: str | None = None
         self.prepare_delay = 0.0
         self.prepared: list[SamplingParams] = []
         self.completed: list[SamplingParams] = []
@@ -272,6 +274,15 @@ class FakeEngine:
         """Return fixed numbers: misses "cold" and "salt"."""
         return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
 
+    def view(self, edges: int) -> CacheView:
+        """Return an arena of 64 blocks, in which every running request has one full page."""
+        slots = np.zeros(64, np.uint8)
+        slots[1 : 1 + len(self.running)] = FULL
+        texts = [len(text) for text in self.running.values()]
+        rows = np.array([(row, length, 0, 0, 1) for row, length in enumerate(texts)], np.int32).reshape(-1, 5)
+        tree = np.array([(-1, 0, 48, 3, 1, 2, 0)])[:edges]
+        return CacheView(Geometry(16, 1, 64, 8, 32, False, True), slots, rows, tree, np.array([(0, 48)])[:edges], 0.0)
+
     def step_stats(self) -> StepStats:
         """Return the number of steps and of prepared programs."""
         return StepStats(self.steps, compiled_beside=len(self.prepared))
@@ -294,6 +305,12 @@ class FakeEngine:
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Store the callbacks, for tests to call."""
         self.report_lost, self.report_leaving = lost, leaving
+
+    def profile(self, folder: str | None) -> None:
+        """Store the folder."""
+        if (folder is None) == (self.profiled is None):
+            raise RequestError("profile", folder, "a profile must run, or none")
+        self.profiled = folder
 
     def flush_cache(self) -> None:
         """Count the calls."""

@@ -5,8 +5,9 @@ import sys
 
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import BYTES
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import uvicorn
@@ -16,10 +18,15 @@ from starlette.types import ASGIApp
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
+from server.core.request import Job
 from server.core.service import Served, Service
+from server.engine.local import LocalEngine
 from server.http.app import create_app
 from server.http.process import HeaderLimit, Server
 from server.options import ServeConfig
+from server.processes.hub import Hub
+from server.processes.remote import RemoteEngine
+from server.processes.supervisor import facts_of, same_port
 from tests.support.server.fake_engine import FakeEngine
 
 BYTES = Path(__file__).parent / "bytes"  # a tokenizer with one token per byte: id = byte + 3
@@ -34,6 +41,24 @@ class Client:
         self.service = service
         self.url = url
         self.http = httpx2.Client(base_url=url, headers=dict(headers), timeout=120)
+
+    @property
+    def services(self) -> list[Service]:
+        """The services of all front ends."""
+        return self.service.services if isinstance(self.service, Apart) else [self.service]
+
+    def used(self, budget: Literal["bodies", "answers"]) -> int:
+        """Return the bytes of a budget that are in use."""
+        return sum(getattr(one.engine, budget).used for one in self.services)
+
+    def refused(self, budget: Literal["bodies", "answers"]) -> int:
+        """Return how often a budget has refused something."""
+        return sum(getattr(one.engine, budget).refused for one in self.services)
+
+    def counted(self, name: str) -> int:
+        """Return a count that /metrics shows, without its prefix and suffix."""
+        text = self.get("/metrics").text
+        return int(float(re.findall(rf"jswa:{name}_total{{[^}}]*}} (\S+)", text)[0]))
 
     def post(self, path: str, body: object = None, **more: Any) -> httpx2.Response:
         """Send a POST request with a JSON body."""
@@ -119,7 +144,12 @@ def serve(
     **options: Any,
 ) -> Iterator[Client]:
     """Run a server for a model with these options."""
-    service = Service(served, ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options}))
+    config = ServeConfig(**{"served_model_name": ("fake", "alias"), "port": 0, **options})
+    if forms.front_ends:
+        with split(served, config, headers or {}, wrap, forms.front_ends) as client:
+            yield client
+        return
+    service = Service(served, config)
     settings = uvicorn.Config(wrap(create_app(service)), port=0, http=HeaderLimit, log_config=None, access_log=False)
     server = Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
@@ -134,6 +164,81 @@ def serve(
             client.http.close()
     finally:
         server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class _Forms:
+    """How `serve` runs servers: with so many front ends apart from the engine, or with none."""
+
+    front_ends = 0
+
+
+forms = _Forms()
+
+
+class Apart:
+    """What tests look at in a server whose front ends are apart from the engine, as `Service` has it."""
+
+    def __init__(self, engine: LocalEngine, services: list[Service]) -> None:
+        self.local = engine
+        self.services = services
+
+    @property
+    def jobs(self) -> dict[str, set[Job]]:
+        """The jobs of all front ends."""
+        return {f"{number} {name}": jobs for number, one in enumerate(self.services) for name, jobs in one.jobs.items()}
+
+    @property
+    def running(self) -> int:
+        """The requests of all front ends."""
+        return sum(one.running for one in self.services)
+
+
+@contextmanager
+def split(
+    served: Served, config: ServeConfig, headers: Mapping[str, str], wrap: Callable[[ASGIApp], ASGIApp], count: int
+) -> Iterator[Client]:
+    """Run a server with front ends, which are in this process and talk to the engine over sockets."""
+    engine = LocalEngine(served.build, served.tokenizer, config)
+    hub, sockets = Hub(engine), same_port("127.0.0.1", 0, count)
+    services, servers, stop = list[Service](), list[Server](), threading.Event()
+
+    async def run() -> None:
+        engine.thread.start()
+        for _ in sockets:
+            own, other = socket.socketpair()
+            for end in (own, other):
+                end.setblocking(False)
+            await hub.connect(own)
+            remote = RemoteEngine(other, facts_of(served, engine.thread.engine), served.tokenizer, config)
+            services.append(Service(served, config, remote))
+            app = wrap(create_app(services[-1]))
+            settings = uvicorn.Config(app, http=HeaderLimit, log_config=None, access_log=False)
+            servers.append(Server(settings, says=None))
+        serving = [asyncio.ensure_future(one.serve([at])) for one, at in zip(servers, sockets, strict=True)]
+        while not stop.is_set():
+            await asyncio.sleep(0.02)
+            hub.check()
+        for one in servers:
+            one.should_exit = True
+        await asyncio.gather(*serving)
+        await engine.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        until(lambda: len(servers) == count and all(one.started for one in servers))
+        apart: Any = Apart(engine, services)
+        client = Client(apart, f"http://127.0.0.1:{sockets[0].getsockname()[1]}", headers)
+        # A connection stays with its front end: a new one for each request reaches all of them.
+        client.http.headers["connection"] = "close"
+        try:
+            yield client
+        finally:
+            client.http.close()
+    finally:
+        stop.set()
         thread.join(60)
         assert not thread.is_alive()
 

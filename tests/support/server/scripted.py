@@ -16,8 +16,9 @@ from jswa.grammar.compiler import Grammars
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
-from server.http.process import run, set_up_logging
+from server.http.process import set_up_logging
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
 from tests.support.text.transcripts import TRANSCRIPTS, Transcript, template_of, tokenizer_of
@@ -48,7 +49,7 @@ def scripted(one: Transcript, *, answers: bool = True, template: str = TEMPLATE,
     written = tokenizer.encode(one.text, add_special_tokens=False).tolist()
     special = {tokenizer.backend.token_to_id(text) for text in one.special}
     ends = written[-1] in special and written.count(written[-1]) == 1
-    engine = _engine(tokenizer, lambda _: one.text, [written[-1]] if ends else ())
+    engine = writing_engine(tokenizer, lambda _: one.text, [written[-1]] if ends else ())
     found = template_of(one.family, tokenizer) if answers else None
     with serving(engine, tokenizer=tokenizer, template=template, answers=found, **options) as client:
         yield client
@@ -92,7 +93,7 @@ def agent_answer(prompt: str) -> str:
     return f"{thought}I know all.<|end|>{start}final<|message|>{said}<|return|>"
 
 
-def _engine(tokenizer: Tokenizer, write: Callable[[str], str], ends: Collection[int] = ()) -> FakeEngine:
+def writing_engine(tokenizer: Tokenizer, write: Callable[[str], str], ends: Collection[int] = ()) -> FakeEngine:
     """Return an engine whose model writes a text behind a prompt, and then one of the end tokens."""
     end = tokenizer.vocab_size
 
@@ -113,7 +114,7 @@ def _engine(tokenizer: Tokenizer, write: Callable[[str], str], ends: Collection[
 def _agent_engine() -> FakeEngine:
     tokenizer = tokenizer_of(HARMONY)
     ends = tokenizer.encode("".join(_ENDS), add_special_tokens=False).tolist()
-    return _engine(tokenizer, agent_answer, ends)
+    return writing_engine(tokenizer, agent_answer, ends)
 
 
 def _agent_with_forms() -> FakeEngine:

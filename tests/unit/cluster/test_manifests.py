@@ -3,6 +3,7 @@
 Kubernetes' own schemas have 100 MB: `make scale-test` checks them (tests/scale/test_manifests.py).
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,29 @@ def test_manifests_use_metrics_that_exist() -> None:
     asked = {name for file in FILES for name in re.findall(r"jswa:[a-z]\w+", file.read_text())}
     assert asked <= shown
     assert len(asked) >= 6
+
+
+def test_the_board_asks_for_metrics_and_labels_that_exist() -> None:
+    with serving() as client:
+        client.complete()
+        text = client.get("/metrics").text
+    shown: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^(jswa:\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
+        shown.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    board = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+    queries = [target for panel in board["panels"] for target in panel["targets"]]
+    assert len(queries) >= 30
+    for target in queries:
+        names = re.findall(r"jswa:\w+", target["expr"])
+        assert names
+        assert set(names) <= shown.keys(), target["expr"]
+        labels = set().union(*(shown[name] for name in names))
+        asked = re.findall(r"by \(([\w, ]+)\)", target["expr"]) + re.findall(r"(\w+)=~?\"", target["expr"])
+        asked += re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+        assert {label for one in asked for label in one.split(", ")} <= labels, target["expr"]
+        assert target["expr"].count("(") == target["expr"].count(")")
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
 
 
 def ray_configs() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 
 from jswa.config import Limits
 from jswa.plan import FROM_DEVICE, StepPlan, TokenEvent
+from jswa.sched.constraint import make_constraint
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
 from tests.support.fakes import Loop
@@ -115,9 +116,11 @@ def test_drafts_preempt_no_row() -> None:
 
 
 def test_rows_whose_logits_depend_on_the_text_run_no_drafts() -> None:
-    """Log probabilities are asked for one token of a row at a time, and masks are made for one."""
+    """Penalties and masks are those of one token."""
     loop = make_loop(lambda most: most)
     plain = make_request("a", PROMPT, length=30)
-    loop.scheduler.add(dataclasses.replace(plain, params=SamplingParams(logprobs=1)))
+    params = SamplingParams(presence_penalty=1.0)
+    limit = make_constraint(params, 1_000, len(PROMPT), frozenset(), ())
+    loop.scheduler.add(dataclasses.replace(plain, params=params, constraint=limit))
     for plan, _ in steps(loop):
         assert plan is None or plan.counts[0] in (1, len(PROMPT))

@@ -49,6 +49,8 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
         length=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         extras=state["extras"],
+        texts=None,
+        carry=None,
     )
 
 

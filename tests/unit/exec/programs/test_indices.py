@@ -50,6 +50,8 @@ class Program:
             length=jnp.zeros(MAX_ROWS, jnp.int32),
             last_token=jnp.zeros(MAX_ROWS, jnp.int32),
             extras=init_extras(2, 61),
+            texts=None,
+            carry=None,
         )
         self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
 

@@ -144,6 +144,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     state = DeviceState(
         lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],
         length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), extras=init_extras(1, 32),
+        texts=None, carry=None,
     )  # fmt: skip
     run = jax.jit(partial(step_indices, layout=layout, bucket=bucket))
     found = jax.tree.map(np.asarray, run(unpack(pack(plan, spec), spec), state))

@@ -176,17 +176,20 @@ void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t 
   jswa::multiply(pool, p);
   p.out = again.data();
   jswa::multiply(pool, p);
-  expect(std::memcmp(out.data(), again.data(), out.size() * 4) == 0, "two products of quads differ", rows, inputs, outputs);
+  const bool same = std::memcmp(out.data(), again.data(), out.size() * 4) == 0;
+  expect(same, "two products of quads differ", rows, inputs, outputs);
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t o = 0; o < outputs; o++) {
       double sum = 0, allowed = 1e-30, size = 0;
       for (int64_t block = 0; block < inputs; block += 32) {
         double most = 0;
         for (int64_t i = block; i < block + 32; i++) {
-          const int64_t at = ((o / jswa::kPanel) * groups + i / group_size) * jswa::kPanel + o % jswa::kPanel;
-          const int64_t byte = ((o / jswa::kPanel) * inputs / 8 + i / 8) * 4 * jswa::kPanel + o % jswa::kPanel * 4 + i % 8 / 2;
+          const int64_t panel = o / jswa::kPanel, column = o % jswa::kPanel;
+          const int64_t at = (panel * groups + i / group_size) * jswa::kPanel + column;
+          const int64_t byte = ((panel * inputs / 8 + i / 8) * jswa::kPanel + column) * 4 + i % 8 / 2;
           const int code = i % 2 ? codes[(size_t)byte] >> 4 : codes[(size_t)byte] & 15;
-          const double one = x[(size_t)(row * inputs + i)], weight = (code - zeros[(size_t)at]) * (double)scales[(size_t)at];
+          const double one = x[(size_t)(row * inputs + i)];
+          const double weight = (code - zeros[(size_t)at]) * (double)scales[(size_t)at];
           sum += one * weight, size += std::fabs(one * weight), most = std::fmax(most, std::fabs(one));
         }
         allowed += most * 32 * 16 * (x_type == Type::BF16 ? 0x1p-15 : 0x1p-23);
@@ -198,10 +201,11 @@ void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t 
 }
 
 // Rows of given lengths over shuffled pages; cells that nobody may read hold NaN.
-void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, int64_t chunk, int64_t head_dim, float softcap) {
+void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, int64_t chunk, int64_t head_dim,
+                     float softcap) {
   const int64_t heads = 4, kv_heads = 2, page_size = 8, width = 30, v_dim = head_dim, cell = head_dim + v_dim;
   const std::vector<int32_t> starts{200, 0, 63, 5}, visible{0, 0, 10, 0};
-  const std::vector<int32_t> counts = tile_size == 1 ? std::vector<int32_t>{1, 1, 1, 0} : std::vector<int32_t>{9, 33, 3, 0};
+  const std::vector<int32_t> one{1, 1, 1, 0}, several{9, 33, 3, 0}, counts = tile_size == 1 ? one : several;
   const int64_t rows = 4, pages = 2 + rows * width;
   std::vector<int32_t> page_rows, first_page(rows, 0), tile_row, tile_offset, tile_tokens;
   for (int64_t i = 0; i < rows * width; i++) page_rows.push_back((int32_t)(2 + (i * 7) % (rows * width)));
@@ -209,7 +213,8 @@ void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, i
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t offset = 0; offset < counts[(size_t)row]; offset += tile_size) {
       tile_row.push_back((int32_t)row), tile_offset.push_back((int32_t)offset);
-      for (int64_t i = 0; i < tile_size; i++) tile_tokens.push_back((int32_t)(tokens + std::min(offset + i, (int64_t)counts[(size_t)row] - 1)));
+      const int64_t last = counts[(size_t)row] - 1;
+      for (int64_t i = 0; i < tile_size; i++) tile_tokens.push_back((int32_t)(tokens + std::min(offset + i, last)));
     }
     tokens += counts[(size_t)row];
   }
@@ -230,7 +235,8 @@ void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, i
       bool seen = false;
       for (int64_t i = 0; i < counts[(size_t)row]; i++) seen = seen || visible_to(row, starts[(size_t)row] + i, key);
       for (int64_t head = 0; !seen && head < kv_heads; head++)
-        std::memset(&kv_bytes[(size_t)(cell_at(row, key, head) * jswa::bytes_of(type))], 0xff, (size_t)(cell * jswa::bytes_of(type)));
+        std::memset(&kv_bytes[(size_t)(cell_at(row, key, head) * jswa::bytes_of(type))], 0xff,
+                    (size_t)(cell * jswa::bytes_of(type)));
     }
   }
   std::vector<uint8_t> out((size_t)(tokens * heads * v_dim * jswa::bytes_of(type)));
@@ -240,7 +246,8 @@ void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, i
   a.starts = starts.data(), a.counts = counts.data(), a.page_rows = page_rows.data(), a.first_page = first_page.data();
   a.visible_from = visible.data(), a.tile_row = tile_row.data(), a.tile_offset = tile_offset.data();
   a.tile_tokens = tile_tokens.data(), a.sinks = sinks.data();
-  a.tokens = tokens, a.heads = heads, a.head_dim = head_dim, a.v_dim = v_dim, a.cell = cell, a.pages = pages, a.layers = 1;
+  a.tokens = tokens, a.heads = heads, a.head_dim = head_dim, a.v_dim = v_dim, a.cell = cell;
+  a.pages = pages, a.layers = 1;
   a.kv_heads = kv_heads, a.page_size = page_size, a.rows = rows, a.width = width, a.tiles = (int64_t)tile_row.size();
   a.tile_size = tile_size, a.window = window, a.chunk = chunk, a.scale = 0.3f, a.softcap = softcap;
   jswa::attend(pool, a);
@@ -283,7 +290,8 @@ int main() {
   for (Type x : {Type::F32, Type::BF16})
     for (Type w : {Type::F32, Type::BF16, Type::S8})
       for (int64_t rows : {1, 2, 7, 13, 120})
-        for (bool by_rows : {false, true}) check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
+        for (bool by_rows : {false, true})
+          check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
   for (int64_t rows : {1, 5, 30})
     for (bool table : {false, true}) check_codes(pool, rows, 48, 45, table);
   if (jswa::has_quads())

@@ -20,7 +20,7 @@ FIRSTS = {one.family: one for one in reversed(TRANSCRIPTS)}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     """A server that answers everything with reasoning, content and a call."""
     with scripted(HARMONY) as found:
         yield found

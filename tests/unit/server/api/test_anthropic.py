@@ -24,7 +24,7 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "to
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     """A server that answers everything with reasoning, content and a call; it has a key."""
     with scripted(HARMONY, template=TEMPLATE, api_key=("k",), headers={"x-api-key": "k"}) as found:
         yield found

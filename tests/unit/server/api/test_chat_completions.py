@@ -21,7 +21,7 @@ TEMPLATE = """{%- for m in messages %}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     with serving(template=TEMPLATE, render_timeout=1.5) as found:
         yield found
 
@@ -51,7 +51,7 @@ def test_the_fields_of_an_answer(client: Client) -> None:
         "prompt_tokens": 9,
         "completion_tokens": 4,
         "total_tokens": 13,
-        "prompt_tokens_details": {"cached_tokens": 4},
+        "prompt_tokens_details": {"cached_tokens": 4, "missed_tokens": {"cold": 5}},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
@@ -70,6 +70,24 @@ def test_a_stream_begins_with_roles_and_ends_with_finish_reasons(client: Client)
         assert "".join(choice["delta"]["content"] for choice in mine[1:-1]) == "jkl"
         assert mine[-1]["delta"] == {}
         assert [choice["finish_reason"] for choice in mine] == [None] * 4 + ["length"]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_last_chunk_has_timings(client: Client, counted: bool) -> None:
+    options = {"stream_options": {"include_usage": True}} if counted else {}
+    *chunks, last, _ = client.events(PATH, {"messages": user("hi"), "max_tokens": 5, "n": 2, **options})
+    assert not any("timings" in chunk for chunk in chunks)
+    found = last["timings"]
+    assert (found["cache_n"], found["prompt_n"], found["predicted_n"]) == (4, 5, 10)
+    assert found["prompt_ms"] >= 0
+    assert found["predicted_per_token_ms"] == pytest.approx(found["predicted_ms"] / 8, abs=0.001)
+    assert found.keys() == client.post(PATH, {"messages": user("hi"), "max_tokens": 5}).json()["timings"].keys()
+
+
+def test_one_token_has_no_rate(client: Client) -> None:
+    found = client.post(PATH, {"messages": user("hi"), "max_tokens": 1}).json()["timings"]
+    assert found["predicted_n"] == 1
+    assert found["predicted_per_second"] is None
 
 
 def test_without_max_tokens_generation_fills_the_context(client: Client) -> None:

@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     with serving() as found:
         yield found
 
@@ -32,7 +32,7 @@ def test_the_fields_of_a_completion(client: Client) -> None:
         "prompt_tokens": 4,
         "completion_tokens": 4,
         "total_tokens": 8,
-        "prompt_tokens_details": {"cached_tokens": 2},
+        "prompt_tokens_details": {"cached_tokens": 2, "missed_tokens": {"cold": 2}},
     }
 
 
@@ -76,7 +76,7 @@ def test_streams_report_usage_on_request(client: Client) -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 7
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2, "missed_tokens": {"cold": 2}}
     body["stream_options"]["continuous_usage_stats"] = True
     counts = [chunk["usage"]["completion_tokens"] for chunk in client.events(PATH, body)[:-1]]
     assert counts == [1, 2, 3, 3]
@@ -318,4 +318,4 @@ def test_a_request_without_a_next_token_does_not_harm_others() -> None:
         assert last["error"]["type"] == "invalid_request_error"
         assert client.complete()["choices"][0]["text"] == "aaaa"
         assert not client.service.jobs
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0

@@ -18,7 +18,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     """A server whose engine has two adapters."""
     engine = FakeEngine(adapters=("poet", "judge/v2"))
     with serving(engine, template="{% for m in messages %}{{ m.content }}{% endfor %}") as found:
@@ -133,6 +133,7 @@ def test_a_request_whose_adapter_is_unloaded_before_it_runs_gets_404(operator: C
     assert not operator.engine.seen
 
 
+@pytest.mark.one_process
 def test_a_request_whose_adapter_is_unloaded_while_its_prompt_is_read_gets_404(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

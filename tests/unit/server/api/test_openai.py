@@ -59,7 +59,7 @@ def test_the_client_retries_when_the_queue_is_full() -> None:
         for waiting in (0, 1):
             threads.append(threading.Thread(target=client.post, args=("/v1/completions", body)))
             threads[-1].start()
-            until(lambda waiting=waiting: bool(engine.running) and client.service.admission.texts == waiting)  # type: ignore[misc]
+            until(lambda waiting=waiting: bool(engine.running) and client.service.local.admission.texts == waiting)  # type: ignore[misc]
         with pytest.raises(openai.RateLimitError) as full:
             sdk.completions.create(model="fake", prompt="a")
         assert full.value.code == "queue_full"

@@ -7,9 +7,10 @@ import openai
 import pytest
 from openai.types.responses import Response as OpenaiResponse
 
-from server.core.responses import ResponseStore
+from server.engine.responses import ResponseStore
 from server.http import limits
 from server.http.errors import ApiError
+from server.http.pieces import encode
 from server.text.items import messages_of, with_instructions
 from tests.support.server.harness import Client
 from tests.support.server.scripted import scripted
@@ -26,7 +27,7 @@ TOOL = {"type": "function", **HARMONY.tools[0]["function"]}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(form: int) -> Iterator[Client]:
     """A server that answers everything with reasoning, content and a call; two API keys."""
     headers = {"Authorization": "Bearer one"}
     with scripted(HARMONY, template=TEMPLATE, api_key=("one", "two"), headers=headers) as found:
@@ -154,15 +155,15 @@ def test_what_is_not_supported_is_refused(client: Client, body: dict[str, Any], 
 def test_a_full_store_drops_from_the_key_that_uses_most() -> None:
     """A key with many conversations does not evict those of a key with few."""
     store = ResponseStore(most=600)
-    store.put("quiet", "first", [{"content": "x" * 40}])
+    store.put("quiet", "first", encode([{"content": "x" * 40}]))
     for number in range(50):
-        store.put("loud", str(number), [{"content": "x" * 80}])
-    store.put("quiet", "second", [{"content": "x" * 40}])
-    assert store.get("quiet", "first") == store.get("quiet", "second") == [{"content": "x" * 40}]
-    assert store.get("loud", "49") == [{"content": "x" * 80}]
+        store.put("loud", str(number), encode([{"content": "x" * 80}]))
+    store.put("quiet", "second", encode([{"content": "x" * 40}]))
+    assert store.get("quiet", "first") == store.get("quiet", "second") == encode([{"content": "x" * 40}])
+    assert store.get("loud", "49") == encode([{"content": "x" * 80}])
     assert 400 <= store.used <= 600
-    store.put("quiet", "second", [])
-    assert store.get("quiet", "second") == []
+    store.put("quiet", "second", encode([]))
+    assert store.get("quiet", "second") == encode([])
     with pytest.raises(ApiError, match="not found"):
         store.get("loud", "0")
 
@@ -171,14 +172,14 @@ def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest conversations go first; all go in the end."""
     store = ResponseStore(most=200)
     for number in range(9):
-        store.put(None, str(number), [{"role": "user", "content": "x" * 30}])
+        store.put(None, str(number), encode([{"role": "user", "content": "x" * 30}]))
         assert store.used <= 200
     assert len(store) == 3
-    store.put(None, "large", [{"content": "x" * 300}])
+    store.put(None, "large", encode([{"content": "x" * 300}]))
     with pytest.raises(ApiError):
         store.get(None, "large")
-    store.put("a", "9", [{"role": "user"}])
-    assert store.get("a", "9") == [{"role": "user"}]
+    store.put("a", "9", encode([{"role": "user"}]))
+    assert store.get("a", "9") == encode([{"role": "user"}])
     for key, name in ((None, "9"), ("a", "0")):
         with pytest.raises(ApiError, match="not found"):
             store.get(key, name)

@@ -19,7 +19,7 @@ def test_requests_generated_from_the_schema_are_answered_properly(requests: str,
             fuzz(client.url, client.url + "/openapi.json", 8, tmp_path, "root")
         assert not client.service.jobs
         assert not client.engine.has_work()
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0
 
 
 def test_the_schema_lists_all_status_codes() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from jswa.errors import EngineDead
-from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights
+from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights, check_size
 from server.http.errors import ApiError
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.floods import slow_tokenizer
@@ -64,13 +64,12 @@ def test_a_single_tenant_has_the_whole_queue() -> None:
 
 def test_one_request_has_at_most_half_of_the_queue() -> None:
     """A larger request would wait for ever beside others, or shut them out, so it is refused at once."""
-    queue = Admission(10, 100)
-    queue.check_size(5, 50)
+    check_size(10, 100, 5, 50)
     for texts, tokens, param in ((6, 6, "n"), (1, 51, "prompt")):
         with pytest.raises(ApiError) as refused:
-            queue.check_size(texts, tokens)
+            check_size(10, 100, texts, tokens)
         assert (refused.value.status, refused.value.param) == (400, param)
-    Admission(1, 100).check_size(1, 1)
+    check_size(1, 100, 1, 1)
 
 
 def test_a_budget_keeps_a_share_for_each_key() -> None:
@@ -197,6 +196,7 @@ def test_a_thread_is_taken_until_its_work_ends() -> None:
     run(test)
 
 
+@pytest.mark.one_process
 def test_large_prompts_of_one_key_hold_up_no_other() -> None:
     """Keys share the threads that tokenize over HTTP, as they share the engine."""
     with serving(FakeEngine(max_model_len=20_000), api_key=("hog", "other")) as client:
@@ -221,7 +221,7 @@ def test_over_http_a_flood_of_one_key_does_not_block_another() -> None:
         assert len(engine.waiting) > 70, "the other key must wait for a few turns only"
         assert {(request.tenant, request.weight) for request in engine.seen} == {("0", 1.0), ("1", 2.0)}
         flood.join()
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0
 
 
 def test_going_before_others_must_be_allowed() -> None:
@@ -240,13 +240,13 @@ def test_going_before_others_must_be_allowed() -> None:
 def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
     """A failure between the admission and the engine releases the admission."""
     with serving() as client:
-        submit = client.service.engine_thread.submit
+        submit = client.service.local.thread.submit
 
         def fail(*_: object) -> None:
             raise EngineDead("the engine has failed")
 
-        client.service.engine_thread.submit = fail  # type: ignore[method-assign,assignment]
+        client.service.local.thread.submit = fail  # type: ignore[method-assign,assignment]
         assert client.post("/v1/completions", {"prompt": "abc"}).status_code == 500
-        assert (client.service.admission.texts, client.service.admission.tokens) == (0, 0)
-        client.service.engine_thread.submit = submit  # type: ignore[method-assign]
+        assert (client.service.local.admission.texts, client.service.local.admission.tokens) == (0, 0)
+        client.service.local.thread.submit = submit  # type: ignore[method-assign]
         client.complete()

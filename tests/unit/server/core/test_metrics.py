@@ -143,7 +143,7 @@ def test_responses_are_counted_by_route_and_status_with_refusals() -> None:
         for index in range(50):
             client.get(f"/made/up/{index}")
             client.get(f"/v1/models/{index}")
-        client.service.admission.admit("one", 2, 2)
+        client.service.local.admission.admit("one", 2, 2)
         assert client.post(PATH, BODY).status_code == 429
         found = {k.removeprefix("http_requests_total,"): v for k, v in scrape(client).items() if "http_requests" in k}
         models = "/v1/models/{model}"
@@ -164,6 +164,7 @@ def test_the_admin_key_opens_metrics_and_nothing_else() -> None:
         assert "weight" not in info, "a tenant would see how many there are, and their shares"
 
 
+@pytest.mark.one_process
 def test_an_unexpected_error_bears_the_id_of_its_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,12 +243,12 @@ def test_tokenizing_a_long_text_counts_in_the_queue(monkeypatch: pytest.MonkeyPa
         thread = threading.Thread(target=lambda: found.append(client.post("/tokenize", {"prompt": "a" * 50_000})))
         thread.start()
         assert entered.wait(10)
-        assert client.service.admission.tokens > 10_000
+        assert client.service.local.admission.tokens > 10_000
         assert client.refusal("/detokenize", {"tokens": [100] * 10_000}, 429)["code"] == "queue_full"
         leave.set()
         thread.join()
         assert found[0].json()["count"] == 50_001
-        assert client.service.admission.tokens == 0
+        assert client.service.local.admission.tokens == 0
 
 
 def test_work_ends_with_the_connection_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,4 +273,4 @@ def test_work_ends_with_the_connection_of_its_client(monkeypatch: pytest.MonkeyP
         before = calls["beside"]
         threading.Event().wait(0.3)
         assert calls["beside"] == before < 100
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0

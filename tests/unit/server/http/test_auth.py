@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from server.http import limits
+from server.http.auth import ADMIN
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.processes import ROOT, started
@@ -44,7 +45,7 @@ def test_every_route_but_the_probes_needs_an_api_key() -> None:
                     response = client.http.request(method.upper(), url, headers=given, json=BODY)  # type: ignore[arg-type]
                     if path in ("/health", "/ready"):
                         assert response.status_code == 200
-                    elif path in ("/flush_cache", "/abort", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+                    elif path in ADMIN:
                         assert response.status_code == 403
                     else:
                         assert response.status_code == 401, url
@@ -188,7 +189,7 @@ def test_a_disconnected_client_frees_its_rows_within_two_steps(streamed: bool) -
         until(lambda: not engine.running)
         assert engine.steps - before <= 2
         assert engine.steps < 100
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0
 
 
 def test_a_client_that_stops_reading_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +218,9 @@ def test_clients_that_disconnect_at_once_leave_nothing_behind(shared: Client, st
             time.sleep(index * 0.0002)
     until(lambda: shared.get("/health").status_code == 200 and len(shared.engine.seen) > before)
     until(lambda: not shared.service.jobs and not shared.engine.has_work())
-    assert shared.service.admission.texts == 0
-    assert shared.service.admission.tokens == 0
-    assert shared.service.engine_thread.active == 0
+    assert shared.service.local.admission.texts == 0
+    assert shared.service.local.admission.tokens == 0
+    assert shared.service.local.thread.active == 0
 
 
 HALF = (
@@ -250,10 +251,10 @@ def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
         body = {"prompt": "abc", "max_tokens": 100, "stream": True}
         threads = [threading.Thread(target=client.post, args=(PATH, {**body, "n": n})) for n in (1, 2, 2)]
         threads[0].start()
-        until(lambda: bool(engine.running) and client.service.admission.texts == 0)
+        until(lambda: bool(engine.running) and client.service.local.admission.texts == 0)
         threads[1].start()
         threads[2].start()
-        until(lambda: client.service.admission.texts == 4)
+        until(lambda: client.service.local.admission.texts == 4)
         assert client.refusal(PATH, {**BODY, "n": 3})["param"] == "n", "more than half of the queue"
         response = client.post(PATH, BODY)
         assert response.status_code == 429
@@ -262,7 +263,7 @@ def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
         assert client.post("/abort", {"abort_all": True}, headers=bearer("root")).status_code == 200
         for thread in threads:
             thread.join()
-        assert client.service.admission.texts == 0
+        assert client.service.local.admission.texts == 0
         assert client.post(PATH, BODY).status_code == 200
 
 

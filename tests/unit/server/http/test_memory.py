@@ -55,7 +55,7 @@ def test_bodies_in_flight_have_a_budget_that_is_asked_before_they_are_read() -> 
     with serving(max_body_memory=100_000) as client:
         head = f"POST {PATH} HTTP/1.1\r\n{LOCAL}Content-Length: 90000"
         with sent(client, head, b"{"):  # 89,999 bytes have been announced and not sent
-            until(lambda: client.service.bodies.used == 90_000)
+            until(lambda: client.used("bodies") == 90_000)
             client.complete()
             refused = client.post(PATH, {"prompt": "a" * 20_000})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_memory_full")
@@ -65,22 +65,22 @@ def test_bodies_in_flight_have_a_budget_that_is_asked_before_they_are_read() -> 
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "body_memory_full")
             assert metric(client, "request_body_bytes") == 90_000
             assert metric(client, "request_body_rejections_total") == 2
-        until(lambda: client.service.bodies.used == 0)
+        until(lambda: client.used("bodies") == 0)
         assert client.http.post(PATH, content=iter(pieces), headers=JSON).status_code == 400, (
             "too long for the model only"
         )
-        until(lambda: client.service.bodies.used == 0)
+        until(lambda: client.used("bodies") == 0)
 
 
 def test_bodies_of_one_key_leave_room_for_another() -> None:
     with serving(max_body_memory=100_000, api_key=("hog", "other")) as client:
         head = f"POST {PATH} HTTP/1.1\r\n{LOCAL}Authorization: Bearer hog\r\nContent-Length: "
         with sent(client, head + "70000", b"{"), sent(client, head + "30000", b"{"):
-            until(lambda: client.service.bodies.refused == 1)
+            until(lambda: client.refused("bodies") == 1)
             body = {"prompt": "a", "user": "x" * 20_000}
             assert client.post(PATH, body, headers={"Authorization": "Bearer other"}).status_code == 200
             assert client.post(PATH, body, headers={"Authorization": "Bearer stranger"}).status_code == 401
-        until(lambda: client.service.bodies.used == 0)
+        until(lambda: client.used("bodies") == 0)
 
 
 def test_a_stream_that_is_read_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_stream_that_is_read_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) 
     with serving(engine) as client:
         body = {"prompt": "abc", "n": 8, "logprobs": 5, "stream": True, "max_tokens": 900_000}
         with sent(client, *post(body, "Connection: close")) as connection:
-            until(lambda: client.service.answers.refused == 1, 20)
+            until(lambda: client.refused("answers") == 1, 20)
             until(lambda: not engine.has_work())
             assert metric(client, "answer_rejections_total") == 1
             found = b""
@@ -98,7 +98,7 @@ def test_a_stream_that_is_read_too_slowly_ends(monkeypatch: pytest.MonkeyPatch) 
                 found += piece
         assert b'"code":"client_too_slow"' in found
         assert b"[DONE]" not in found
-        until(lambda: client.service.answers.used == 0)
+        until(lambda: client.used("answers") == 0)
         assert engine.steps < 100_000
 
 
@@ -107,7 +107,7 @@ def test_a_stream_that_is_read_holds_nothing() -> None:
     with serving(engine, max_answer_memory=70_000) as client:
         events = client.events(PATH, {"prompt": "abc", "max_tokens": 2_000})
         assert events[-1] == "[DONE]"
-        until(lambda: client.service.answers.used == 0)
+        until(lambda: client.used("answers") == 0)
 
 
 def test_answers_that_are_collected_have_a_budget() -> None:
@@ -129,9 +129,9 @@ def test_answers_that_are_collected_have_a_budget() -> None:
         for thread in threads:
             thread.join()
         assert set(statuses) == {200, 503}
-        until(lambda: client.service.answers.used == 0)
+        until(lambda: client.used("answers") == 0)
         client.complete(max_tokens=200)
-        until(lambda: client.service.answers.used == 0)
+        until(lambda: client.used("answers") == 0)
 
 
 def test_log_probabilities_of_generated_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,8 @@ def test_an_answer_that_nobody_reads_is_dropped(size: int, monkeypatch: pytest.M
         with sent(client, heads, data) as connection:
             for _ in range(count - 1):
                 connection.sendall(heads.encode() + b"\r\n\r\n" + data)
-            until(lambda: client.service.recorder.counts.numbers["unread_connections"] == 1, 15)
-        until(lambda: client.service.answers.used == 0)
+            until(lambda: client.counted("unread_connections") == 1, 15)
+        until(lambda: client.used("answers") == 0)
         assert metric(client, "unread_connections_total") == 1
 
 
@@ -179,5 +179,5 @@ def test_a_slow_reader_gets_all_of_a_large_answer(monkeypatch: pytest.MonkeyPatc
                 pause.wait(0.01)
         body = found.partition(b"\r\n\r\n")[2]
         assert json.loads(body)["count"] == 100_001
-        assert client.service.recorder.counts.numbers["unread_connections"] == 0
-        until(lambda: client.service.answers.used == 0)
+        assert client.counted("unread_connections") == 0
+        until(lambda: client.used("answers") == 0)

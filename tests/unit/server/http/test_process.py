@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from server.core.service import Served
-from server.http.process import run
 from server.options import ServeConfig
+from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started

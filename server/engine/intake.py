@@ -18,10 +18,10 @@ from jswa.plan import Request, TokenEvent
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
+from ..core.fairness import Admission, Key
+from ..core.off_loop import gathered
+from ..core.texts import Order
 from ..http.errors import engine_errors, invalid
-from .fairness import Admission, Key
-from .off_loop import gathered
-from .texts import Order
 
 Ids = Int[np.ndarray, " P"]
 Put = Callable[[TokenEvent | JswaError], None]

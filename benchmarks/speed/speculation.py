@@ -1,0 +1,141 @@
+"""Generated tokens per second with and without speculative decoding, in pairs, for texts that are drafted well or not.
+
+    python -m benchmarks.speed.speculation [--rows 1 16] [--repeats 5] [--only NAME ...] [--json FILE]
+
+Two engines in one process, with the model in the box; they take turns, so that other work on the machine hits both. The
+same prompts, seeds and lengths; the tokens are compared. Texts:
+
+    records   JSON lines, continued greedily: n-grams of the text itself
+    copies    a text that the model has begun to write again
+    edits     the same with another name in it
+    stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
+    replays   stories whose prompts and seeds were asked before: suffixes from the prefix cache
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import result_file
+from jswa.llm import LLM
+from jswa.types import SamplingParams
+
+TOKENS = 160
+_NAMES = ("Tom", "Lily", "Ben", "Anna", "Max", "Mia", "Sam", "Lucy", "Tim", "Sue", "Jack", "Amy", "Leo", "Ella", "Bob")
+_PETS = ("cat", "dog", "bird", "fish", "frog", "duck", "bear", "fox")
+_STORY = """One day {name} went to the park with a red ball. {name} saw a {pet} near the big tree. The {pet} was sad
+because it had lost its hat. {name} said, "Do not cry, I will help you." They looked under the bench and behind the
+tree. At last they found the hat in the pond. The {pet} was very happy and said thank you. {name} and the {pet} played
+with the red ball until the sun went down. Then {name} went home and told Mom about the {pet}.
+"""
+
+
+def records(row: int) -> str:
+    """Return the beginning of a list of JSON records."""
+    lines = [
+        f'{{"id": {n}, "name": "{_NAMES[(row + n) % 15]}", "pet": "{_PETS[(row + n) % 8]}", "likes": "the red ball"}}'
+        for n in range(1, 7)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def copies(row: int) -> str:
+    """Return a text and the beginning of its copy."""
+    text = _STORY.replace("\n", " ").format(name=_NAMES[row % 15], pet=_PETS[row % 8])
+    return text + text[:90]
+
+
+def edits(row: int) -> str:
+    """Return a text twice, the second time with another name, and the beginning of a third one."""
+    names = [_NAMES[(row + n) % 15] for n in range(3)]
+    texts = [_STORY.replace("\n", " ").format(name=name, pet=_PETS[row % 8]) for name in names]
+    return texts[0] + texts[1] + texts[2][:90]
+
+
+def stories(row: int) -> str:
+    """Return the beginning of a story."""
+    return f"Once upon a time there was a {_PETS[row % 8]} and its friend {_NAMES[row % 15]}"
+
+
+KINDS: dict[str, tuple[Any, float, str]] = {
+    "records": (records, 0.0, "ngram"),
+    "copies": (copies, 0.0, "ngram"),
+    "edits": (edits, 0.0, "ngram"),
+    "stories": (stories, 0.8, "ngram"),
+    "replays": (stories, 0.8, "suffix"),
+}
+
+
+def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[int]]]:
+    """Return generated tokens per second, and the tokens."""
+    prompt_of, temperature, _ = KINDS[kind]
+    prompts = [prompt_of(row + 16 * seed) for row in range(rows)]
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True)
+    begin = time.perf_counter()
+    found = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    return rows * TOKENS / seconds, [output.outputs[0].token_ids for output in found]
+
+
+def measure(kind: str, rows: int, repeats: int) -> dict[str, Any]:
+    """Return the rates of both engines, the median of the ratios, and how much was drafted."""
+    method = KINDS[kind][2]
+    options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1024}
+    drafts = {"method": method, "num_speculative_tokens": 7}
+    with LLM("tiny", **options) as plain, LLM("tiny", speculative_config=drafts, **options) as drafting:
+        both = (plain, drafting)
+        settle(both, kind, rows)
+        before = drafting.engine.step_stats()
+        rates: list[tuple[float, float]] = []
+        same = True
+        for repeat in range(repeats):
+            seed = 0 if kind == "replays" else repeat
+            order = both if repeat % 2 else both[::-1]
+            found = {llm: rate(llm, kind, rows, seed) for llm in order}
+            rates.append((found[plain][0], found[drafting][0]))
+            same &= found[plain][1] == found[drafting][1]
+        after = drafting.engine.step_stats()
+        assert before.drafts is not None
+        assert after.drafts is not None
+        drafted, accepted = (new - old for new, old in zip(after.drafts.sums, before.drafts.sums, strict=True))
+        return {
+            "text": kind, "rows": rows, "method": method,
+            "without": statistics.median(a for a, _ in rates), "with": statistics.median(b for _, b in rates),
+            "ratio": statistics.median(b / a for a, b in rates), "ratios": [b / a for a, b in rates],
+            "drafted": drafted, "accepted": accepted, "steps": after.steps - before.steps, "same tokens": same,
+        }  # fmt: skip
+
+
+def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
+    """Run until the programs that these steps want are compiled, which happens beside the steps."""
+    quiet = 0
+    while quiet < 2:
+        before = [llm.engine.step_stats().compiled_beside for llm in both]
+        for llm in both:
+            rate(llm, kind, rows, 0)
+        time.sleep(1.0)
+        quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = [measure(kind, count, options.repeats) for count in options.rows for kind in options.only]
+    print(f"{'text':10}{'rows':>5}{'without':>10}{'with':>10}{'ratio':>7}   right of drafted, same tokens")
+    for row in rows:
+        counts = f"{row['accepted']:6} of {row['drafted']:6}, {row['same tokens']}"
+        print(f"{row['text']:10}{row['rows']:5}{row['without']:10.0f}{row['with']:10.0f}{row['ratio']:7.2f}   {counts}")
+    if options.json is not None:
+        result_file.write(options.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The drafts of a step, put among its tokens before it runs."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jswa.exec.buckets import Bucket
+from jswa.exec.programs.indices import StepIndices
+from jswa.exec.programs.lookup import look_up, note_tokens
+from jswa.exec.programs.state import DeviceState
+from jswa.exec.programs.verify import ABSENT
+from jswa.speculation import Speculation
+
+_MIX = 0x9E3779B1  # odd, so that products differ
+
+
+def with_drafts(
+    state: DeviceState,
+    tokens: Int[Array, " T"],
+    indices: StepIndices,
+    bucket: Bucket,
+    speculation: Speculation | None,
+) -> tuple[DeviceState, Int[Array, " T"], Int[Array, "R K"]]:
+    """Return the state, the step's tokens with drafts among them, and the drafts of each row, ABSENT behind the last.
+
+    Args:
+        tokens: at the place of a draft any valid token.
+    """
+    drafts = jnp.zeros((bucket.rows, 0), jnp.int32)
+    if speculation is None:
+        return state, tokens, drafts
+    if bucket.drafts:
+        state, drafts = _propose(state, tokens, indices, bucket.drafts, speculation)
+        place = jnp.arange(bucket.tokens, dtype=jnp.int32) - indices.first_token[indices.token_rows]
+        before = indices.counts - 1 - indices.drafts
+        number = place - before[indices.token_rows] - 1
+        own = drafts[indices.token_rows, jnp.clip(number, 0, bucket.drafts - 1)]
+        tokens = jnp.where(number >= 0, jnp.maximum(own, 0), tokens)
+    texts = state["texts"]
+    if texts is not None:
+        # Of a long chunk only the end stays in the ring; two tokens must not have one place.
+        kept = indices.positions >= (indices.starts + indices.counts)[indices.token_rows] - texts["history"].shape[1]
+        row_ids = jnp.where(indices.real & kept, indices.token_row_ids, len(texts["history"]))
+        state = {**state, "texts": note_tokens(texts, row_ids, indices.positions, tokens)}
+    return state, tokens, drafts
+
+
+def _propose(
+    state: DeviceState, tokens: Int[Array, " T"], indices: StepIndices, count: int, speculation: Speculation
+) -> tuple[DeviceState, Int[Array, "R K"]]:
+    """Draft the next tokens of the rows that run drafts: their first token is the last that they have sampled."""
+    texts = state["texts"]
+    assert texts is not None
+    rows = len(texts["history"])
+    first = jnp.clip(indices.first_token, 0, len(tokens) - 1)
+    row_ids = jnp.where(indices.drafts > 0, indices.token_row_ids[first], rows)
+    texts = note_tokens(texts, row_ids, indices.starts, tokens[first])
+    texts, found = look_up(texts, row_ids, indices.starts, count, speculation.longest, speculation.shortest)
+    wanted = jnp.arange(count, dtype=jnp.int32)[None] < indices.drafts[:, None]
+    if speculation.acceptance is not None:
+        found = _spoiled(found, indices.starts, row_ids, speculation.acceptance)
+    return {**state, "texts": texts}, jnp.where(wanted & (found >= 0), found, ABSENT)
+
+
+def _spoiled(
+    drafts: Int[Array, "R K"], positions: Int[Array, " R"], row_ids: Int[Array, " R"], share: float
+) -> Int[Array, "R K"]:
+    """Return the drafts, of which this share stays as it is; another token takes the place of the others."""
+    at = positions[:, None] + 1 + jnp.arange(drafts.shape[1], dtype=jnp.int32)[None]
+    mixed = (at + 40_503 * row_ids[:, None]).astype(jnp.uint32) * jnp.uint32(_MIX)
+    chance = (mixed >> 8).astype(jnp.float32) / 2**24
+    return jnp.where((chance < share) | (drafts < 0), drafts, jnp.where(drafts > 0, drafts - 1, 1))

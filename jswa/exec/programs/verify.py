@@ -1,0 +1,107 @@
+"""Which drafts are right: those that equal the token that is drawn in their place.
+
+A draw is a function of the request's key, the position and the logits. So the token at a position is the same whether a
+step before has sampled it or this one verifies a draft of it: drafts change no text, only how many tokens a step adds.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jswa.exec.programs.extras import Extras
+from jswa.exec.programs.sampling import LogprobRows, Sampling, drawn_logprobs, few_rows, sample
+
+ABSENT = -3  # among drafts: there is none; no draw is -3
+LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one token of each row has more
+
+
+class Draws(NamedTuple):
+    """What is drawn at S places of R rows: the tokens, and log probabilities in the order of the rows."""
+
+    tokens: Int[Array, "R S"]
+    logprobs: LogprobRows | None
+
+
+def draw(
+    logits: Callable[[Float[Array, "N M"]], Float[Array, "N V"]],
+    hidden: Float[Array, "R S M"],
+    first: Int[Array, " R"],
+    drafts: Int[Array, "R K"],
+    limits: Sampling,
+    extras: Extras,
+    finite: Bool[Array, "R S"],
+    *,
+    vocab: int,
+    devices: int,
+    want_logprobs: bool,
+    deterministic: bool,
+) -> Draws:
+    """Draw a token for each row's last token and, behind each draft, for the draft (S = K + 1).
+
+    The logits of all places at once may be gigabytes: then those of one place of all rows follow those of another. A
+    deterministic engine always computes them so, as if it sampled one token of each row.
+
+    Args:
+        logits: the head.
+        first: position of the first token that is drawn of each row.
+    """
+    rows, places, _ = hidden.shape
+    place = jnp.arange(places, dtype=jnp.int32)[None]
+    dead = place > proposed(drafts)[:, None]
+
+    def spread(values: Array) -> Array:
+        return jnp.broadcast_to(values[:, None], (rows, places, *values.shape[1:]))
+
+    wide = Sampling(*(spread(values) for values in limits))
+    # What is drawn behind the last draft of a row is not used: it shall cost nothing.
+    wide = wide._replace(
+        temperature=jnp.where(dead, 0.0, wide.temperature), extras=jnp.where(dead, len(extras["seen"]), wide.extras)
+    )
+    parts = hidden, first[:, None] + place, wide, finite
+
+    def block(part: tuple[Float[Array, "N M"], Int[Array, " N"], Sampling, Bool[Array, " N"]]) -> Draws:
+        vectors, positions, own, whole = part
+        with jax.named_scope("logits"):
+            scores = logits(vectors)
+        with jax.named_scope("sampling"):
+            few = 0 if deterministic else few_rows(len(positions))
+            tokens = sample(scores, positions, own, extras, devices, whole, few)
+        with jax.named_scope("logprobs"):
+            return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices) if want_logprobs else None)
+
+    if places == 1 or (rows * places * vocab <= LOGITS and not deterministic):
+        flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))
+        return flat._replace(tokens=flat.tokens.reshape(rows, places))
+    if deterministic:
+        by_place = lax.map(block, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), parts))
+    else:
+        # A loop cannot be part of a CUDA graph. The barrier keeps one place's logits from those of the next.
+        found: list[Draws] = []
+        for at in range(places):
+            part = jax.tree.map(lambda array, at=at: array[:, at], parts)
+            if found:
+                part, _ = lax.optimization_barrier((part, found[-1].tokens))  # type: ignore[no-untyped-call]
+            found.append(block(part))
+        by_place = jax.tree.map(lambda *arrays: jnp.stack(arrays), *found)
+    whole: Draws = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), by_place)
+    if whole.logprobs is None:
+        return whole
+    return whole._replace(logprobs=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole.logprobs))
+
+
+def proposed(drafts: Int[Array, "R K"]) -> Int[Array, " R"]:
+    """Return the number of drafts of each row: what lies behind an absent one is none."""
+    return jnp.cumprod(drafts >= 0, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
+
+
+def accepted(draws: Int[Array, "R S"], drafts: Int[Array, "R K"]) -> Int[Array, " R"]:
+    """Return how many of each row's drafts are right: the first ones that equal the token drawn in their place.
+
+    A draft behind which no token can be drawn does not count, so that the next step finds out why.
+    """
+    right = (draws[:, :-1] == drafts) & (draws[:, 1:] >= 0)
+    return jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)

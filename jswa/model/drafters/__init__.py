@@ -1,0 +1,1 @@
+"""Drafters that are models: what a step gives them, and what they give back."""

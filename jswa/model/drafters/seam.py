@@ -1,0 +1,117 @@
+"""What a drafter with weights implements, and what a step gives it. All of it is called at trace time, inside the step.
+
+A row's text has tokens x_0 … x_n on the device: x_0 … x_{n-1} have been run, x_n has been sampled and not run. A step
+
+1. lets the drafter `propose` the tokens x_{n+1} …, for rows that speculate, before it runs anything;
+2. runs the target's layers on x_n and the drafts, and collects the taps of every token that it runs;
+3. lets the drafter `absorb` them: of every token that it runs, of prompts and drafts alike, in every step;
+4. verifies, and keeps of each row the carry of the last token that was right.
+
+So a drafter needs no token that is not run in this step, and no state but its carry and the KV of its own layers.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Float, Int, Shaped
+
+from jswa.architecture import AttentionConfig
+from jswa.model.transformer import Params
+
+FINAL = -1  # a tap: the hidden states after the final norm, from which the logits are made
+
+
+class Attend(Protocol):
+    """Stores KV and attends, for the tokens that were given to the drafter; as `jswa.model.attention.Attend`."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Array, "T H D"],
+        kv: Float[Array, "T K E"] | None,
+        sinks: Float[Array, " H"] | None,
+        /,
+        *,
+        attention: AttentionConfig | None = None,
+    ) -> Float[Array, "T H V"]:
+        """Return the attention output.
+
+        Args:
+            layer: i from 0 on is layer i of the target; `len(target.layers) + i` is layer i of the drafter.
+            kv: None: store nothing, read what is there.
+            attention: scale, window and softcap of the queries; None: those of the layer.
+        """
+        ...
+
+
+class Ran(NamedTuple):
+    """The T tokens of a step, after the target has run them. Padding tokens have position 0 and write nothing.
+
+    Attributes:
+        taps: for each of `Drafter.taps`, the residual stream before that layer of the target, or FINAL.
+        previous: given values [T, X] of the tokens, and the columns of the carry that have the same of the token before
+            a row's first one, returns [T, X]: the values of the token before each. Zeros for position 0, and for the
+            first token that a row runs behind a cached prefix.
+        embed: the target's embedding of tokens as its first layer gets it, [n] -> [n, M].
+        attend: for these tokens. A token of a full layer of the drafter sees position 1 and later ones alone, as
+            position 0 has no token before it.
+    """
+
+    tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    taps: tuple[Float[Array, "T M"], ...]
+    previous: Callable[[Shaped[Array, "T X"], slice], Shaped[Array, "T X"]]
+    embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
+    attend: Attend
+
+
+class Now(NamedTuple):
+    """The R rows of a step that speculates, before it runs. Rows that propose nothing have any valid values.
+
+    Attributes:
+        tokens, positions: x_n and n of each row.
+        carry: of the row's token n - 1.
+        embed, logits: the target's: [n] -> [n, M], and [n, M] (as FINAL) -> float32 [n, V], this device's columns.
+        choose: the token with the largest logit, [n, V] -> [n], over all devices.
+        attend: `attend(step)` is the function for one token a row at position n + step, of the drafter's own layers and
+            of the target's. What it stores is overwritten when that position is really run. A query sees all that is
+            stored at and before its position: of the target's layers, that is up to position n - 1.
+    """
+
+    tokens: Int[Array, " R"]
+    positions: Int[Array, " R"]
+    carry: Float[Array, "R C"]
+    embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
+    logits: Callable[[Float[Array, "n M"]], Float[Array, "n V"]]
+    choose: Callable[[Float[Array, "n V"]], Int[Array, " n"]]
+    attend: Callable[[int], Attend]
+
+
+class Drafter(Protocol):
+    """A drafter's configuration and functions: hashable, equal if the configuration is (a frozen dataclass).
+
+    `params` are the drafter's own, by their names.
+    """
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers of the target before which the residual stream is wanted, or FINAL."""
+        ...
+
+    @property
+    def layers(self) -> tuple[AttentionConfig, ...]:
+        """The drafter's layers with KV of their own; they lie in the arena behind the target's. () if it has none."""
+        ...
+
+    @property
+    def carry(self) -> int:
+        """C, the numbers of a row that are kept between steps."""
+        ...
+
+    def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:
+        """Write the drafter's KV of a step's tokens; return the carry of each."""
+        ...
+
+    def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
+        """Return the most likely next tokens of each row, -1 where there is none. `count`: static, 1 to 7."""
+        ...

@@ -1,0 +1,163 @@
+"""How many drafts a row the next decode step runs: as many as give most tokens a second, and none if none pay.
+
+What a step of so many rows and drafts takes is measured. How often drafts are right is counted by row: the first of a
+step, and each further one behind a right one, since a row that follows an earlier text does so for a while. What is not
+known is tried, but only for what was saved for that: a share of the time of all steps.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+_SHARE = 0.01  # of the time, for trials
+_MOST_SAVED = 8  # steps
+_HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
+_GAIN = 1.02  # drafts must give so many times the tokens a second
+_KEEP = 0.9  # of a row's counts, each time that it has run drafts
+_POOL_KEEP = 0.99  # of those of all rows
+_WEIGHT = 2.0  # steps for which the counts of all rows stand for a row that has none of its own
+_STALE = 16  # steps of a size after which a time may be measured again
+_FIRST = 3  # measurements of which the least counts, and before which nothing is known
+_NEWEST, _NEWEST_STALE = 0.2, 0.5  # weight of the last measurement
+_OUTLIER = 2.0  # times what was known: the machine did something else
+_CHEAP = 1.1  # what an unknown length is taken to cost, times that of the next shorter one
+
+
+class Chances(NamedTuple):
+    """How often drafts of R rows are right: the first of a step, and one behind a right one."""
+
+    first: Float[np.ndarray, " R"]
+    further: Float[np.ndarray, " R"]
+
+    def tokens(self, drafts: int) -> float:
+        """Return how many tokens a step with so many drafts a row gives besides one for each row."""
+        total, chance = 0.0, self.first
+        for _ in range(drafts):
+            total += float(chance.sum())
+            chance = chance * self.further
+        return total
+
+
+def best_length(chances: Chances, rows: int, seconds: Mapping[int, float]) -> int:
+    """Return the number of drafts that gives most tokens a second, 0 unless it gives clearly more than none does.
+
+    Args:
+        chances: of the rows that may run drafts.
+        rows: of the step.
+        seconds: what a step takes, by number of drafts; 0 is among them.
+    """
+    speed = {drafts: (rows + chances.tokens(drafts)) / max(time, 1e-9) for drafts, time in seconds.items()}
+    best = max(speed, key=lambda drafts: speed[drafts])
+    return best if speed[best] > _GAIN * speed[0] else 0
+
+
+class Choice:
+    """Chooses the number of drafts of each decode step. Rows are named by row id."""
+
+    def __init__(self, max_rows: int) -> None:
+        # Right and tried: of first drafts, and of those behind a right one.
+        self._counts = np.zeros((2, 2, max_rows))
+        self._pool = np.array([[0.5, 1.0], [0.8, 1.0]])
+        self._seconds: dict[tuple[int, int], float] = {}
+        # By size and drafts: steps of the size until the last measurement, and the number of measurements.
+        self._measured: dict[tuple[int, int], tuple[int, int]] = {}
+        self._steps: dict[int, int] = {}
+        self._saved = 0.0  # seconds for trials
+        self._kept = (0, 0, 0)  # the last choice, the rows of its step, and for how many more steps it holds
+
+    def begin(self, row_id: int) -> None:
+        """Forget the sequence that had a row."""
+        self._counts[:, :, row_id] = 0.0
+        self._kept = (0, 0, 0)
+
+    def kept(self, rows: int) -> int | None:
+        """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew."""
+        last, size, left = self._kept
+        if size != rows or left <= 0:
+            return None
+        self._kept = last, size, left - 1
+        return last
+
+    def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
+        """Return how often drafts of these rows are right."""
+        right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
+        pool = self._pool[:, 0] / self._pool[:, 1]
+        chance = (right + _WEIGHT * pool[:, None]) / (tried + _WEIGHT)
+        return Chances(chance[0], chance[1])
+
+    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
+        """Return the number of drafts a row, 0 or one of `lengths`.
+
+        Args:
+            row_ids: the rows that may run drafts, of the `rows` of the step.
+            lengths: the numbers of drafts that can be had now, ascending.
+        """
+        if not len(row_ids) or not lengths:
+            return 0
+        size, chances = rows.bit_length(), self.chances(row_ids)
+        if (size, 0) not in self._seconds:
+            return 0
+        seconds = {0: self._seconds[size, 0]}
+        guess = seconds[0]
+        for drafts in lengths:
+            guess *= _CHEAP
+            if self._is_known(size, drafts):
+                guess = self._seconds[size, drafts]
+            seconds[drafts] = guess
+        known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
+        best = best_length(chances, rows, known)
+        trial = self._trial(chances, rows, seconds, best)
+        self._kept = (best, rows, _HOLDS) if trial is None else (0, 0, 0)
+        return best if trial is None else trial
+
+    def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
+        """Return a number of drafts to try instead of the best, if one may pay and the time for that has been saved."""
+        size, value = rows.bit_length(), (rows + chances.tokens(best)) / seconds[best]
+        step = self._steps.get(size, 0)
+        unknown = [drafts for drafts in seconds if drafts and not self._is_known(size, drafts)]
+        wanted = [drafts for drafts in unknown if best_length(chances, rows, {0: seconds[0], drafts: seconds[drafts]})]
+        stale = [d for d in seconds if d != best and d not in unknown and step - self._measured[size, d][0] >= _STALE]
+        # What is not known, and would not pay as far as is known, is tried too: chances change.
+        stale += (
+            [] if best or stale else [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
+        )
+        # Of several the shortest tells most cheaply whether drafts are right by now.
+        for drafts in (*wanted[:1], *sorted(stale)):
+            lost = max(0.0, seconds[drafts] - (rows + chances.tokens(drafts)) / value)
+            if lost <= self._saved:
+                self._saved -= lost
+                return drafts
+        return None
+
+    def _is_known(self, size: int, drafts: int) -> bool:
+        """Return whether enough steps were measured: the first ones are often slow."""
+        return self._measured.get((size, drafts), (0, 0))[1] >= _FIRST
+
+    def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
+        """Count how many of so many drafts were right, of rows that ran some."""
+        if not len(row_ids):
+            return
+        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)])
+        good = np.stack([right > 0, np.maximum(right - 1, 0)])
+        # A further draft is tried behind each right one, but for the last of the step.
+        self._counts[:, :, row_ids] *= _KEEP
+        self._counts[:, 0, row_ids] += good
+        self._counts[:, 1, row_ids] += tried
+        self._pool *= _POOL_KEEP ** len(row_ids)
+        self._pool[:, 0] += good.sum(axis=1)
+        self._pool[:, 1] += tried.sum(axis=1)
+        self._pool[:, 1] = np.maximum(self._pool[:, 1], 1e-6)
+
+    def took(self, rows: int, drafts: int, seconds: float) -> None:
+        """Note what a decode step of so many rows, with so many drafts each, has taken."""
+        size = rows.bit_length()
+        key, step = (size, drafts), self._steps.get(size, 0) + 1
+        last, times = self._measured.get(key, (step, 0))
+        before = self._seconds.get(key, seconds)
+        weight = _NEWEST_STALE if step - last >= _STALE else _NEWEST
+        changed = before + weight * (min(seconds, _OUTLIER * before) - before)
+        self._seconds[key] = min(before, seconds) if times < _FIRST else changed
+        self._steps[size], self._measured[key] = step, (step, times + 1)
+        self._saved = min(self._saved + _SHARE * seconds, _MOST_SAVED * seconds)

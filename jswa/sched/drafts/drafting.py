@@ -1,0 +1,176 @@
+"""Gives decode rows drafts, counts which were right, and says in which texts the device looks drafts up."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.continuations import continuations
+from jswa.config import Limits
+from jswa.plan import RowText, StepPlan
+from jswa.sched.draft import Draft, lease_of
+from jswa.sched.drafts.choice import Choice
+from jswa.sched.rows import Flight, Rows
+from jswa.sched.sequence import Sequence
+from jswa.speculation import PROGRAMS
+
+# Of how many drafts a row a decode step of so many rows may run now, if it may have two halves or log probabilities.
+Lengths = Callable[[int, bool, bool], tuple[int, ...]]
+_BEHIND = 512  # positions
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """Sums since the engine's start.
+
+    Attributes:
+        steps: decode steps with drafts.
+        drafts: tokens that were drafted.
+        accepted: drafts that were right, by their place among those of a row and step.
+        rows: rows of these steps that had drafts: as many steps would have given a token each without them.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    drafts: int = 0
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """The tokens that were drafted, and those of them that were right."""
+        return self.drafts, sum(self.accepted)
+
+
+@dataclass
+class _Counts:
+    steps: int = 0
+    rows: int = 0
+    drafts: int = 0
+    accepted: Int[np.ndarray, " K"] = field(default_factory=lambda: np.zeros(PROGRAMS[-1], np.int64))
+
+
+class Drafting:
+    """The drafts of the running rows.
+
+    Args:
+        most: drafts of a row in a step.
+
+    Attributes:
+        lengths: what the device can run; None: everything, and drafts cost nothing.
+    """
+
+    def __init__(self, rows: Rows, cache: CacheManager, most: int, limits: Limits) -> None:
+        self._rows, self._cache = rows, cache
+        self._most, self._speculation, self._one_bucket = most, limits.speculation, limits.one_bucket
+        self.lengths: Lengths | None = None
+        self.choice = Choice(rows.max_rows)
+        self._counts = _Counts()
+        self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
+        self._texts: list[RowText] = []
+        self._features = False, False  # of the steps for which lengths were asked last
+
+    def begin(self, sequence: Sequence) -> None:
+        """Note a row that begins: its rows of the device's tables are another's."""
+        row_id, speculation = sequence.row_id, self._speculation
+        self.choice.begin(row_id)
+        if speculation is None or not speculation.looks_up or not self._rows.speculative[row_id]:
+            return
+        start, (reference, offset) = sequence.launched, self._reference(sequence)
+        if start or reference is not None:
+            self._texts.append(RowText(row_id, sequence.tokens[:start].copy(), reference, offset))
+
+    def look_again(self, sequence: Sequence) -> None:
+        """Look for other texts in which the drafts of a row are looked up: it has gone on for a while."""
+        reference, offset = self._reference(sequence)
+        if reference is not None and self._rows.speculative[sequence.row_id]:
+            self._texts.append(RowText(sequence.row_id, None, reference, offset))
+
+    def _reference(self, sequence: Sequence) -> tuple[Int[np.ndarray, " n"] | None, int]:
+        speculation = self._speculation
+        if speculation is None or not speculation.reference:
+            return None, 0
+        tree, salt, before = self._cache.prefix.tree, sequence.request.cache_salt, speculation.longest
+        most = speculation.reference
+        found, first = continuations(tree, salt, sequence.tokens, most, before=before, behind=_BEHIND)
+        return found, -first
+
+    def texts(self, by_row: Iterable[Sequence | None]) -> tuple[RowText, ...]:
+        """Return the texts to send with a plan, once: those of rows that still run."""
+        if not self._texts:
+            return ()
+        running = {sequence.row_id for sequence in by_row if sequence is not None}
+        texts = tuple(text for text in self._texts if text.row_id in running)
+        self._texts = []
+        return texts
+
+    def length(self, draft: Draft, *, split: bool) -> int:
+        """Return the number of drafts a row of the program in which a draft of a step shall run."""
+        if self.lengths is None or self._speculation is None:
+            return self._most
+        mixed = any(draft.prompts.values()) and not self._one_bucket
+        if mixed or not len(draft.decode):
+            return 0
+        rows, row_ids = self._rows, draft.decode
+        features = split, bool(rows.logprob_rows)
+        kept = self.choice.kept(len(row_ids)) if features == self._features else None
+        if kept is not None:
+            return kept
+        self._features = features
+        lengths = self.lengths(len(row_ids), *features)
+        return self.choice.choose(row_ids[rows.speculative[row_ids] > 0], len(row_ids), lengths)
+
+    def give(self, draft: Draft, length: int, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]]) -> None:
+        """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
+
+        Drafts preempt no row: a row that finds no page for them runs fewer.
+        """
+        rows, row_ids, covered = self._rows, draft.decode, self._cache.table.covered
+        if not length and not rows.ahead.any():
+            return
+        wanted = np.minimum(rows.speculative[row_ids], length)
+        ends = rows.next_positions()[row_ids] + 1
+        drafts = np.minimum(wanted, draft.budget // max(1, int(np.count_nonzero(wanted))))
+        drafts = np.maximum(np.minimum(drafts, rows.limit[row_ids] - 1 - ends), 0)
+        for i in (ends + drafts > covered[row_ids]).nonzero()[0].tolist():
+            (sequence,) = sequences_at(row_ids[i : i + 1])
+            if not self._cache.grow(lease_of(sequence), int(ends[i] + drafts[i])):
+                drafts[i] = covered[row_ids[i]] - ends[i]
+        draft.budget -= int(drafts.sum())
+        draft.speculative = drafts
+        if self.lengths is not None and drafts.any():
+            draft.program = length
+
+    def apply(
+        self, plan: StepPlan, flight: Flight, counts: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"]
+    ) -> None:
+        """Count which drafts of a step were right."""
+        if not plan.drafts and not self._one_bucket and self.lengths is not None:
+            return
+        ran = (plan.samples > 1) & (counts > 0)
+        rows, right = self._rows, counts - 1
+        self._counts.steps += 1
+        self._counts.rows += int(np.count_nonzero(ran))
+        self._counts.drafts += int(drafted[ran].sum())
+        self._counts.accepted += (right[ran, None] > np.arange(PROGRAMS[-1])[None]).sum(axis=0)
+        ran &= rows.generation.take(flight.row_ids) == flight.generations
+        row_ids = flight.row_ids[ran]
+        rows.accepted[row_ids] += right[ran]
+        rows.rejected[row_ids] += drafted[ran] - right[ran]
+        self.choice.note(row_ids, plan.samples[ran] - 1, right[ran])
+
+    def landed(self, plan: StepPlan, now: float) -> None:
+        """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
+
+        Only if it was one of decode rows alone, and the device had it before the one before had ended.
+        """
+        alone = bool(plan.drafts or plan.num_tokens == plan.num_rows)
+        if self.lengths is not None and alone and self._queued:
+            self.choice.took(plan.num_rows, plan.drafts, now - self._landed)
+        self._landed, self._queued = now, len(self._rows.flights) > 1
+
+    def stats(self) -> DraftStats:
+        """Return the sums."""
+        counts = self._counts
+        return DraftStats(counts.steps, counts.rows, counts.drafts, tuple(counts.accepted.tolist()[: self._most]))

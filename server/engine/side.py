@@ -1,0 +1,163 @@
+"""What the routes need of the engine, in their own process (`LocalEngine`) or in another one (`RemoteEngine`)."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jswa.cache.view import CacheView
+from jswa.config import Limits
+from jswa.errors import EngineDead
+from jswa.frontend.engine_thread import State
+from jswa.grammar.compiler import Grammars
+from jswa.types import SamplingParams
+
+from ..core.counts import Report
+from ..core.fairness import Key
+from ..core.texts import Order
+from .intake import Ids, Put
+
+
+class Shares(Protocol):
+    """An amount of bytes that API keys share, as `Budget` has it. `most`: the whole amount, `used`: this process's."""
+
+    most: float
+    refused: int
+
+    @property
+    def used(self) -> int:
+        """The amount that this process uses."""
+        ...
+
+    async def claim(self, key: Key, amount: int) -> bool:
+        """Acquire an amount for a key and return True, or return False if it does not fit."""
+        ...
+
+    def fits(self, key: Key, amount: int) -> bool:
+        """Return whether a key may have an amount more."""
+        ...
+
+    def hold(self, key: Key, amount: int) -> None:
+        """Acquire an amount for a key even if it does not fit."""
+        ...
+
+    def release(self, key: Key, amount: int) -> None:
+        """Release an amount that a key has acquired."""
+        ...
+
+
+class FrontEnd(Protocol):
+    """The routes of one process, as the engine asks them."""
+
+    async def report(self) -> Report:
+        """Return what was counted since the last call."""
+        ...
+
+    async def abort_named(self, name: str | None) -> int:
+        """Abort the requests of a name, or all; return their number."""
+        ...
+
+
+class Info(NamedTuple):
+    """The engine's part of /server_info."""
+
+    load: dict[str, Any]
+    rest: dict[str, Any]
+
+
+class EngineSide(Protocol):
+    """The engine and all that its requests share. Methods raise ApiError, also if the engine is dead or restarting."""
+
+    limits: Limits
+    bodies: Shares
+    answers: Shares
+
+    @property
+    def state(self) -> State:
+        """Whether the engine accepts requests."""
+        ...
+
+    @property
+    def failure(self) -> EngineDead | None:
+        """The error for every request while the engine is dead or restarting; None while it is up."""
+        ...
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of the loaded LoRA adapters; while the engine is down, of those that it had."""
+        ...
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """What compiles structured outputs, in any thread; None if the engine has none."""
+        ...
+
+    async def submit(
+        self,
+        names: Sequence[str],
+        prompts: Sequence[Ids],
+        params: SamplingParams,
+        order: Order,
+        put: Put,
+        tokens: Mapping[str, Callable[[int], object]],
+    ) -> None:
+        """Queue a request's texts, as `Intake.submit` does."""
+        ...
+
+    def abort(self, names: Iterable[str], *, deliver_last: bool = False) -> None:
+        """End texts before the next step. Their last events are delivered only if `deliver_last` is set."""
+        ...
+
+    async def admit(self, key: Key, tokens: int) -> None:
+        """Count long work as a waiting text of so many tokens, until `leave`."""
+        ...
+
+    def leave(self, key: Key, tokens: int) -> None:
+        """Count work no longer that `admit` has counted."""
+        ...
+
+    async def store(self, key: Key, name: str, messages: bytes) -> None:
+        """Store a conversation as JSON."""
+        ...
+
+    async def stored(self, key: Key, name: str) -> bytes:
+        """Return a conversation that was stored."""
+        ...
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+        ...
+
+    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+        """Load a LoRA adapter, one at a time."""
+        ...
+
+    async def unload_lora(self, name: str) -> None:
+        """Unload a LoRA adapter."""
+        ...
+
+    async def abort_named(self, name: str | None) -> int:
+        """Abort the requests of a name, or all, in all processes; return their number."""
+        ...
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        ...
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Return the metrics of all processes in Prometheus' text format."""
+        ...
+
+    async def info(self) -> Info:
+        """Return the engine's part of /server_info."""
+        ...
+
+    async def start(self, front_end: FrontEnd) -> None:
+        """Begin to serve the routes of this process."""
+        ...
+
+    async def close(self) -> None:
+        """Stop."""
+        ...

@@ -1,0 +1,1 @@
+"""The pages of the server: a chat at /, the KV cache at /live."""

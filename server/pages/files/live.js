@@ -1,0 +1,223 @@
+// The page at /live: the events of the server, or the steps of a plan file, as drawings.
+
+import { ask, events, Refusal } from "./api.js";
+import { Arena, CODES, css, drawRows, drawTree, readColors } from "./draw.js";
+import { el } from "./markdown.js";
+import { Replay, read } from "./plan.js";
+
+const $ = (id) => document.getElementById(id);
+const NAMES = {
+  free: "free", full: "full, of rows", shared: "full, of rows and cache", cached: "full, cached",
+  local: "local, in windows of rows", "local-shared": "local, of rows and cache", kept: "local, kept windows",
+  left: "left by rows", ghost: "full KV",
+};
+const NUMBER = new Intl.NumberFormat("en-US");
+const count = (value) => NUMBER.format(Math.round(value));
+const counted = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
+const RETRY_MS = 3000;
+
+const now = { geometry: null, slots: new Uint8Array(0), rows: [], tree: [], windows: [], micros: 0, events: 0 };
+const arena = new Arena($("arena"));
+let paused = false;
+let replay = null;
+
+// ---- drawing, once for each frame of the screen at most ----
+
+let dirty = false;
+function redraw() {
+  if (dirty || !now.geometry) return;
+  dirty = true;
+  requestAnimationFrame(() => {
+    dirty = false;
+    const ghosts = showFigures();
+    const fading = arena.draw(now.slots, $("full-kv").checked ? ghosts : 0);
+    const group = drawRows($("rows"), now.rows, now.geometry);
+    $("rows-size").textContent = `${count(now.rows.length)} of ${count(now.geometry.max_rows)}${group > 1 ? `, ${group} a line` : ""}`;
+    if (fading && !matchMedia("(prefers-reduced-motion: reduce)").matches) setTimeout(redraw, 30);
+  });
+}
+
+function redrawTree() {
+  drawTree($("tree"), now.tree, now.windows);
+  const out = now.tree.reduce((sum, edge) => sum + edge[6], 0);
+  $("tree-size").textContent = replay ? "not in a plan file"
+    : `${counted(now.tree.length, "edge")}${out ? `, ${count(out)} more not shown` : ""}, ${counted(now.windows.length, "window")}`;
+}
+
+/** Show the legend, the bar and the sentence about full KV; return the slots that full KV would take besides. */
+function showFigures() {
+  const counts = CODES.map(() => 0);
+  for (const code of now.slots) counts[code] += 1;
+  const { pages_per_block: m, page_size: page, num_blocks: blocks, has_full: hasFull, window } = now.geometry;
+  counts[0] -= m; // the block of zeros
+  const total = (blocks - 1) * m;
+  const fullPages = counts[1] + counts[2] + counts[3];
+  const localPages = (counts[4] + counts[5] + counts[6]) / m;
+  const rowsPages = now.rows.reduce((sum, row) => sum + row[3], 0);
+  const ghosts = window ? m * Math.max(0, hasFull && !replay ? fullPages - localPages : rowsPages) : 0;
+  const shown = counts.map((n, code) => [n, code]).filter(([n, code]) => n > 0 || code < 2);
+  $("legend").replaceChildren(...shown.map(([n, code]) => {
+    const node = el("span", { class: "key" }, `${NAMES[CODES[code]]} ${count(n)}`);
+    node.style.setProperty("--color", css(code));
+    return node;
+  }));
+  const wants = total - counts[0] + ghosts;
+  const scale = Math.max(total, $("full-kv").checked ? wants : 0);
+  const parts = counts.map((n, code) => [code === 8 && $("full-kv").checked ? ghosts : n, code]).filter(([n, code]) => code && n);
+  $("bar").replaceChildren(...parts.map(([n, code]) => {
+    const node = el("span");
+    node.style.width = `${(100 * n) / scale}%`;
+    node.style.background = css(code);
+    return node;
+  }));
+  $("arena-size").textContent = `${count(total)} slots: a full page takes one, a local page ${m}; ${page} tokens a page`;
+  $("full-kv-text").textContent = $("full-kv").checked
+    ? `With full KV the same text takes ${count(wants)} slots, ${(wants / total).toFixed(2)} of this arena, in place of ${count(total - counts[0])}.`
+    : "";
+  return ghosts;
+}
+
+// ---- the server's events ----
+
+function bytes(text) {
+  return Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+}
+
+function grouped(list, size) {
+  return Array.from({ length: list.length / size }, (_, i) => list.slice(i * size, (i + 1) * size));
+}
+
+function take(event) {
+  if (event.error) throw new Refusal(500, event.error.message);
+  if (event.geometry) now.geometry = event.geometry;
+  if (event.slots) now.slots = bytes(event.slots);
+  const runs = event.runs ?? [];
+  for (let i = 0; i < runs.length; i += 3) {
+    const [first, length, code] = [runs[i], runs[i + 1], runs[i + 2]];
+    for (let slot = first; slot < first + length; slot += 1) {
+      if (now.slots[slot] >= 4 && code === 0) arena.change(slot, now.slots[slot]);
+      now.slots[slot] = code;
+    }
+  }
+  now.rows = grouped(event.rows, 5);
+  now.micros = event.micros;
+  now.events += 1;
+  if (event.tree) {
+    now.tree = event.tree;
+    now.windows = grouped(event.windows, 2);
+    redrawTree();
+  }
+  redraw();
+}
+
+let connection = null;
+async function connect() {
+  connection?.abort();
+  const mine = (connection = new AbortController());
+  try {
+    const response = await ask("live/events", null, mine.signal, sessionStorage.getItem("jswa.adminKey"));
+    for await (const event of events(response)) {
+      if (paused || replay) continue;
+      take(event);
+      say(`live; a look takes ${now.micros} µs of the engine's time`);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    say(error.message);
+    if (error.status === 401) $("key-dialog").showModal();
+    else if (error.status !== 403 && error.status !== 404) setTimeout(() => mine === connection && connect(), RETRY_MS);
+  }
+}
+
+function say(text) {
+  if (!replay && $("status").textContent !== text) $("status").textContent = text;
+}
+
+// ---- plan files ----
+
+let timer = 0;
+function open(text, name) {
+  let file;
+  try {
+    file = read(text);
+  } catch (error) {
+    $("status").textContent = error.message;
+    return;
+  }
+  connection?.abort();
+  replay = new Replay(file);
+  $("status").textContent = `${name}: ${count(file.steps.length)} steps`;
+  $("player").hidden = false;
+  $("pause").hidden = true;
+  $("at").max = String(file.steps.length);
+  now.geometry = file.geometry;
+  now.tree = now.windows = [];
+  redrawTree();
+  goTo(1);
+  play(true);
+}
+
+function goTo(step) {
+  const before = replay.slots.slice();
+  replay.go(step);
+  for (let slot = 0; slot < before.length; slot += 1) {
+    if (before[slot] === 4 && replay.slots[slot] !== 4) arena.change(slot, 4);
+  }
+  now.slots = replay.slots;
+  now.rows = replay.list();
+  $("at").value = String(step);
+  $("step").textContent = `step ${count(step)} of ${count(replay.steps.length)}`;
+  redraw();
+}
+
+function play(on) {
+  clearTimeout(timer);
+  timer = 0;
+  $("play").textContent = on ? "Stop" : "Play";
+  if (!on) return;
+  const tick = () => {
+    if (replay.at >= replay.steps.length) {
+      play(false);
+      return;
+    }
+    goTo(replay.at + 1);
+    timer = setTimeout(tick, 1000 / Number($("speed").value));
+  };
+  timer = setTimeout(tick, 0);
+}
+
+$("file").addEventListener("change", async (event) => {
+  const [file] = event.target.files;
+  if (file) open(await file.text(), file.name);
+});
+$("play").addEventListener("click", () => {
+  if (!timer && replay.at >= replay.steps.length) goTo(0);
+  play(!timer);
+});
+$("at").addEventListener("input", () => {
+  play(false);
+  goTo(Number($("at").value));
+});
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  $("pause").textContent = paused ? "Go on" : "Pause";
+  if (!paused) connect();
+});
+$("full-kv").addEventListener("change", redraw);
+$("key-button").addEventListener("click", () => $("key-dialog").showModal());
+$("key-dialog").querySelector("form").addEventListener("submit", (event) => {
+  if (event.submitter?.value !== "save") return;
+  sessionStorage.setItem("jswa.adminKey", event.target.elements.key.value.trim());
+  connect();
+});
+for (const query of ["(prefers-color-scheme: dark)"]) {
+  matchMedia(query).addEventListener("change", () => (readColors(), redraw(), redrawTree()));
+}
+addEventListener("resize", () => (redraw(), redrawTree()));
+
+const theme = localStorage.getItem("jswa.theme");
+if (theme) document.documentElement.dataset.theme = JSON.parse(theme);
+readColors();
+const plan = new URLSearchParams(location.search).get("plan");
+if (plan) fetch(new URL(plan, location.href)).then((response) => response.text()).then((text) => open(text, plan.split("/").at(-1)));
+else connect();

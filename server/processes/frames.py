@@ -1,0 +1,259 @@
+"""The messages between the engine's process and its front ends, as MessagePack.
+
+A text has a number, which is unique in its front end. Arrays are bytes.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from jaxtyping import Shaped
+
+from jswa import errors
+from jswa.errors import GenerationError
+from jswa.frontend.engine_thread import State
+from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, TokenEvent
+from jswa.types import FinishReason, PrefixHit, SamplingParams, StructuredOutputsParams
+
+from ..core.counts import Report
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """The base of all messages."""
+
+
+class Submit(Message):
+    """Call of a front end: queue texts, the first n for the first prompt. `prompts`: int32. The answer is empty."""
+
+    numbers: list[int]
+    prompts: list[bytes]
+    params: SamplingParams
+    key: str | None
+    tenant: str
+    weight: float
+    cache_salt: str
+    lora: str | None
+    priority: int
+
+
+class Claim(Message):
+    """Call of a front end: bytes of a budget for a key. The answer: `wanted` or `least` bytes, or 0 if neither fits."""
+
+    budget: str
+    key: str | None
+    least: int
+    wanted: int
+
+
+class Admit(Message):
+    """Call of a front end: count long work as a waiting text."""
+
+    key: str | None
+    tokens: int
+
+
+class Stored(Message):
+    """Call of a front end: a stored conversation. The answer is JSON."""
+
+    key: str | None
+    name: str
+
+
+class Compile(Message):
+    """Call of a front end: compile a grammar, as `Grammars.compile` does. The answer is a `Compiled`."""
+
+    spec: StructuredOutputsParams
+    answer: str | None
+
+
+class Compiled(Message):
+    """The text of a compiled grammar; or why there is none, as field, value and limit of an InvalidSampling."""
+
+    text: str = ""
+    refused: tuple[str, str, str] | None = None
+
+
+class Operate(Message):
+    """Call of a front end for an operator.
+
+    It names a method of `EngineSide`: "flush_cache", "abort_named", "load_lora", "unload_lora", "view", "profile",
+    "metrics", "info". The arguments are those of the method.
+    """
+
+    what: str
+    name: str | None = None
+    folder: str = ""
+    replace: bool = False
+
+
+class Abort(Message):
+    """A front end ends texts."""
+
+    numbers: list[int]
+    deliver_last: bool
+
+
+class GiveBack(Message):
+    """A front end returns bytes of a budget."""
+
+    budget: str
+    key: str | None
+    amount: int
+
+
+class Leave(Message):
+    """A front end ends what `Admit` has counted."""
+
+    key: str | None
+    tokens: int
+
+
+class Store(Message):
+    """A front end stores a conversation, as JSON."""
+
+    key: str | None
+    name: str
+    messages: bytes
+
+
+class Done(Message):
+    """A front end has handled a `Step`."""
+
+
+class Ready(Message):
+    """A front end listens."""
+
+
+class Counted(Message):
+    """What a front end has counted since it last said so."""
+
+    report: Report
+
+
+class GetReport(Message):
+    """Call of the engine's process: the answer is a `Report`."""
+
+
+class AbortNamed(Message):
+    """Call of the engine's process: abort requests by name, or all; the answer is their number."""
+
+    name: str | None
+
+
+class Condition(Message):
+    """The state of the engine, and the names of its adapters."""
+
+    state: State
+    adapters: list[str]
+
+
+class Array(msgspec.Struct, array_like=True):
+    """A numpy array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Event(msgspec.Struct, array_like=True):
+    """A `TokenEvent`. `scores`, `score_arrays`: its log probabilities of the prompt, as entries or as arrays."""
+
+    number: int
+    token: int | None
+    finish_reason: FinishReason | None
+    stop_reason: int | None
+    logprobs: ChoiceLogprobs | None
+    scores: list[ChoiceLogprobs] | None
+    score_arrays: list[tuple[Array, Array, Array, Array, Array]] | None
+    first_scheduled_time: float | None
+    prefix: PrefixHit | None
+    error: tuple[str, str] | None
+
+
+class Step(Message):
+    """The events of one step for one front end. `numbers` (int64), `tokens` (int32): of texts with a token alone."""
+
+    numbers: bytes
+    tokens: bytes
+    events: list[Event]
+
+
+class Last(Message):
+    """The last event of a text that was aborted."""
+
+    event: Event
+
+
+class Problem(msgspec.Struct):
+    """An ApiError, with its attributes."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = {}
+
+
+class Failed(Message):
+    """The texts of a request have failed."""
+
+    numbers: list[int]
+    problem: Problem
+
+
+class Drain(Message):
+    """Refuse new requests."""
+
+
+class End(Message):
+    """Abort all requests and exit; at once if `now` is set."""
+
+    now: bool = False
+
+
+FromFrontEnd = (
+    Submit | Claim | Admit | Stored | Compile | Operate | Abort | GiveBack | Leave | Store | Done | Ready | Counted
+)
+FromEngine = GetReport | AbortNamed | Condition | Step | Last | Failed | Drain | End
+encode = msgspec.msgpack.Encoder().encode
+from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode
+from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+def event_out(event: TokenEvent, number: int) -> Event:
+    """Return an event as a message."""
+    scores = event.prompt_logprobs
+    arrays = None
+    if isinstance(scores, PromptLogprobs):
+        parts = [(tokens, *table) for tokens, table in scores.parts]
+        arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
+    listed = None if scores is None or arrays is not None else list(scores)
+    error = None if event.error is None else (type(event.error).__name__, str(event.error))
+    return Event(
+        number, event.token, event.finish_reason, event.stop_reason, event.logprobs, listed, arrays,
+        event.first_scheduled_time, event.prefix, error,
+    )  # fmt: skip
+
+
+def event_in(event: Event) -> TokenEvent:
+    """Return the event of a message; its request id is the number."""
+    scores: Sequence[ChoiceLogprobs] | PromptLogprobs | None = event.scores
+    if event.score_arrays is not None:
+        scores = PromptLogprobs()
+        for tokens, *table in event.score_arrays:
+            scores.add(_numpy(tokens), LogprobTable(*map(_numpy, table)))
+    error = None
+    if event.error is not None:
+        error = getattr(errors, event.error[0], GenerationError)(event.error[1])
+    return TokenEvent(
+        str(event.number), event.token, event.finish_reason, event.stop_reason, event.logprobs, scores,
+        event.first_scheduled_time, event.prefix, error,
+    )  # fmt: skip
+
+
+def _array(array: Shaped[np.ndarray, "..."]) -> Array:
+    return Array(array.dtype.str, array.shape, array.tobytes())
+
+
+def _numpy(array: Array) -> Shaped[np.ndarray, "..."]:
+    return np.frombuffer(array.data, array.dtype).reshape(array.shape)

@@ -1,0 +1,326 @@
+"""The engine's end of the front ends: it carries out what they ask for, and sends each its part of every step."""
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jswa.cache.view import packed
+from jswa.errors import InvalidSampling, JswaError
+from jswa.plan import StepEvents, TokenEvent
+
+from ..core.counts import Counts, Load, Report, added
+from ..core.fairness import Budget, Key
+from ..core.texts import Order
+from ..engine.local import LocalEngine
+from ..http.errors import ApiError
+from . import frames
+from .channel import Channel, Lost, problem
+
+_log = logging.getLogger("jswa.server")
+_LAGS = 1.0  # seconds for which the engine waits for a front end that does not handle its steps
+_STUCK = 30.0  # seconds after which such a front end counts as lost
+_BITS = 40  # of a text's number
+_LOW = 2**_BITS - 1
+Handled = Callable[[], None]
+
+
+class Hub:
+    """All front ends of one engine.
+
+    Args:
+        lost: called when a front end is lost.
+    """
+
+    def __init__(self, engine: LocalEngine, lost: Callable[["Connection"], None] = lambda _: None) -> None:
+        self.engine = engine
+        self.lost = lost
+        self.connections: dict[int, Connection] = {}
+        self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
+        self._next = itertools.count(1)
+        engine.thread.on_step = self._step
+        engine.thread.on_state = self.tell_state
+
+    def new_connection(self) -> "Connection":
+        """Return the protocol of the next front end's socket."""
+        number = next(self._next)
+        connection = self.connections[number] = Connection(self, number)
+        self.engine.front_ends.append(connection)
+        return connection
+
+    async def connect(self, end: socket.socket) -> "Connection":
+        """Serve the front end at the other end of a socket."""
+        connection = self.new_connection()
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection.channel, sock=end)
+        connection.tell_state()
+        return connection
+
+    def tell(self, message: Any) -> None:
+        """Tell all front ends."""
+        for connection in self.connections.values():
+            connection.channel.tell(message)
+
+    def tell_state(self) -> None:
+        """Tell all front ends the state of the engine."""
+        for connection in self.connections.values():
+            connection.tell_state()
+
+    def check(self) -> list["Connection"]:
+        """Wait no longer for front ends that lag; return those that are stuck."""
+        now = time.monotonic()
+        late = [one for one in self.connections.values() if one.steps and now - one.steps[0][0] > _LAGS]
+        for one in late:
+            one.lag()
+        return [one for one in late if now - one.steps[0][0] > _STUCK]
+
+    def drop(self, connection: "Connection") -> None:
+        """Forget a front end that is lost: its requests end, and what it held is free."""
+        if self.connections.pop(connection.number, None) is None:
+            return
+        self.engine.front_ends.remove(connection)
+        self.engine.ended = added(self.engine.ended, connection.refusals())
+        self.engine.add(Counts(numbers={"request_failed": connection.requests}))
+        connection.end()
+        self.lost(connection)
+
+    def _step(self, events: StepEvents, handled: Handled) -> None:
+        """Send each front end its part of a step."""
+        place = self.places.get
+        found = np.array([place(name, -1) for name in events.request_ids.tolist()], np.int64)
+        others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
+        for event in events.others:
+            at = place(event.request_id, -1)
+            self.engine.intake.begun(event.request_id)
+            if event.finish_reason is not None:
+                self.places.pop(event.request_id, None)
+            if at >> _BITS in others:
+                others[at >> _BITS].append(frames.event_out(event, at & _LOW))
+                if event.finish_reason is not None:
+                    self.connections[at >> _BITS].ended(at & _LOW)
+        waiting = [handled]  # called once, when no front end has to handle the step any more
+        missing = Counter[str]()
+
+        def one_less() -> None:
+            missing["front ends"] -= 1
+            if missing["front ends"] == 0 and waiting:
+                waiting.pop()()
+
+        missing["front ends"] = 1
+        whose = found >> _BITS
+        for number, connection in list(self.connections.items()):
+            mine = whose == number
+            numbers = found[mine] & _LOW
+            if len(numbers) or others[number]:
+                missing["front ends"] += 1
+                tokens = events.tokens[mine].astype(np.int32)
+                connection.send(frames.Step(numbers.tobytes(), tokens.tobytes(), others[number]), one_less)
+        one_less()
+
+
+class Connection:
+    """One front end, as the engine asks it (`FrontEnd`), and what it holds."""
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self.number = number
+        self.channel = Channel(frames.from_front_end, self._answer, self._hear, lambda: hub.drop(self))
+        self.ready = asyncio.Event()
+        self.steps: deque[tuple[float, Handled]] = deque()  # that it has not handled: when they were sent
+        self._hub = hub
+        self._engine = hub.engine
+        self._lags = False
+        self._names: dict[int, str] = {}
+        self._held: dict[str, Counter[Key]] = {"bodies": Counter(), "answers": Counter()}
+        self._admitted: Counter[tuple[Key, int]] = Counter()
+        self._load = Load()
+
+    @property
+    def requests(self) -> int:
+        """Requests that it had at its last report."""
+        return self._load.requests
+
+    async def report(self) -> Report:
+        """Return what it has counted since its last report."""
+        report = await self.channel.call(frames.GetReport(), Report)
+        self._load = report.load
+        return report
+
+    async def abort_named(self, name: str | None) -> int:
+        """Abort requests by name, or all; return their number."""
+        try:
+            return await self.channel.call(frames.AbortNamed(name), int)
+        except Lost:
+            return 0
+
+    def refusals(self) -> Load:
+        """Return the refusals that it has reported."""
+        names = [name for name in Load.__struct_fields__ if name.endswith(("refused", "killed"))]
+        return Load(**{name: getattr(self._load, name) for name in names})
+
+    def tell_state(self) -> None:
+        """Tell it the state of the engine."""
+        self.channel.tell(frames.Condition(self._engine.state, list(self._engine.adapters)))
+
+    def send(self, step: frames.Step, handled: Handled) -> None:
+        """Send a step; `handled` is called when it has handled it, or lags."""
+        self.channel.tell(step)
+        self.steps.append((time.monotonic(), handled))
+        if self._lags:
+            handled()
+
+    def lag(self) -> None:
+        """Do not wait for it until it has handled all its steps."""
+        if not self._lags:
+            self._lags = True
+            _log.warning("front end %d does not keep up; the engine goes on", self.number)
+            for _, handled in self.steps:
+                handled()
+
+    def end(self) -> None:
+        """End its requests, and release what it holds."""
+        self._engine.abort(self._forget(self._names))
+        for budget, held in self._held.items():
+            for key, amount in held.items():
+                self._budget(budget).release(key, amount)
+        for (key, tokens), times in self._admitted.items():
+            for _ in range(times):
+                self._engine.leave(key, tokens)
+        if not self._lags:
+            for _, handled in self.steps:
+                handled()
+        self.steps.clear()
+
+    def _budget(self, name: str) -> Budget:
+        return self._engine.bodies if name == "bodies" else self._engine.answers
+
+    def _forget(self, numbers: Any) -> list[str]:
+        """Forget texts; return their ids in the engine."""
+        found = [self._names.pop(number) for number in list(numbers) if number in self._names]
+        for name in found:
+            self._hub.places.pop(name, None)
+        return found
+
+    def ended(self, number: int) -> None:
+        """Forget a text that has ended."""
+        self._names.pop(number, None)
+
+    def _done(self) -> None:
+        """Handle that it has handled its oldest step."""
+        _, handled = self.steps.popleft()
+        if not self._lags:
+            handled()
+        elif not self.steps:
+            self._lags = False
+
+    def _abort(self, asked: frames.Abort) -> None:
+        names = [self._names[number] for number in asked.numbers if number in self._names]
+        if not asked.deliver_last:
+            self._forget(asked.numbers)
+        self._engine.abort(names, deliver_last=asked.deliver_last)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case frames.Done():
+                self._done()
+            case frames.Abort():
+                self._abort(message)
+            case frames.GiveBack(budget, key, amount):
+                self._held[budget][key] -= amount
+                self._budget(budget).release(key, amount)
+            case frames.Leave(key, tokens):
+                self._admitted[key, tokens] -= 1
+                self._engine.leave(key, tokens)
+            case frames.Store(key, name, messages):
+                self._engine.responses.put(key, name, messages)
+            case frames.Counted(report):
+                self._load = report.load
+                self._engine.add(report.counts)
+            case frames.Ready():
+                self.ready.set()
+
+    async def _answer(self, message: Any) -> Any:
+        match message:
+            case frames.Submit():
+                return await self._submit(message)
+            case frames.Claim(name, key, least, wanted):
+                return self._claim(name, key, least, wanted)
+            case frames.Admit(key, tokens):
+                await self._engine.admit(key, tokens)
+                self._admitted[key, tokens] += 1
+                return None
+            case frames.Stored(key, name):
+                return await self._engine.stored(key, name)
+            case frames.Compile():
+                return await self._compile(message)
+            case frames.Operate():
+                return await self._operate(message)
+        raise ApiError(500, "internal error")
+
+    async def _submit(self, asked: frames.Submit) -> None:
+        order = Order(asked.key, asked.tenant, asked.weight, asked.cache_salt, asked.lora, asked.priority)
+        prompts = [np.frombuffer(prompt, np.int32) for prompt in asked.prompts]
+        names = [f"{self.number}.{number}" for number in asked.numbers]
+        numbers = dict(zip(names, asked.numbers, strict=True))
+        self._names |= dict(zip(asked.numbers, names, strict=True))
+        self._hub.places |= {name: self.number << _BITS | number for name, number in numbers.items()}
+
+        def put(event: TokenEvent | JswaError) -> None:
+            if isinstance(event, TokenEvent):
+                number = numbers[event.request_id]
+                self._forget([number])
+                self.channel.tell(frames.Last(frames.event_out(event, number)))
+                return
+            self._engine.abort(self._forget(numbers.values()))  # the error of one text ends the request
+            self.channel.tell(frames.Failed(asked.numbers, problem(ApiError.of(event))))
+
+        try:
+            await self._engine.submit(names, prompts, asked.params, order, put)
+        except BaseException:
+            self._forget(asked.numbers)
+            raise
+
+    def _claim(self, name: str, key: Key, least: int, wanted: int) -> int:
+        budget = self._budget(name)
+        for amount in (wanted, least):
+            if budget.fits(key, amount):
+                budget.hold(key, amount)
+                self._held[name][key] += amount
+                return amount
+        return 0
+
+    async def _compile(self, asked: frames.Compile) -> frames.Compiled:
+        grammars = self._engine.grammars
+        assert grammars is not None
+        try:
+            made = await asyncio.to_thread(grammars.compile, asked.spec, asked.answer)
+        except InvalidSampling as error:
+            return frames.Compiled(refused=(error.field, str(error.value), error.limit))
+        return frames.Compiled(made.text)
+
+    async def _operate(self, asked: frames.Operate) -> Any:
+        engine, name = self._engine, asked.name or ""
+        match asked.what:
+            case "flush_cache":
+                await engine.flush_cache()
+            case "load_lora":
+                await engine.load_lora(name, asked.folder, replace=asked.replace)
+                self._hub.tell_state()
+            case "unload_lora":
+                await engine.unload_lora(name)
+                self._hub.tell_state()
+            case "abort_named":
+                return await engine.abort_named(asked.name)
+            case "view":
+                return packed(await engine.view(int(name)))
+            case "profile":
+                await engine.profile(asked.name)
+            case "metrics":
+                return await engine.metrics()
+            case "info":
+                return await engine.info()
+        return None

@@ -1,0 +1,288 @@
+"""The engine as a front end's routes see it: in another process, at the other end of a socket."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from jswa.cache.view import CacheView, unpacked
+from jswa.config import Limits
+from jswa.errors import EngineDead, EngineRestarting, InvalidSampling
+from jswa.frontend.engine_thread import State
+from jswa.frontend.outputs import Receiver
+from jswa.grammar.compiler import Grammars
+from jswa.grammar.llg import Grammar
+from jswa.grammar.vocabulary import describe
+from jswa.text.tokenizer import Tokenizer
+from jswa.types import SamplingParams, StructuredOutputsParams
+
+from ..core.counts import Report
+from ..core.fairness import Key
+from ..core.texts import Order
+from ..engine.intake import Ids, Put
+from ..engine.side import FrontEnd, Info, Shares
+from ..http.errors import ApiError
+from ..options import ServeConfig
+from . import frames
+from .channel import Channel, Lost, api_error
+from .leases import Leases
+
+_REPORT_SECONDS = 0.25  # between two reports: what a front end has counted since the last one is lost with it
+
+
+class Facts(NamedTuple):
+    """What a front end knows of the engine from its start."""
+
+    limits: Limits
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    delimiters: tuple[int, ...]
+    has_grammars: bool
+
+
+class RemoteEngine:
+    """The engine in another process; see `EngineSide`.
+
+    Attributes:
+        on_drain, on_end: called when that process says so; `on_end` gets whether to end at once.
+        on_lost: called when that process has ended.
+    """
+
+    def __init__(self, end: socket.socket, facts: Facts, tokenizer: Tokenizer | None, config: ServeConfig) -> None:
+        self.limits = facts.limits
+        self.state: State = "up"
+        self.adapters: Sequence[str] = ()
+        self.bodies: Shares = self._leases("bodies", config.max_body_memory)
+        self.answers: Shares = self._leases("answers", config.max_answer_memory)
+        self.on_drain: Callable[[], None] = lambda: None
+        self.on_end: Callable[[bool], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self._end = end
+        self._known = asyncio.Event()
+        self._channel = Channel(frames.from_engine, self._answer, self._hear, self._lost)
+        self._receivers: dict[int, Receiver] = {}
+        self._front_end: FrontEnd | None = None
+        self._reports: asyncio.Task[None] | None = None
+        self._grammars = RemoteGrammars(self._compile, facts, tokenizer) if facts.has_grammars else None
+
+    @property
+    def failure(self) -> EngineDead | None:
+        """The error for every request while the engine is dead or restarting; None while it is up."""
+        if self.state == "restarting":
+            return EngineRestarting("the engine has failed and is restarting")
+        return EngineDead("the engine has failed") if self.state == "dead" else None
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Grammars that the other process compiles."""
+        if self.failure is not None:
+            raise ApiError.of(self.failure)
+        return self._grammars
+
+    async def submit(
+        self,
+        names: Sequence[str],
+        prompts: Sequence[Ids],
+        params: SamplingParams,
+        order: Order,
+        put: Put,
+        tokens: Mapping[str, Callable[[int], object]],
+    ) -> None:
+        """Queue a request's texts."""
+        numbers = [int(name) for name in names]
+        for name, number in zip(names, numbers, strict=True):
+            self._receivers[number] = Receiver(tokens[name], put)
+        bodies = [prompt.astype(np.int32).tobytes() for prompt in prompts]
+        asked = frames.Submit(
+            numbers, bodies, params, order.key, order.tenant, order.weight, order.cache_salt, order.lora, order.priority
+        )
+        try:
+            await self._call(asked, type(None))
+        except BaseException:
+            for number in numbers:
+                self._receivers.pop(number, None)
+            raise
+
+    def abort(self, names: Iterable[str], *, deliver_last: bool = False) -> None:
+        """End texts before the next step."""
+        numbers = [number for name in names if (number := int(name)) in self._receivers]
+        if not deliver_last:
+            for number in numbers:
+                del self._receivers[number]
+        if numbers:
+            self._channel.tell(frames.Abort(numbers, deliver_last))
+
+    async def admit(self, key: Key, tokens: int) -> None:
+        """Count long work as a waiting text."""
+        await self._call(frames.Admit(key, tokens), type(None))
+
+    def leave(self, key: Key, tokens: int) -> None:
+        """Count work no longer that `admit` has counted."""
+        self._channel.tell(frames.Leave(key, tokens))
+
+    async def store(self, key: Key, name: str, messages: bytes) -> None:
+        """Store a conversation."""
+        self._channel.tell(frames.Store(key, name, messages))
+
+    async def stored(self, key: Key, name: str) -> bytes:
+        """Return a conversation that was stored."""
+        return await self._call(frames.Stored(key, name), bytes)
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+        await self._call(frames.Operate("flush_cache"), type(None))
+
+    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+        """Load a LoRA adapter."""
+        await self._call(frames.Operate("load_lora", name, folder, replace), type(None))
+
+    async def unload_lora(self, name: str) -> None:
+        """Unload a LoRA adapter."""
+        await self._call(frames.Operate("unload_lora", name), type(None))
+
+    async def abort_named(self, name: str | None) -> int:
+        """Abort the requests of a name, or all, of all front ends; return their number."""
+        return await self._call(frames.Operate("abort_named", name), int)
+
+    async def view(self, edges: int) -> CacheView:
+        """Return what the KV cache holds, with so many edges of the prefix tree."""
+        return unpacked(await self._call(frames.Operate("view", str(edges)), bytes))
+
+    async def profile(self, folder: str | None) -> None:
+        """Begin a profile in a folder; None ends it."""
+        await self._call(frames.Operate("profile", folder), type(None))
+
+    async def metrics(self) -> bytes:
+        """Return the metrics of all front ends and of the engine."""
+        return await self._call(frames.Operate("metrics"), bytes)
+
+    async def info(self) -> Info:
+        """Return the engine's part of /server_info."""
+        return await self._call(frames.Operate("info"), Info)
+
+    async def start(self, front_end: FrontEnd) -> None:
+        """Connect to the other process, and wait until it has told its state."""
+        self._front_end = front_end
+        if self._grammars is not None:
+            self._grammars.begin(asyncio.get_running_loop())
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._end)
+        await self._known.wait()
+        self._reports = asyncio.ensure_future(self._count(front_end))
+
+    def listens(self) -> None:
+        """Tell the other process that this one listens."""
+        self._channel.tell(frames.Ready())
+
+    async def close(self) -> None:
+        """Report for the last time, and disconnect."""
+        if self._reports is not None:
+            self._reports.cancel()
+        if self._front_end is not None:
+            self._channel.tell(frames.Counted(await self._front_end.report()))
+        self._channel.close()
+
+    async def _call[T](self, message: Any, kind: type[T]) -> T:
+        """Ask the other process. Raises ApiError."""
+        try:
+            return await self._channel.call(message, kind)
+        except Lost as error:
+            raise ApiError.of(EngineDead("the engine has failed")) from error
+
+    def _leases(self, name: str, most: int) -> Leases:
+        async def ask(key: Key, least: int, wanted: int) -> int:
+            try:
+                return await self._channel.call(frames.Claim(name, key, least, wanted), int)
+            except Lost:
+                return 0
+
+        return Leases(most, ask, lambda key, amount: self._channel.tell(frames.GiveBack(name, key, amount)))
+
+    async def _count(self, front_end: FrontEnd) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            self._channel.tell(frames.Counted(await front_end.report()))
+
+    async def _compile(self, spec: StructuredOutputsParams, answer: str | None) -> frames.Compiled:
+        return await self._call(frames.Compile(spec, answer), frames.Compiled)
+
+    async def _answer(self, message: Any) -> Report | int:
+        assert self._front_end is not None
+        if isinstance(message, frames.AbortNamed):
+            return await self._front_end.abort_named(message.name)
+        return await self._front_end.report()
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case frames.Step():
+                self._step(message)
+            case frames.Last(event):
+                self._event(event)
+            case frames.Failed(numbers, found):
+                receivers = [self._receivers.pop(number) for number in numbers if number in self._receivers]
+                for receiver in receivers[:1]:  # all of them are of one request
+                    receiver.event(api_error(found))
+            case frames.Condition(state, adapters):
+                self.state, self.adapters = state, adapters
+                self._known.set()
+            case frames.Drain():
+                self.on_drain()
+            case frames.End(now):
+                self.on_end(now)
+
+    def _step(self, step: frames.Step) -> None:
+        receivers = self._receivers
+        numbers, tokens = np.frombuffer(step.numbers, np.int64), np.frombuffer(step.tokens, np.int32)
+        for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
+            receiver = receivers.get(number)
+            if receiver is not None:
+                receiver.token(token)
+        for event in step.events:
+            self._event(event)
+        self._channel.tell(frames.Done())
+
+    def _event(self, event: frames.Event) -> None:
+        ends = event.finish_reason is not None
+        receiver = self._receivers.pop(event.number, None) if ends else self._receivers.get(event.number)
+        if receiver is not None:
+            receiver.event(frames.event_in(event))
+
+    def _lost(self) -> None:
+        """End all requests: the engine's process has ended."""
+        self.state = "dead"
+        self._known.set()
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.event(EngineDead("the engine has failed"))
+        self.on_lost()
+
+
+class RemoteGrammars(Grammars):
+    """Grammars that the engine's process compiles and keeps. This process knows the names of special tokens only."""
+
+    def __init__(self, ask: Callable[..., Any], facts: Facts, tokenizer: Tokenizer | None) -> None:
+        super().__init__(tokenizer, facts.vocab_size, facts.eos_token_ids, facts.delimiters)
+        self._ask = ask
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def warm_up(self) -> None:
+        """Describe the vocabulary."""
+        with self._making:
+            if self._vocabulary is None and self._tokenizer is not None:
+                found = describe(self._tokenizer, self._vocab_size, self._end_ids, self._delimiters)
+                self._vocabulary = cast(Any, found)
+        if self._vocabulary is None:
+            super().warm_up()
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask on an event loop from now on."""
+        self._loop = loop
+
+    def compile(self, spec: StructuredOutputsParams, answer: str | None = None) -> Grammar:
+        """Have a grammar compiled, from another thread than the event loop's; its `text` alone is known here."""
+        assert self._loop is not None
+        found = asyncio.run_coroutine_threadsafe(self._ask(spec, answer), self._loop).result()
+        if found.refused is not None:
+            raise InvalidSampling(*found.refused)
+        return cast(Grammar, found)

@@ -1,0 +1,268 @@
+"""The chat at /, in a browser, on `jswa serve tiny` and on a model that writes a script: `make pages`."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.pages.browser import View, browser, scripted, tiny, view
+from tests.support.server.harness import until
+
+MOST_REQUESTS = 9
+MOST_BYTES = 24_000  # of all files, compressed
+PHONE = {"viewport": {"width": 390, "height": 760}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with scripted() as process:
+        yield process.url
+
+
+@pytest.fixture
+def chat(chromium: Browser, url: str) -> Iterator[View]:
+    with view(chromium) as found:
+        found.open(url)
+        yield found
+
+
+def of_server(url: str, path: str) -> Any:
+    return httpx2.get(url + path).json()
+
+
+def test_the_page_is_small_and_loads_nothing_from_elsewhere(chromium: Browser, url: str) -> None:
+    with view(chromium) as found:
+        sizes: list[int] = []
+        found.page.on("response", lambda response: sizes.append(response.request.sizes()["responseBodySize"]))
+        found.open(url)
+        expect(found.page.locator("#model option")).to_have_text(["scripted"])
+        found.page.wait_for_load_state("networkidle")
+        assert all(one.startswith((url, "data:")) for one in found.requests)
+        files = [one for one in found.requests if "/v1/" not in one and not one.startswith("data:")]
+        print(f"{len(files)} requests, {sum(sizes)} bytes")
+        assert len(files) <= MOST_REQUESTS
+        assert sum(sizes) <= MOST_BYTES
+        assert found.said == []
+
+
+def test_an_answer_says_what_the_cache_had(chromium: Browser) -> None:
+    with tiny() as process, view(chromium, color_scheme="light") as chat:
+        chat.open(process.url)
+        for number, text in enumerate(["Hello! My name is Bruno.", "What is my name?"], start=1):
+            chat.ask(text)
+            chat.answered(number)
+        lines = chat.page.locator(".stats").all_inner_texts()
+        found = [
+            re.match(r"([\d,]+) of ([\d,]+) tokens from the cache · first token [\d.]+ m?s · \d", line)
+            for line in lines
+        ]
+        first, second = (int(match[1]) for match in found if match is not None)
+        assert first == 0
+        assert second > 0
+        assert "computed: new text" in lines[0]
+        chat.ask("Tell me a story about a fox named Max.")
+        chat.answered(3)
+        chat.shot("chat")
+
+
+def test_text_streams_and_stop_ends_the_request(chat: View, url: str) -> None:
+    chat.ask("long")
+    text = chat.page.locator(".message.assistant .bubble")
+    expect(text).to_contain_text("word3 ")
+    assert "word399" not in text.inner_text()
+    expect(chat.page.locator("#send")).to_have_text("Stop")
+    chat.page.keyboard.press("Escape")
+    expect(chat.page.locator(".stats")).to_contain_text("stopped")
+    until(lambda: of_server(url, "/server_info")["load"]["requests"] == 0)
+    so_far = text.inner_text()
+    assert so_far.startswith("word0 word1")
+    chat.page.reload()
+    expect(text).to_have_text(so_far)
+
+
+def test_edits_and_retries_are_branches(chat: View) -> None:
+    page = chat.page
+    chat.ask("first")
+    chat.answered(1)
+    expect(page.locator(".message.assistant .bubble")).to_have_text("You said: first")
+    page.locator("#input").press("ArrowUp")
+    page.locator(".edit textarea").fill("second")
+    page.locator(".edit textarea").press("Enter")
+    expect(page.locator(".message.assistant .bubble")).to_have_text("You said: second")
+    chat.answered(1)
+    expect(page.locator(".message.user .branch")).to_have_text("2/2")
+    page.get_by_role("button", name="Answer anew").click()
+    expect(page.locator(".message.assistant .branch")).to_have_text("2/2")
+    chat.answered(1)
+    page.locator(".message.user").get_by_role("button", name="Previous branch").click()
+    expect(page.locator(".message.assistant .bubble")).to_have_text("You said: first")
+    page.reload()
+    expect(page.locator(".message.user .branch")).to_have_text("1/2")
+    expect(page.locator(".message.assistant .bubble")).to_have_text("You said: first")
+
+
+def test_conversations_stay_in_the_browser(chat: View) -> None:
+    page = chat.page
+    chat.ask("one")
+    chat.answered(1)
+    page.keyboard.press("Alt+n")
+    expect(page.locator(".empty")).to_be_visible()
+    chat.ask("two")
+    chat.answered(1)
+    expect(page.locator(".chat-item .open")).to_have_text(["two", "one"])
+    page.get_by_role("button", name="one", exact=True).click()
+    expect(page.locator(".message.user .bubble")).to_have_text("one")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete two").click()
+    expect(page.locator(".chat-item .open")).to_have_text(["one"])
+
+
+def test_markdown_never_becomes_html(chat: View) -> None:
+    page = chat.page
+    chat.ask("markdown")
+    chat.answered(1)
+    answer = page.locator(".message.assistant .bubble")
+    for selector in (
+        "h1",
+        "em",
+        "strong",
+        "del",
+        "ul ul li em",
+        "ol[start='3']",
+        "table td.to-right",
+        "blockquote strong",
+    ):
+        assert answer.locator(selector).count() > 0, selector
+    assert answer.locator("script, img, iframe, b, [onerror]").count() == 0
+    assert answer.locator("a").evaluate_all("links => links.map((link) => link.href)") == [
+        "https://example.com/a_(b)",
+        "https://example.com/p.png",
+        "https://example.com/",
+    ]
+    for text in (
+        "<img src=x onerror=",
+        "<script>document.title",
+        '<script>alert("code stays text")</script>',
+        "2 * 3 * 4",
+    ):
+        expect(answer).to_contain_text(text)
+    assert page.title() == "jswa"
+    reasoning = page.locator("details.reasoning")
+    expect(reasoning.locator("div")).to_be_hidden()
+    reasoning.locator("summary").click()
+    expect(reasoning.locator("div")).to_have_text("They ask for something.")
+    assert chat.said == []
+
+
+def test_calls_are_shown_and_take_results(chat: View) -> None:
+    page = chat.page
+    page.keyboard.press("Alt+p")
+    page.locator("[name=tools]").fill("[")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#settings-error")).to_contain_text("Tools")
+    page.locator("[name=tools]").fill(json.dumps(TOOLS))
+    page.locator("[name=temperature]").fill("0")
+    page.get_by_role("button", name="Save").click()
+    chat.ask("weather")
+    expect(page.locator(".call .name")).to_have_text("weather")
+    expect(page.locator(".call pre")).to_contain_text('"city": "Oslo"')
+    page.locator(".call textarea").fill("rain")
+    page.get_by_role("button", name="Send result").click()
+    expect(page.locator(".message.tool .bubble")).to_have_text("rain")
+    expect(page.locator(".message.assistant .bubble").last).to_have_text("It rains in Oslo.")
+
+
+def test_parameters_reach_the_server(chat: View) -> None:
+    page = chat.page
+    page.get_by_role("button", name="Settings").click()
+    page.locator("[name=system]").fill("Be brief.")
+    page.locator("[name=max_tokens]").fill("40")
+    page.locator("[name=other]").fill('{"min_tokens": 2}')
+    page.get_by_role("button", name="Save").click()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        chat.ask("hello")
+    body = sent.value.post_data_json
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    assert (body["max_tokens"], body["min_tokens"], "temperature" in body) == (40, 2, False)
+    expect(page.locator(".stats")).to_contain_text("ended by max_tokens")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(chromium: Browser) -> None:
+    with scripted(api_key=["secret"]) as process, view(chromium) as chat:
+        page = chat.page
+        chat.open(process.url)
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.locator("[name=key]").fill("wrong")
+        page.locator("[name=key]").press("Enter")
+        expect(page.locator("#key-why")).to_contain_text("does not know this one")
+        page.locator("[name=key]").fill("secret")
+        page.locator("[name=key]").press("Enter")
+        expect(page.locator("#model option")).to_have_text(["scripted"])
+        chat.ask("hello")
+        chat.answered(1)
+        page.reload()
+        expect(page.locator("#model option")).to_have_text(["scripted"])
+        assert "secret" not in page.evaluate("() => JSON.stringify(localStorage)")
+        page.locator("#key-button").click()
+        page.locator("[name=keep]").check()
+        page.locator("#key-dialog").get_by_role("button", name="Save").click()
+        assert "secret" in page.evaluate("() => JSON.stringify(localStorage)")
+
+
+def test_a_broken_server_is_named_and_a_retry_goes_on(chromium: Browser) -> None:
+    with view(chromium) as chat:
+        page = chat.page
+        with scripted(port=0) as process:
+            chat.open(process.url)
+            port = int(process.url.rpartition(":")[2])
+            chat.ask("long")
+            expect(page.locator(".message.assistant .bubble")).to_contain_text("word3 ")
+            process.process.kill()
+            expect(page.locator(".message .error")).to_contain_text("broke off")
+            expect(page.locator(".message.assistant .bubble")).to_contain_text("word3 ")
+            chat.ask("hello")
+            expect(page.locator(".message .error").last).to_contain_text("does not answer")
+        with scripted(port=port):
+            page.get_by_role("button", name="Answer anew").last.click()
+            expect(page.locator(".message.assistant .bubble").last).to_have_text("You said: hello")
+
+
+def test_a_phone_has_room_for_all(chromium: Browser, url: str) -> None:
+    with view(chromium, **PHONE) as chat:
+        page = chat.page
+        chat.open(url)
+        chat.ask("markdown")
+        chat.answered(1)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        expect(page.locator("#side")).to_be_hidden()
+        page.locator("#menu").tap()
+        expect(page.locator("#new")).to_be_visible()
+        page.locator(".chat-item .open").first.tap()
+        expect(page.locator("#side")).to_be_hidden()
+        chat.shot("chat-phone")
+
+
+def test_dark_is_as_the_system_or_as_chosen(chromium: Browser, url: str) -> None:
+    with view(chromium, color_scheme="dark") as chat:
+        page = chat.page
+        chat.open(url)
+        back = "() => getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(back) == "rgb(22, 24, 29)"
+        chat.ask("markdown")
+        chat.answered(1)
+        chat.shot("chat-dark")
+        page.locator("#theme").click()
+        assert page.evaluate(back) == "rgb(255, 255, 255)"
+        page.reload()
+        assert page.evaluate(back) == "rgb(255, 255, 255)"

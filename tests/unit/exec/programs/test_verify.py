@@ -1,0 +1,76 @@
+"""A draft counts if the token drawn in its place is the same (jswa/exec/programs/verify.py)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.exec.programs import verify
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.verify import ABSENT, Draws, accepted, draw, proposed
+from jswa.plan import NOT_FINITE
+from tests.support.builders import sampling_columns
+
+VOCAB, ROWS, PLACES, WIDTH = 50, 5, 4, 8
+
+
+@pytest.mark.parametrize(
+    ("draws", "drafts", "right"),
+    [
+        ([4, 5, 6, 7], [4, 5, 6], 3),
+        ([4, 5, 6, 7], [4, 9, 6], 1),
+        ([4, 5, 6, 7], [9, 5, 6], 0),
+        ([4, 5, 6, 7], [4, 5, ABSENT], 2),
+        ([4, NOT_FINITE, 6, 7], [4, 5, 6], 0),  # the next step finds out why, at its first token
+        ([NOT_FINITE, 5, 6, 7], [ABSENT, 5, 6], 0),
+    ],
+)
+def test_the_first_drafts_that_equal_the_draws_count(draws: list[int], drafts: list[int], right: int) -> None:
+    """And none behind the first difference."""
+    assert accepted(jnp.array([draws]), jnp.array([drafts])).tolist() == [right]
+
+
+def test_what_lies_behind_an_absent_draft_is_none() -> None:
+    """A row may have fewer drafts than the program has room for."""
+    assert proposed(jnp.array([[1, 2, 3], [1, ABSENT, 3], [ABSENT] * 3])).tolist() == [3, 1, 0]
+
+
+@pytest.mark.parametrize("most", [1, 2**26])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_each_place_is_drawn_as_if_it_were_alone(
+    monkeypatch: pytest.MonkeyPatch, most: int, *, deterministic: bool
+) -> None:
+    """With the key of its own position, whether the logits of all places exist at the same time or not."""
+    monkeypatch.setattr(verify, "LOGITS", most)
+    rng = np.random.default_rng(0)
+    head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32)
+    hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
+    columns = sampling_columns(
+        ROWS, temperature=np.array([0, 0.7, 1, 1, 2]), top_p=0.9, key_low=np.arange(ROWS), extras=ROWS
+    )
+    first, extras = jnp.arange(ROWS, dtype=jnp.int32) * 10, init_extras(ROWS, VOCAB)
+
+    def run(hidden: jax.Array, first: jax.Array) -> Draws:
+        rows, places, _ = hidden.shape
+        return draw(
+            lambda vectors: vectors @ head,
+            hidden,
+            first,
+            jnp.zeros((rows, places - 1), jnp.int32),
+            Sampling.of(jnp.asarray(columns)),
+            extras,
+            jnp.ones((rows, places), bool),
+            vocab=VOCAB,
+            devices=1,
+            want_logprobs=True,
+            deterministic=deterministic,
+        )
+
+    whole = jax.jit(run)(hidden, first)
+    assert whole.logprobs is not None
+    for place in range(PLACES):
+        alone = run(hidden[:, place : place + 1], first + place)
+        assert alone.logprobs is not None
+        np.testing.assert_array_equal(whole.tokens[:, place], alone.tokens[:, 0])
+        np.testing.assert_allclose(whole.logprobs.chosen[place::PLACES], alone.logprobs.chosen, atol=1e-5)

@@ -1,0 +1,109 @@
+"""How many drafts the next step runs (jswa/sched/drafts/choice.py)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jswa.sched.drafts.choice import Chances, Choice, best_length
+from tests.support.builders import share
+
+# Milliseconds of a step by drafts: `tiny` on two cores, and computed for an H200.
+TIMES = {
+    "tiny, 1 row": {0: 0.55, 1: 0.75, 3: 0.85, 7: 1.05},
+    "tiny, 16 rows": {0: 1.5, 1: 2.6, 3: 4.4, 7: 8.4},
+    "mixture, 1 row": {0: 2.5, 1: 3.9, 3: 6.2, 7: 9.7},
+    "dense, 64 rows": {0: 14.8, 1: 15.0, 3: 15.9, 7: 19.5},
+}
+ROWS = {"tiny, 1 row": 1, "tiny, 16 rows": 16, "mixture, 1 row": 1, "dense, 64 rows": 64}
+
+
+@share(2)
+@given(
+    first=st.lists(st.floats(0, 1), min_size=1, max_size=9),
+    further=st.floats(0, 1),
+    seconds=st.dictionaries(st.sampled_from([1, 3, 7]), st.floats(0.1, 10)),
+    alone=st.integers(0, 5),
+)
+def test_the_best_length_gives_most_tokens_a_second(
+    first: list[float], further: float, seconds: dict[int, float], alone: int
+) -> None:
+    """And is 0 unless drafts give clearly more than none do."""
+    chances, rows = Chances(np.array(first), np.full(len(first), further)), len(first) + alone
+    seconds = {0: 1.0, **seconds}
+    best = best_length(chances, rows, seconds)
+
+    def speed(drafts: int) -> float:
+        each = sum(p * further**place for place in range(drafts) for p in first)
+        return (rows + each) / seconds[drafts]
+
+    assert best in seconds
+    if best:
+        assert speed(best) > 1.019 * speed(0)
+        assert speed(best) >= max(map(speed, seconds)) - 1e-9
+    else:
+        assert max(map(speed, seconds)) <= 1.021 * speed(0)
+
+
+def simulate(
+    name: str, first: float, further: float, steps: int, seed: int, changes: tuple[int, float] | None = None
+) -> tuple[float, float]:
+    """Run decode steps whose drafts are right by chance; return tokens a second, with drafts and without.
+
+    `changes`: from this step on, the chance of a first draft is another.
+    """
+    rng, rows, times = np.random.default_rng(seed), ROWS[name], TIMES[name]
+    choice, ids = Choice(rows), np.arange(rows)
+    tokens = seconds = 0.0
+    for step in range(steps):
+        if changes is not None and step == changes[0]:
+            first = changes[1]
+        drafts = choice.choose(ids, rows, (1, 3, 7))
+        took = times[drafts] * rng.lognormal(0, 0.1)
+        right = np.zeros(rows, int)
+        if drafts:
+            lucky = rng.random((rows, drafts)) < np.array([first, *[further] * (drafts - 1)])
+            right = np.cumprod(lucky, axis=1).sum(axis=1)
+            choice.note(ids, np.full(rows, drafts), right)
+        choice.took(rows, drafts, took / 1e3)
+        tokens, seconds = tokens + rows + right.sum(), seconds + took
+    return tokens / seconds, rows / times[0]
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("first", [0.0, 0.05, 0.2])
+def test_drafts_that_are_rarely_right_cost_little(name: str, first: float) -> None:
+    """At most 3 %, over 4,000 steps, with the noise of measurements."""
+    found, without = simulate(name, first, 0.5, 4_000, seed=1)
+    assert found > 0.97 * without
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize(("first", "further"), [(0.9, 0.95), (0.6, 0.9), (0.7, 0.6)])
+def test_the_choice_is_nearly_the_best(name: str, first: float, further: float) -> None:
+    """Within 6 % of the best number of drafts, which nobody has told."""
+    found, _ = simulate(name, first, further, 4_000, seed=2)
+    chances = Chances(np.full(ROWS[name], first), np.full(ROWS[name], further))
+    best = max((ROWS[name] + chances.tokens(drafts)) / time for drafts, time in TIMES[name].items())
+    assert found > 0.94 * best
+
+
+@pytest.mark.parametrize("name", ["tiny, 1 row", "dense, 64 rows"])
+def test_rows_that_begin_to_copy_are_noticed(name: str) -> None:
+    """Nothing is right for 2,000 steps, then nearly everything."""
+    found, _ = simulate(name, 0.0, 0.9, 6_000, seed=3, changes=(2_000, 0.9))
+    without, _ = simulate(name, 0.0, 0.9, 6_000, seed=3)
+    assert found > 1.3 * without
+
+
+def test_the_counts_of_a_row_end_with_it() -> None:
+    """Another sequence in the row has the chances of all rows."""
+    choice = Choice(2)
+    for _ in range(20):
+        choice.note(np.array([0]), np.array([3]), np.array([3]))
+        choice.note(np.array([1]), np.array([3]), np.array([0]))
+    before = choice.chances(np.arange(2)).first
+    assert before[0] > 0.85
+    assert before[1] < 0.15
+    choice.begin(0)
+    assert 0.3 < choice.chances(np.arange(2)).first[0] < 0.7
