@@ -94,7 +94,8 @@ def train(llm: jswa.LLM, steps: int, seed: int) -> list[Point]:
         if step % EVERY == 1:
             print(agreement(llm, params, rollouts[:2]), flush=True)
         learning = time.perf_counter()
-        params, state = jax.block_until_ready(update(params, state, *batch(rollouts, right.astype(np.float32))))
+        params, state = update(params, state, *batch(rollouts, right.astype(np.float32)))
+        jax.block_until_ready(params)  # type: ignore[no-untyped-call]
         learned = time.perf_counter()
         llm.update_weights(params)
         end = time.perf_counter()

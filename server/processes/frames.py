@@ -225,7 +225,7 @@ def event_out(event: TokenEvent, number: int) -> Event:
     scores = event.prompt_logprobs
     arrays = None
     if isinstance(scores, PromptLogprobs):
-        parts = [(tokens, *table) for tokens, table in scores.parts]
+        parts = [(tokens, *table[:4]) for tokens, table in scores.parts]  # tables of prompts have no more
         arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
     listed = None if scores is None or arrays is not None else list(scores)
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
