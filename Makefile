@@ -26,6 +26,7 @@ SAMPLES := gpt-oss gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
+DRAFT   ?= build/tiny-draft
 # $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file
 # checked against its hash. `install` adds jswa itself, editable.
 define packages
@@ -39,7 +40,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check tiny lock
+.PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
 
@@ -125,6 +126,10 @@ parity-check: .venv-parity/installed  ## make them anew and compare them with th
 	done; \
 	test -z "$$failed" || { echo "parity-check: DIFFERENT:$$failed"; exit 1; }
 
+parity-drafters: .venv-drafters/installed  ## write the fixtures of drafters anew (Python 3.11, torch, speculators)
+	.venv-drafters/bin/python -m tests.parity.drafters.make_eagle
+	.venv-drafters/bin/python -m tests.parity.drafters.make_assistant
+
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
@@ -166,6 +171,9 @@ package: .venv/installed .venv-package/installed  ## build wheel and sdist into 
 
 tiny: .venv/installed  ## train the embedded model anew
 	$(BIN)/python -m tools.tiny.train --curve tools/tiny/curve.json
+
+tiny-draft: .venv/installed  ## train a draft head for the embedded model (DRAFT: its folder)
+	$(BIN)/python -m tools.tiny.draft.train --out $(DRAFT)
 
 lock:  ## resolve requirements.lock anew
 	$(PYTHON) -m venv --clear .venv-lock
@@ -211,6 +219,13 @@ NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
 .venv-parity/installed: tests/parity/requirements-parity.txt
 	$(PYTHON311) -m venv --clear .venv-parity
 	.venv-parity/bin/python $(PIP) -r $<
+	@touch $@
+
+# speculators pins an older transformers, and would install torchvision.
+.venv-drafters/installed: tests/parity/drafters/requirements-drafters.txt
+	$(PYTHON311) -m venv --clear .venv-drafters
+	.venv-drafters/bin/python $(PIP) -r $<
+	.venv-drafters/bin/python $(PIP) --no-deps speculators==0.9.0
 	@touch $@
 
 # Their pins conflict: an environment each. Two need torch, which Python 3.11 has a CPU build of.

@@ -24,6 +24,7 @@ from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import choose_backends
 from jswa.exec.compile.store import open_store
 from jswa.exec.mesh import make_mesh
+from jswa.exec.programs.drafts.models import PREFIX
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import (
     claim_memory,
@@ -35,15 +36,20 @@ from jswa.exec.sizing import (
     table_bytes,
 )
 from jswa.model.adapters import Adapters
+from jswa.model.drafters.load import check_drafter, load_drafter
+from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
+from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
+from jswa.speculation import parse
+from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
 from jswa.updates.staging import WeightsStager, held_shapes
@@ -165,15 +171,19 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     mode = options.quantization
     room, declared = options.lora_room, load_config(folder)
     found = check_adapters(options.adapters, declared, *room[1:] if room is not None else ())
+    drafts = _find_drafter(folder, options, declared)
     if options.load_format == "dummy":
         model, params = dummy_checkpoint(
             folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
         )
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
-    lay_out(params, linear=backends.linear == "cpu", experts=backends.experts == "cpu")
+    drafter, own = (None, {}) if drafts is None else drafts.load(model, params, dtype, mesh)
     panels = backends.linear == "cpu", backends.experts == "cpu"
+    for found_params in (params, own):
+        lay_out(found_params, linear=panels[0], experts=panels[1])
     stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *panels)
+    params |= {f"{PREFIX}{name}": value for name, value in own.items()}
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)
     if hosts is not None and adapters.digests:
@@ -182,7 +192,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     limits = resolve_limits(options, model, on_gpu=on_gpu)
     model = model.at_length(limits.max_model_len)
     part = shard_config(model, options.tensor_parallel_size)
-    layout = KVLayout.of(part, limits.page_size)
+    drafter = drafter and drafter.shard(options.tensor_parallel_size)
+    layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
     _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
     memory = options.kv_cache_memory_bytes
     if memory is None:
@@ -208,11 +219,41 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         adapters=None if room is None else AdapterRoom(Placement(whole, mesh), room.rank, params, store),
         store=store,
         all_at_start=on_gpu or hosts is not None,
+        drafter=drafter,
     )
     if on_gpu:
         runner.warm_up()
     reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
     return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
+
+
+class _Drafts(NamedTuple):
+    """A drafter with weights that fits the model: its method and its folder."""
+
+    method: str
+    folder: Path
+
+    def load(self, model: ModelConfig, params: Params, dtype: jnp.dtype, mesh: Mesh | None) -> tuple[Drafter, Params]:
+        return load_drafter(self.method, self.folder, model, params, dtype, mesh=mesh)
+
+
+def _find_drafter(folder: Path, options: EngineConfig, model: ModelConfig) -> _Drafts | None:
+    """Return the drafter with weights that the options name, if they name one. Raises ConfigError or ModelError.
+
+    No weight is read.
+    """
+    speculation = parse(options.speculative_config)
+    if speculation is None or speculation.looks_up:
+        return None
+    if speculation.model is not None:
+        folder = find_model(speculation.model, download_dir=options.download_dir)
+    drafter = check_drafter(speculation.method, folder, model)
+    if speculation.tokens > drafter.most:
+        limit = f"must be at most {drafter.most}, what the drafter gives"
+        raise ConfigError("speculative_config.num_speculative_tokens", speculation.tokens, limit)
+    drafter.shard(options.tensor_parallel_size)
+    KVLayout.of(model, 1 if options.block_size is None else options.block_size, drafter.layers)
+    return _Drafts(speculation.method, folder)
 
 
 def _read_modules(reader: LoraReader | None, options: EngineConfig) -> dict[str, HostAdapter]:

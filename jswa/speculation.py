@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 from jswa.errors import ConfigError
 
 Lookup = Literal["ngram", "suffix"]
-Model = Literal["gemma4_assistant", "eagle3", "mtp"]
+Model = Literal["eagle3", "gemma4_assistant", "mtp"]
 PROGRAMS = (1, 3, 7)  # draft tokens of a row for which steps are compiled
 LONGEST_HISTORY = 8_192  # tokens of a row among which drafts are looked up
 REFERENCE = 2_048  # tokens of earlier texts
@@ -105,7 +105,7 @@ def parse(text: str | None) -> Speculation | None:
 def _method(given: Mapping[str, Any]) -> Lookup | Model:
     """Return the method, and check that the options are those that it has."""
     method, model = given.get("method"), given.get("model")
-    known = get_args(Lookup)
+    known = (*get_args(Lookup), *get_args(Model))
     if method not in known:
         raise ConfigError(f"{_NAME}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
     needs = method in ("gemma4_assistant", "eagle3")

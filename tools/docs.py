@@ -38,7 +38,7 @@ COPIED = (
 GUIDES = {
     "Begin": ("quickstart", "python", "serving", "answers", "pages", "models", "checkpoints"),
     "Understand": ("how-it-works", "glossary", "numerics", "performance", "results"),
-    "Operate": ("deploy/README", "parallel", "lora", "troubleshooting", "coming-from", "evaluation"),
+    "Operate": ("deploy/README", "parallel", "lora", "speculation", "troubleshooting", "coming-from", "evaluation"),
 }
 REFERENCE = ("serve", "engine", "api", "metrics", "errors")
 REST = (
@@ -53,8 +53,8 @@ html_title = "jswa"
 html_copy_source = False
 myst_heading_anchors = 4
 myst_enable_extensions = []
-suppress_warnings = ["myst.header", "misc.highlighting_failure"]
-exclude_patterns = ["benchmarks/results/**"]
+suppress_warnings = ["myst.header", "misc.highlighting_failure", "toc.not_included"]
+exclude_patterns = []
 """
 
 
@@ -198,7 +198,7 @@ def _fits(field: Mapping[str, Any]) -> str:
         return "object"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
-    kind = field.get("type", "any value")
+    kind = str(field.get("type", "any value"))
     limits = [f"{words} {field[name]:,}" for name, words in _LIMITS.items() if name in field]
     inner = f" of {_fits(field['items'])}" if field.get("items") else ""
     return kind + inner + (f" ({', '.join(limits)})" if limits else "")

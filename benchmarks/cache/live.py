@@ -1,72 +1,252 @@
-"""Live traffic: sessions come and go, any of them speaks next, some edit a message and some go back.
+"""Hit rates on live traffic, beside an upper bound. Runs on the host alone, without a model.
 
-A session has 2 turns or more. Between two turns it pauses for a time that is drawn from a log-normal distribution; a
-session that has ended makes room for a new one. A message in `edits` is written anew (the session goes on from before
-its last message), a message in `returns` goes on from two messages before.
+    python -m benchmarks.cache.live [--share 1 2 4] [--seed 8 9] [--model NAME ...] [--user LOW HIGH]
+
+The shares are those of text that will be asked again over the memory of 131,072 tokens kept on all layers
+(`traces.Mix`); requests run in the order of the trace.
+
+The bound is that of any cache with this memory, whatever it knows. A request can use the text that it shares with
+earlier ones only as far as the cache has kept it since a row last had it. That takes a slot for each page of full KV;
+and all of a text but its last J·(W - 1) tokens can be used without a window, the rest only with one, which takes its
+local pages. The bound is the best plan that
+
+* keeps any fraction of a text, and of a window, and gets that fraction of the tokens;
+* fits the memory beside the running rows, which hold no more than the text that they have and one window each;
+* lets rows begin as soon as the order of the trace and the number of rows allow, and finish a prompt in one step.
+
+The first is a relaxation: no cache gets more for less. The second leaves out what every engine needs besides: the pages
+of a prefill chunk, the ends of pages. The third fixes the steps in which texts are idle. It is a linear program, solved
+by HiGHS.
 """
 
-import heapq
-import random
-from dataclasses import dataclass
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.cache.traces import Line
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import linprog  # type: ignore[import-untyped]
+from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
+
+from benchmarks import result_file
+from benchmarks.cache.replay import Engine, Infinite, replay
+from benchmarks.cache.traces import Mix, TraceRequest, expand
+from jswa.cache.layout import KVLayout
+from jswa.cache.prefix.radix import common_prefix
+from jswa.cache.prefix.resume import replay_length
+from jswa.config import Limits
+from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
+
+PAGE, RUNNING = 64, 16
+MODELS = ["gpt-oss-20b", "gemma-3-27b", "MiMo-V2-Flash"]
 
 
-@dataclass(frozen=True)
-class Mix:
-    """A mix of sessions. Lengths are drawn uniformly from [low, high).
+class Use(NamedTuple):
+    """What a request shares with earlier ones: `tokens` from position `start` on, which `by` was the last to have."""
 
-    Attributes:
-        share: text of sessions that will speak again over `pool`, roughly.
-        pool: tokens whose KV on all layers the memory holds.
-        turns: mean number of turns of a session, which has 2 to 2 · turns - 2.
-        edits, returns: share of the messages that rewrite the last message, or go back two.
-        pause: mean and standard deviation of the logarithm of a pause.
-    """
+    start: int
+    tokens: int
+    by: int
 
-    share: float
-    seed: int = 8
-    pool: int = 131_072
-    turns: int = 8
-    user: tuple[int, int] = (64, 900)
-    output: tuple[int, int] = (32, 400)
-    edits: float = 0.1
-    returns: float = 0.1
-    pause: tuple[float, float] = (1.5, 1.0)
 
-    def lines(self) -> list[Line]:
-        """Return the requests in order."""
-        rng = random.Random(self.seed)
-        text = self.turns * (sum(self.user) + sum(self.output)) / 2
-        sessions = max(4, round(self.share * self.pool / (0.6 * text)))
-        # When it speaks, session, turn, turns in all.
-        speakers: list[tuple[float, int, int, int]] = []
-        texts: list[list[tuple[int, int]]] = []  # by session: the texts (turn, length) after which messages came
-        latest: list[tuple[int, int]] = []  # by session: turn and length of its text
+def uses(requests: list[TraceRequest]) -> list[list[Use]]:
+    """Return what each request shares with earlier ones of its session, by the request that had it last."""
+    texts: dict[str, list[tuple[int, Int[np.ndarray, " T"]]]] = {}
+    found: list[list[Use]] = []
+    for number, request in enumerate(requests):
+        earlier, parts, at = texts.setdefault(request.session, []), list[Use](), 0
+        for index, text in reversed(earlier):
+            common = common_prefix(text, request.prompt[:-1])
+            if common > at:
+                parts.append(Use(at, common - at, index))
+                at = common
+        found.append(parts)
+        earlier.append((number, np.concatenate([request.prompt, request.output])[:-1]))
+    return found
 
-        def begin(at: float) -> None:
-            heapq.heappush(speakers, (at, len(texts), 0, rng.randrange(2, 2 * self.turns - 1)))
-            texts.append([])
-            latest.append((0, 0))
 
-        for _ in range(sessions):
-            begin(10 * rng.random())
-        lines: list[Line] = []
-        while speakers:
-            at, session, turn, last = heapq.heappop(speakers)
-            user, output, draw = rng.randrange(*self.user), rng.randrange(*self.output), rng.random()
-            before = latest[session]
-            if turn and draw < self.edits and len(texts[session]) >= 2:
-                before = texts[session][-2]
-            elif turn > 2 and draw < self.edits + self.returns:
-                before = texts[session][-3]
-            texts[session].append(before)
-            history = [{"of": [str(session), *before]}] if before[1] else []
-            pieces = [*history, {"random": [len(lines), user]}]
-            lines.append({"time": 0.0, "session": str(session), "turn": turn, "prompt": pieces, "output": output})
-            latest[session] = turn, before[1] + user + output
-            if turn + 1 < last:
-                heapq.heappush(speakers, (at + rng.lognormvariate(*self.pause), session, turn + 1, last))
-            elif len(texts) < max(3 * sessions, 96):
-                begin(at + rng.random())
-        return lines
+def schedule(requests: list[TraceRequest], running: int) -> Int[np.ndarray, "n 2"]:
+    """Return the steps in which each request begins and ends if none ever waits for memory."""
+    spans = np.zeros((len(requests), 2), np.int64)
+    ended: dict[tuple[str, int], int] = {}
+    busy: list[int] = []  # ends of the rows
+    now = 0
+    for number, request in enumerate(requests):
+        now = max(now, ended.get((request.session, request.turn - 1), 0))
+        busy = sorted(end for end in busy if end > now)
+        if len(busy) >= running:
+            now = busy[-running]
+            busy = [end for end in busy if end > now]
+        spans[number] = now, now + len(request.output)
+        ended[request.session, request.turn] = int(spans[number, 1])
+        busy.append(int(spans[number, 1]))
+    return spans
+
+
+class Program:
+    """A linear program that grows by variables within [0, 1] and rows `coefficients ≤ limit`."""
+
+    def __init__(self) -> None:
+        self.worth: list[float] = []
+        self.limits: list[float] = []
+        self.entries: list[tuple[int, int, float]] = []
+
+    def variable(self, worth: float = 0.0) -> int:
+        """Add a variable that adds `worth` to what is maximized; return its column."""
+        self.worth.append(worth)
+        return len(self.worth) - 1
+
+    def at_most(self, limit: float, *terms: tuple[int, float]) -> None:
+        """Add a row."""
+        self.entries += [(len(self.limits), column, factor) for column, factor in terms]
+        self.limits.append(limit)
+
+
+def hit_bound(requests: list[TraceRequest], layout: KVLayout, slots: int, running: int) -> float:
+    """Return the bound of Σ cached tokens / Σ prompt tokens in a pool of `slots` slots."""
+    spans, program = schedule(requests, running), Program()
+    kept: list[tuple[int, int, int, float]] = []  # from step, to step, variable, slots
+    sure = 0
+    for number, parts in enumerate(uses(requests)):
+        begin = int(spans[number, 0])
+        if not parts:
+            continue
+        sure += _add_request(program, layout, parts, [int(spans[part.by, 1]) for part in parts], begin, kept)
+    _limit_memory(program, kept, _held(requests, layout, spans), slots)
+    rows, columns, factors = zip(*program.entries, strict=True)
+    found = linprog(
+        -np.array(program.worth),
+        A_ub=coo_matrix((factors, (rows, columns)), shape=(len(program.limits), len(program.worth))).tocsr(),
+        b_ub=program.limits,
+        bounds=[(0, 1)] * len(program.worth),
+        method="highs",
+    )
+    assert found.status == 0, found.message
+    return float(sure - found.fun) / sum(len(request.prompt) for request in requests)
+
+
+def _add_request(
+    program: Program,
+    layout: KVLayout,
+    parts: list[Use],
+    ends: list[int],
+    begin: int,
+    kept: list[tuple[int, int, int, float]],
+) -> int:
+    """Add what a request may use, and what keeping that takes; return the tokens that it has anyway."""
+    page, m = layout.page_size, layout.pages_per_block
+    total = parts[-1].start + parts[-1].tokens
+    if all(end >= begin for end in ends):
+        return total
+    replay = min(total, replay_length(layout))
+    window = program.variable()
+    kept.append((ends[0], begin, window, m * _least_window(layout, total)))
+    before = None
+    for part, end in zip(parts, ends, strict=True):
+        text = program.variable(part.tokens * (total - replay) / total)
+        both = program.variable(part.tokens * replay / total)
+        kept.append((end, begin, text, part.tokens / page))
+        program.at_most(0, (both, 1), (text, -1))
+        program.at_most(0, (both, 1), (window, -1))
+        if before is not None:
+            program.at_most(0, (text, 1), (before, -1))
+        before = text
+    return 0
+
+
+def _least_window(layout: KVLayout, end: int) -> int:
+    """Return the fewest local pages of a window that ends at `end` or less than a page before."""
+    if layout.reach is None:
+        return 0
+    found = [
+        -(-at // layout.page_size) - layout.reach.first_visible(at) // layout.page_size
+        for at in (end, end // layout.page_size * layout.page_size)
+        if at
+    ]
+    return min(found, default=0)
+
+
+def _held(
+    requests: list[TraceRequest], layout: KVLayout, spans: Int[np.ndarray, "n 2"]
+) -> tuple[Int[np.ndarray, " e"], Float[np.ndarray, " e"]]:
+    """Return the steps in which rows begin or end, and the slots that the rows hold from each to the next."""
+    steps = np.unique(spans)
+    held = np.zeros(len(steps))
+    for (begin, end), request in zip(spans.tolist(), requests, strict=True):
+        first, last = np.searchsorted(steps, (begin, end))
+        for at in range(first, last):
+            held[at] += layout.resident_slots(len(request.prompt) + int(steps[at]) - begin)
+    return steps, held
+
+
+def _limit_memory(
+    program: Program,
+    kept: list[tuple[int, int, int, float]],
+    held: tuple[Int[np.ndarray, " e"], Float[np.ndarray, " e"]],
+    slots: int,
+) -> None:
+    """Let what is kept fit beside the rows at every step: used(next) = used + what begins - what ends."""
+    steps, rows = held
+    changes: list[list[tuple[int, float]]] = [[] for _ in steps]
+    for begin, end, variable, size in kept:
+        if begin < end:
+            changes[np.searchsorted(steps, begin)].append((variable, size))
+            changes[np.searchsorted(steps, end)].append((variable, -size))
+    # `used` is a fraction of the pool.
+    before = None
+    for at, terms in enumerate(changes):
+        used = program.variable()
+        scaled = [(variable, size / slots) for variable, size in terms]
+        program.at_most(0, *scaled, *([(before, 1.0)] if before is not None else []), (used, -1.0))
+        program.at_most(max(0.0, 1 - rows[at] / slots), (used, 1.0))
+        before = used
+
+
+def measure(mix: Mix, model: str) -> dict[str, float | str]:
+    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache."""
+    requests = expand(mix.lines())
+    longest = max(len(request.prompt) + len(request.output) for request in requests)
+    layout = KVLayout.of(model_of(model), PAGE)
+    blocks = blocks_of_tokens(model, layout, mix.pool)
+    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks))
+    found = replay(engine, requests, running=RUNNING, strict=True)
+    engine.scheduler.check()
+    return {
+        "share": mix.share,
+        "seed": mix.seed,
+        "model": model,
+        "requests": len(requests),
+        "ideal": replay(Infinite(), requests, running=1).hit_rate,
+        "bound": hit_bound(requests, layout, blocks * layout.pages_per_block, RUNNING),
+        "jswa": found.hit_rate,
+    }
+
+
+def main() -> None:
+    """Print a row per share, seed and model; write JSON if it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", nargs="+", type=float, default=[1.0, 2.0, 4.0], help="default: 1 2 4")
+    parser.add_argument("--seed", nargs="+", type=int, default=[8], help="default: 8")
+    parser.add_argument("--model", nargs="+", choices=list(GEOMETRIES), default=MODELS, help="default: three")
+    parser.add_argument("--user", nargs=2, type=int, default=(64, 900), help="tokens of a message: at least, below")
+    parser.add_argument("--output", nargs=2, type=int, default=(32, 400), help="tokens of an answer: at least, below")
+    parser.add_argument("--turns", type=int, default=8, help="mean number of turns")
+    parser.add_argument("--json", type=Path, help="result file to write")
+    args = parser.parse_args()
+    base = Mix(1.0, turns=args.turns, user=tuple(args.user), output=tuple(args.output))
+    rows = []
+    print("| share | seed | model | ideal | bound | jswa |\n| ---: | ---: | --- | ---: | ---: | ---: |")
+    for share in args.share:
+        for model in args.model:
+            for seed in args.seed:
+                row = measure(replace(base, share=share, seed=seed), model)
+                rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "jswa"))
+                print(f"| {share:g} | {seed} | {model} | {rates} |", flush=True)
+                rows.append(row)
+    if args.json:
+        result_file.write(args.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

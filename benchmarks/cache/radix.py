@@ -177,7 +177,7 @@ def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: 
         clock.lap("evict")
         manager.publish(lease, tokens, prompt)
         clock.lap("insert")
-        manager.close(lease, tokens, turn=(prompt,))
+        manager.close(lease, tokens, prompt=prompt)
         clock.lap("close")
         manager.drain_moves()
         if number >= requests // 2:

@@ -9,6 +9,7 @@ Elements are counted per device, after KV heads have been sharded or replicated.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jswa.architecture import AttentionConfig, AttentionKind, ModelConfig, Reach
@@ -56,6 +57,8 @@ class KVLayout:
         full, local: the page view of each kind, None where the model has no such layer.
         layers: one entry per model layer.
         devices: that have such an arena each, for their KV heads.
+        drafts: the page view of each full layer of a drafter. Its lane has a cell for every full page id of the arena.
+        draft_layers: one entry per layer of the drafter that stores KV; the lane of a full one is counted in `drafts`.
     """
 
     page_size: int
@@ -66,6 +69,13 @@ class KVLayout:
     local: KindLayout | None
     layers: tuple[LayerKV, ...]
     devices: int = field(default=1, repr=False)
+    drafts: tuple[KindLayout, ...] = ()
+    draft_layers: tuple[LayerKV, ...] = ()
+
+    @property
+    def draft_block_elems(self) -> tuple[int, ...]:
+        """Elements of one block in each lane of a drafter."""
+        return tuple(self.pages_per_block * self.page_size * kind.elems for kind in self.drafts)
 
     @property
     def pages_per_block(self) -> int:
@@ -74,7 +84,7 @@ class KVLayout:
 
     def block_bytes(self, itemsize: int) -> int:
         """Return the bytes of one block over all lanes, on each device."""
-        return self.num_lanes * self.block_elems * itemsize
+        return (self.num_lanes * self.block_elems + sum(self.draft_block_elems)) * itemsize
 
     def touch(self, tokens: int) -> int:
         """Return the pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
@@ -102,12 +112,16 @@ class KVLayout:
         return self.pages_per_block * (math.ceil(tokens / self.page_size) + prefill_rows)
 
     @staticmethod
-    def of(model: ModelConfig, page_size: int) -> "KVLayout":
+    def of(model: ModelConfig, page_size: int, drafter: Sequence[AttentionConfig] = ()) -> "KVLayout":
         """Derive the layout.
+
+        Args:
+            drafter: the layers of a drafter that store KV. Its local layers lie among the model's, its full layers in
+                lanes of their own.
 
         Raises UnsupportedModel where layers of one kind differ in shape or reach, or a chunk is no multiple of a page.
         """
-        attention = [layer.attention for layer in model.layers]
+        attention = [layer.attention for layer in model.layers] + [a for a in drafter if a.kind == "local"]
         owners = [a for a in attention if a.kv_from is None]
         full = [a for a in owners if a.kind == "full"]
         local = [a for a in owners if a.kind == "local"]
@@ -122,15 +136,22 @@ class KVLayout:
         unit = math.lcm(*(e for e in elems.values() if e))
         widest = max(local_per_lane * elems["local"], elems["full"])
         token_elems = unit * math.ceil(widest / unit)
+        pages_per_block = token_elems // elems["full"] if full else 1
+        own = [a for a in drafter if a.kind == "full"]
+        if own and not full:
+            raise UnsupportedModel("a drafter with full layers needs a model that has full layers too")
+        placed = _place(attention, local_per_lane)
         return KVLayout(
             page_size=page_size,
             num_lanes=lanes,
             block_elems=page_size * token_elems,
             reach=reach,
-            full=_kind(full, layers_per_page=1, pages_per_block=token_elems // elems["full"]) if full else None,
+            full=_kind(full, layers_per_page=1, pages_per_block=pages_per_block) if full else None,
             local=_kind(local, layers_per_page=token_elems // elems["local"], pages_per_block=1) if local else None,
-            layers=_place(attention, local_per_lane),
+            layers=placed[: len(model.layers)],
             devices=model.devices,
+            drafts=tuple(_kind([a], layers_per_page=1, pages_per_block=pages_per_block) for a in own),
+            draft_layers=_place_drafts(drafter, placed[len(model.layers) :]),
         )
 
 
@@ -146,6 +167,12 @@ def _place(attention: list[AttentionConfig], local_per_lane: int) -> tuple[Layer
         lane, inner = (index, 0) if layer.kind == "full" else divmod(index, local_per_lane)
         placed.append(LayerKV(layer.kind, lane, inner))
     return tuple(placed)
+
+
+def _place_drafts(drafter: Sequence[AttentionConfig], local: tuple[LayerKV, ...]) -> tuple[LayerKV, ...]:
+    """Return where the KV of a drafter's layers lies, given that of its local ones."""
+    locals_, lanes = iter(local), iter(range(len(drafter)))
+    return tuple(LayerKV("full", next(lanes), 0) if a.kind == "full" else next(locals_) for a in drafter)
 
 
 def _elems(layer: AttentionConfig) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.radix import Cursor
+from jswa.cache.prefix.edges import Cursor
 
 NEVER = 2**62
 _NO_ENTRIES = np.zeros((0, 3), np.int32)

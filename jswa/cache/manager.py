@@ -21,7 +21,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
-from jswa.cache.prefix.radix import Window
+from jswa.cache.prefix.edges import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
 from jswa.errors import EngineError
@@ -222,18 +222,13 @@ class CacheManager:
         first = int(self.table.first_local[lease.row])
         self._windows.free_slid(lease, min(first, upto // self.layout.page_size) if lease.window_ends else first)
 
-    def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, turn: tuple[int, ...] = ()) -> None:
-        """End a lease and publish its computed tokens; without tokens, publish nothing.
-
-        Args:
-            turn: positions whose windows stay cached, besides the end. Windows of earlier turns become spare.
-        """
+    def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, prompt: int = 0) -> None:
+        """End a lease and publish its computed tokens, the first `prompt` as a prompt; without tokens, nothing."""
         if self._sharing and len(tokens):
             self.prefix.publish(lease, tokens, len(tokens), final=True)
             lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
-            # The window at the start of the turn stays too: a request with an edited last message resumes there.
-            self.prefix.supersede(lease, (lease.full_write_from, *turn, len(tokens)), self._interval)
+            self.prefix.end_turn(lease, prompt, len(tokens))
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:

@@ -4,13 +4,12 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.radix import Node
+from jswa.cache.prefix.edges import Node
 
 # Codes of slots. A local page takes all slots of its block, each of which has its code.
 FREE, FULL, SHARED, CACHED, LOCAL, LOCAL_SHARED, KEPT = range(7)
@@ -48,27 +47,6 @@ class CacheView(NamedTuple):
     tree: Int[np.ndarray, "N 7"]
     windows: Int[np.ndarray, "W 2"]
     seconds: float
-
-
-def packed(view: CacheView) -> bytes:
-    """Return a view as bytes, for another process."""
-    arrays = [np.ascontiguousarray(one).tobytes() for one in (view.slots, view.rows, view.tree, view.windows)]
-    return msgspec.msgpack.encode((view.geometry, arrays, view.seconds))
-
-
-def unpacked(data: bytes) -> CacheView:
-    """Return the view of `packed`."""
-    geometry, (slots, rows, tree, windows), seconds = msgspec.msgpack.decode(
-        data, type=tuple[Geometry, list[bytes], float]
-    )
-    return CacheView(
-        geometry,
-        np.frombuffer(slots, np.uint8),
-        np.frombuffer(rows, np.int32).reshape(-1, 5),
-        np.frombuffer(tree, np.int64).reshape(-1, 7),
-        np.frombuffer(windows, np.int64).reshape(-1, 2),
-        seconds,
-    )
 
 
 def geometry_of(layout: KVLayout, num_blocks: int, max_rows: int) -> Geometry:

@@ -39,8 +39,9 @@ from jswa.exec.launches import (
     plan_launches,
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
+from jswa.exec.programs.drafts.models import PREFIX
 from jswa.exec.programs.sampling import LogprobRows
-from jswa.exec.programs.state import DeviceState, allocate, state_shapes
+from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
@@ -52,6 +53,7 @@ from jswa.exec.side_programs import (
     compile_set_texts,
     idle_launches,
 )
+from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs, without_adapters
 from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, head_names, run_dtype
@@ -111,6 +113,7 @@ class Runner:
         adapters: the room for LoRA adapters among the parameters, if there is any.
         store: keeps compiled programs for later starts.
         all_at_start: False: compile only the largest programs now, and the others in a thread, until `close`.
+        drafter: one device's part of a drafter whose parameters are among `params`.
 
     Attributes:
         configs, compiled: see `StepPrograms`.
@@ -130,6 +133,7 @@ class Runner:
         adapters: AdapterRoom | None = None,
         store: ProgramStore | None = None,
         all_at_start: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         self.layout = layout
         self.limits = limits
@@ -147,8 +151,9 @@ class Runner:
         self._store = store
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
-        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh)
-        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store)
+        carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
+        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, carry)
+        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
         # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
         with ThreadPoolExecutor(None if on_gpu else 1) as pool:
@@ -162,7 +167,8 @@ class Runner:
             texts = self._shapes["texts"]
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
-        self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes)
+        self._carry = carry
+        self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
         self._end_beside: Callable[[], None] = lambda: None
@@ -256,7 +262,7 @@ class Runner:
 
     def free_params(self) -> None:
         """Free the parameters of the base model; no step may run until `replace_params`."""
-        base = without_adapters(self.params)
+        base = {name for name in without_adapters(self.params) if not name.startswith(PREFIX)}  # without a drafter's
         self.params = {name: value for name, value in self.params.items() if name not in base}
 
     def free_arena(self) -> None:
@@ -265,7 +271,10 @@ class Runner:
 
     def allocate_arena(self) -> None:
         """Allocate a device state that has run nothing."""
-        self.state = allocate(self.layout, self.limits, self._model.vocab_size, self._shapes)
+        self.state = self._allocated()
+
+    def _allocated(self) -> DeviceState:
+        return allocate(self.layout, self.limits, self._model.vocab_size, self._shapes, self._carry)
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
@@ -373,14 +382,16 @@ class Runner:
                     continue
                 placed = self._put(arrays)
                 if program in (COPY_PAGES, MOVE_PAGES):
-                    self.state = {**self.state, "lanes": self._copy_pages(self.state["lanes"], *placed)}
+                    lanes = self._copy_pages([*self.state["lanes"], *self.state["draft_lanes"]], *placed)
+                    own = len(self.state["lanes"])
+                    self.state = {**self.state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
                     if program == MOVE_PAGES:
                         table = self._rename_pages(self.state["full_table"], *placed)
                         self.state = {**self.state, "full_table": table}
                 elif program == SET_ROWS:
-                    tables = self.state["full_table"], self.state["local_table"]
-                    full, local = self._set_rows[len(placed[0])](tables, *placed)
-                    self.state = {**self.state, "full_table": full, "local_table": local}
+                    tables = self.state["full_table"], self.state["local_table"], self.state["length"]
+                    full, local, length = self._set_rows[len(placed[0])](tables, *placed)
+                    self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
                 elif program == SET_MASKS:
                     extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
                     self.state = {**self.state, "extras": extras}

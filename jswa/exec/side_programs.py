@@ -22,7 +22,8 @@ from jswa.plan import RowText
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:
     """Compile `copy_pages` ahead of time. The lanes are donated."""
-    return _compile(store, partial(copy_pages, layout=layout), state["lanes"], np.zeros((3, WIDTH), np.int32))
+    lanes = [*state["lanes"], *state["draft_lanes"]]
+    return _compile(store, partial(copy_pages, layout=layout), lanes, np.zeros((3, WIDTH), np.int32))
 
 
 def compile_rename_pages(
@@ -35,7 +36,7 @@ def compile_rename_pages(
 
 def compile_set_rows(state: DeviceState, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile `set_rows` ahead of time, for each number of rows that a batch may have. The tables are donated."""
-    tables = state["full_table"], state["local_table"]
+    tables = state["full_table"], state["local_table"], state["length"]
     max_rows, width = tables[0].shape
     return {
         size: _compile(store, set_rows, tables, np.zeros((size, 1 + 2 * width), np.int32))

@@ -3,7 +3,7 @@
 Outside this module, parameters are a plain dict {dotted name: array}; nnx modules exist at trace time only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -157,6 +157,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         select: Int[Array, " R"] | None = None,
         adapters: AdapterIds | None = None,
+        tap: Callable[[int, Float[Array, "T M"]], None] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -165,10 +166,10 @@ class Decoder(nnx.Module):
 
         Args:
             adapters: the LoRA adapter of each token; required if the parameters have adapters.
+            tap: is given the residual stream before each layer, by its number, and behind the last one.
         """
         config = self.config
-        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
-        x = normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
+        x = self.inputs_of(tokens)
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
@@ -177,11 +178,21 @@ class Decoder(nnx.Module):
         for index, layer in enumerate(self.layers):
             if index == config.tail and select is not None:
                 x, run = x[select], run.only(select)
+            if tap is not None:
+                tap(index, x)
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, index, run)
+        if tap is not None:
+            tap(len(self.layers), x)
         if config.tail == len(config.layers) and select is not None:
             x = x[select]
         return self.final_norm(x if self.streams is None else self.streams.join(x))
+
+    def inputs_of(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
+        """Return what the first layer reads of tokens."""
+        config = self.config
+        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
 
     def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         embed = self.embed.get_value()
@@ -215,7 +226,12 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 
     `storage` is the storage format of the experts' matrices.
     """
-    _, state = _abstract(config, dtype, Experts(storage=storage))
+    return shapes_of(lambda: Decoder(config, dtype, Experts(storage=storage), "xla"))
+
+
+def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shape and dtype of the parameters of the module that `make` builds, without allocating any."""
+    _, state = nnx.split(nnx.eval_shape(make))
     return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
@@ -255,7 +271,18 @@ def _bound(
     names: frozenset[str] | None = None,
 ) -> Decoder:
     """Return the decoder over these parameters, or over some `names` of them, without values for the others."""
-    graph, state = _abstract(config, dtype, experts, linear)
+    return bound(lambda: Decoder(config, dtype, experts, linear), params, names)
+
+
+def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset[str] | None = None) -> M:
+    """Return the module that `make` builds, with its parameters by their names; called at trace time only.
+
+    See `bind` for how a matrix may be held. The inputs of a matrix may be other than `make` says.
+
+    Args:
+        names: the parameters that there are, if some are missing; modules that lack theirs cannot be called.
+    """
+    graph, state = nnx.split(nnx.eval_shape(make))
 
     def value(name: str, shape: tuple[int, ...]) -> Array | Quantized | QuantizedRows | Int4 | Panels | Adapted:
         matrix: Array | Quantized | Int4
@@ -278,8 +305,8 @@ def _bound(
         path: leaf.replace(value(_name(path), leaf.get_value().shape)) if wanted(_name(path)) else leaf
         for path, leaf in nnx.to_flat_state(state)
     }
-    model: Decoder = nnx.merge(graph, nnx.from_flat_state(values))
-    return model
+    module: M = nnx.merge(graph, nnx.from_flat_state(values))
+    return module
 
 
 def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
@@ -296,12 +323,6 @@ def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Lin
         linear: see `bind`.
     """
     return _bound(config, params, dtype, Experts(), linear, frozenset(head_names(config, params)))
-
-
-def _abstract(
-    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear = "xla"
-) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype, experts, linear)))
 
 
 def _storage(params: Params) -> Storage:

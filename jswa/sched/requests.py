@@ -361,7 +361,7 @@ class Requests:
             return
         row_id, generation = sequence.row_id, int(self.rows.generation[sequence.row_id])
         finite = sequence.tokens[: sequence.finite_to]
-        self._cache.close(sequence.lease, finite, turn=(len(sequence.request.prompt),))
+        self._cache.close(sequence.lease, finite, prompt=len(sequence.request.prompt))
         self.writers.discard(sequence)
         self.masks.release(sequence)
         self._running.remove(sequence)

@@ -10,7 +10,8 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease, LeaseTable
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixCache
-from jswa.cache.prefix.radix import Cursor, RadixTree
+from jswa.cache.prefix.edges import Cursor
+from jswa.cache.prefix.radix import RadixTree
 from jswa.storage.snapshot import Edges, Snapshot, slots_of
 
 _NONE = np.zeros(0, np.int32)

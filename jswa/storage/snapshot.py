@@ -14,7 +14,8 @@ from jaxtyping import Bool, Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import Move
 from jswa.cache.prefix.cache import PrefixCache
-from jswa.cache.prefix.radix import NONE, Node, RadixTree
+from jswa.cache.prefix.edges import Node
+from jswa.cache.prefix.radix import NONE, RadixTree
 
 _NO_TOKENS = np.zeros(0, np.int32)
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
@@ -27,6 +27,7 @@ _NOTHING_MORE = TokenEvent("", None)[2:]  # the fields of an event that is a tok
 _PLAIN = 5  # log probabilities that take as long as an event without any
 
 
+@runtime_checkable
 class Writer(Protocol):
     """The connection of a stream, for bytes that need no task to wait for the client."""
 

@@ -1,7 +1,7 @@
 """What the routes need of the engine, in their own process (`LocalEngine`) or in another one (`RemoteEngine`)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jswa.cache.view import CacheView
 from jswa.config import Limits
@@ -16,6 +16,7 @@ from ..core.texts import Order
 from .intake import Ids, Put
 
 
+@runtime_checkable
 class Shares(Protocol):
     """An amount of bytes that API keys share, as `Budget` has it. `most`: the whole amount, `used`: this process's."""
 
@@ -44,6 +45,7 @@ class Shares(Protocol):
         ...
 
 
+@runtime_checkable
 class FrontEnd(Protocol):
     """The routes of one process, as the engine asks them."""
 
@@ -63,6 +65,7 @@ class Info(NamedTuple):
     rest: dict[str, Any]
 
 
+@runtime_checkable
 class EngineSide(Protocol):
     """The engine and all that its requests share. Methods raise ApiError, also if the engine is dead or restarting."""
 

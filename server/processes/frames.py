@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa import errors
+from jswa.cache.view import CacheView, Geometry
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, TokenEvent
@@ -257,3 +258,24 @@ def _array(array: Shaped[np.ndarray, "..."]) -> Array:
 
 def _numpy(array: Array) -> Shaped[np.ndarray, "..."]:
     return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+
+
+def packed_view(view: CacheView) -> bytes:
+    """Return a view of the KV cache as bytes."""
+    arrays = [np.ascontiguousarray(one).tobytes() for one in (view.slots, view.rows, view.tree, view.windows)]
+    return msgspec.msgpack.encode((view.geometry, arrays, view.seconds))
+
+
+def unpacked_view(data: bytes) -> CacheView:
+    """Return the view of `packed_view`."""
+    geometry, (slots, rows, tree, windows), seconds = msgspec.msgpack.decode(
+        data, type=tuple[Geometry, list[bytes], float]
+    )
+    return CacheView(
+        geometry,
+        np.frombuffer(slots, np.uint8),
+        np.frombuffer(rows, np.int32).reshape(-1, 5),
+        np.frombuffer(tree, np.int64).reshape(-1, 7),
+        np.frombuffer(windows, np.int64).reshape(-1, 2),
+        seconds,
+    )

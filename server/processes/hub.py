@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from jswa.cache.view import packed
 from jswa.errors import InvalidSampling, JswaError
 from jswa.plan import StepEvents, TokenEvent
 
@@ -316,7 +315,7 @@ class Connection:
             case "abort_named":
                 return await engine.abort_named(asked.name)
             case "view":
-                return packed(await engine.view(int(name)))
+                return frames.packed_view(await engine.view(int(name)))
             case "profile":
                 await engine.profile(asked.name)
             case "metrics":

@@ -36,6 +36,7 @@ class Leases:
         self._part = max(1, int(most) // _PARTS)
         self._used: Counter[Key] = Counter()
         self._granted: Counter[Key] = Counter()
+        self._turn = asyncio.Lock()
         self._asking: set[Key] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._denied: dict[Key, float] = {}  # when a key was refused last
@@ -48,17 +49,13 @@ class Leases:
 
     async def claim(self, key: Key, amount: int) -> bool:
         """Acquire an amount for a key and return True, or return False if it does not fit."""
-        self._used[key] += amount
-        try:
-            while (lacks := self._used[key] - self._granted[key]) > 0:
+        async with self._turn:  # what is granted to one caller must not be taken by another
+            while (lacks := self._used[key] + amount - self._granted[key]) > 0:
                 # What is granted counts, also if the caller is cancelled meanwhile.
                 if not await asyncio.shield(self._task(self._asked(key, lacks))):
-                    self.release(key, amount)
                     self.refused += 1
                     return False
-        except BaseException:
-            self.release(key, amount)
-            raise
+            self._used[key] += amount
         return True
 
     def fits(self, key: Key, amount: int) -> bool:
@@ -78,7 +75,9 @@ class Leases:
         """Release an amount that a key has acquired."""
         self._used[key] -= amount
         spare = self._granted[key] - self._used[key]
-        if spare > 3 * self._part or (spare > 0 and not self._used[key]):
+        if spare > 3 * self._part and key not in self._denied:
+            self._give()  # another process may need it now; of a key that lacks memory, requests here need it first
+        elif spare > 3 * self._part or (spare > 0 and not self._used[key]):
             self._later()
 
     def _grow(self, key: Key, amount: int) -> None:
@@ -117,9 +116,11 @@ class Leases:
 
     def _give(self) -> None:
         """Give back what no key uses."""
-        self._sweep = None
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
         for key in list(self._granted):
-            keep = self._used[key] + (self._part if self._used[key] else 0)
+            keep = self._used[key] + (self._part if self._used[key] else 0)  # one part more, while it is in use
             spare = self._granted[key] - keep
             if spare > 0:
                 self._granted[key] -= spare

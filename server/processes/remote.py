@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jswa.cache.view import CacheView, unpacked
+from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead, EngineRestarting, InvalidSampling
 from jswa.frontend.engine_thread import State
@@ -148,7 +148,7 @@ class RemoteEngine:
 
     async def view(self, edges: int) -> CacheView:
         """Return what the KV cache holds, with so many edges of the prefix tree."""
-        return unpacked(await self._call(frames.Operate("view", str(edges)), bytes))
+        return frames.unpacked_view(await self._call(frames.Operate("view", str(edges)), bytes))
 
     async def profile(self, folder: str | None) -> None:
         """Begin a profile in a folder; None ends it."""

@@ -93,7 +93,7 @@ class Churn:
 
     def _close(self, lease: Lease, *, keep: bool) -> None:
         text, launched = self.rows.pop(lease)
-        self.manager.close(lease, text[: launched if keep else 0], turn=(len(text),))
+        self.manager.close(lease, text[: launched if keep else 0], prompt=len(text))
 
 
 def churn(model: str, operations: int, seed: int) -> None:

@@ -248,7 +248,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def _end(self, row: Row, *, keep: bool, known: int | None = None) -> None:
         tokens = row.tokens[: row.launched if known is None else known] if keep else []
-        self.manager.close(row.lease, array(tokens), turn=(row.start,))
+        self.manager.close(row.lease, array(tokens), prompt=row.start)
         self.rows.remove(row)
         self.written.append((row.salt, row.tokens[: row.launched]))
         if tokens:

@@ -60,7 +60,8 @@ class LateStep:
         self._run_through(self)
         assert self.done is not None
         tokens = self.done.tokens()
-        assert (tokens != NOT_FINITE).all(), f"the rows {self.plan.row_ids[tokens == NOT_FINITE]} read a stale page"
+        stale = (tokens.reshape(len(tokens), -1) == NOT_FINITE).any(axis=1)
+        assert not stale.any(), f"the rows {self.plan.row_ids[stale]} read a stale page"
         return tokens
 
     def logprobs(self) -> StepLogprobs | None:

@@ -292,8 +292,9 @@ class Session:
             table = rename_pages(state["full_table"], moves, num_pages=pages)
             state = {**state, "lanes": device.copy_pages(state["lanes"], moves), "full_table": table}
         for rows in row_batches(plan.table_rows, device.limits.pages_per_row, ROWS):
-            full, local = set_rows((state["full_table"], state["local_table"]), jnp.asarray(rows))
-            state = {**state, "full_table": full, "local_table": local}
+            tables = state["full_table"], state["local_table"], state["length"]
+            full, local, length = set_rows(tables, jnp.asarray(rows))
+            state = {**state, "full_table": full, "local_table": local, "length": length}
         bucket = pick_bucket(device.buckets, plan)
         packed = jnp.asarray(pack(plan, device.configs[bucket].pack))
         self._state, logits = device.compiled[bucket](device.params, state, packed)

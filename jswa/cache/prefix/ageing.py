@@ -1,66 +1,73 @@
-"""How likely a cached item is to be used again, learned from the ages at which items were used or evicted.
+"""How likely a cached text is to be used again, learned from the ages at which texts were used, or not.
 
-Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density" (NSDI 2018): the value of keeping
-something that has not been used for `age` is the chance of a use still to come over the time it will be kept for.
-Under traffic that comes back soon or never it falls with age, as LRU assumes; in a loop larger than the cache it
-grows up to the length of the loop, where LRU would evict all that is needed next. Things never used again after their
-first use (scans) are told from the others by a table of their own.
+The chance of a use by age is that of Kaplan and Meier (1958): the uses at an age over the texts that reached it,
+whether they were cached or not. A text is worth the most that can be had by keeping it, over all times to keep it for:
+its chance of a use in that time over the mean time for which it would be kept (the index of Gittins, 1979). Under
+traffic that comes back soon or never that falls with age, as LRU assumes; in a loop larger than the cache it grows up
+to the length of the loop, where LRU would evict all that is needed next.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+NEW, USED, LEFT = range(3)  # kinds of text: never used again yet, used again, and left by its conversation
 _BUCKETS = 48  # half octaves of age
-_RELEARN = 64  # events between two computations of the densities
-_DECAY_AT = 4096.0  # events after which the past counts half
+_LOW = np.exp2(np.arange(_BUCKETS + 1) / 2) - 1  # least age of each bucket
+_DECAY_AT = 4096.0  # events of a kind after which the past counts half
+# What is believed of an age at which nothing was seen: one text in ten was used. The index falls with age, as in LRU.
+_PRIOR_USES, _PRIOR_TEXTS = 0.1, 1.0
 
 
 class Ageing:
-    """Counts uses and evictions by age, in requests, separately for items that were reused before."""
+    """Counts uses, and texts that are forgotten without one, by kind of text and age in requests."""
 
     def __init__(self) -> None:
-        # The prior behaves like LRU: equally many uses and evictions at each age, fewer of both at greater ages.
-        prior = [1.0 / 2.0 ** (bucket / 2) for bucket in range(_BUCKETS)]
-        self._hits = [list(prior), list(prior)]
-        self._ends = [list(prior), list(prior)]
-        self._events = 0
-        self._density = np.array([_densities(self._hits[reused], self._ends[reused]) for reused in (0, 1)])
+        self._uses = np.zeros((3, _BUCKETS))
+        self._ends = np.zeros((3, _BUCKETS))
+        self._worth = np.tile(_index(self._uses[0], self._ends[0]), (3, 1))
 
-    def density(self, ages: Int[np.ndarray, " n"], *, reused: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Return the expected uses per passing request of items of these ages."""
-        after = ages + 1.0
-        buckets = np.minimum(np.frexp(after * after)[1] - 1, _BUCKETS - 1)
-        density: Float[np.ndarray, " n"] = self._density[reused.astype(np.intp), buckets]
-        return density
+    def worth(self, ages: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Return the expected uses per passing request of texts of these ages."""
+        worth: Float[np.ndarray, " n"] = self._worth[kinds, _buckets(ages)]
+        return worth
 
-    def count(self, age: int, *, reused: bool, hit: bool) -> None:
-        """Count a use (`hit`) or an eviction of an item of this age."""
-        counts = self._hits if hit else self._ends
-        counts[reused][_bucket(age)] += 1.0
-        self._events += 1
-        if self._events % _RELEARN:
-            return
-        for hits, ends in zip(self._hits, self._ends, strict=True):
-            if sum(hits) + sum(ends) > _DECAY_AT:
-                hits[:] = [0.5 * count for count in hits]
-                ends[:] = [0.5 * count for count in ends]
-        self._density = np.array([_densities(h, e) for h, e in zip(self._hits, self._ends, strict=True)])
+    def count(self, age: int, kind: int, *, used: bool) -> None:
+        """Count a use of a text of this age, or that a text is forgotten."""
+        bucket = min(_BUCKETS, ((age + 1) * (age + 1)).bit_length()) - 1
+        (self._uses if used else self._ends)[kind, bucket] += 1.0
+
+    def learn(self, ages: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"]) -> None:
+        """Compute the index anew. `ages`, `kinds`: of all texts that may still be used."""
+        for kind in range(3):
+            uses, ends = self._uses[kind], self._ends[kind]
+            if uses.sum() + ends.sum() > _DECAY_AT:
+                uses *= 0.5
+                ends *= 0.5
+            waiting = np.bincount(_buckets(ages[kinds == kind]), minlength=_BUCKETS)
+            self._worth[kind] = _index(uses, ends + waiting)
 
 
-def _bucket(age: int) -> int:
-    half_octaves = ((age + 1) * (age + 1)).bit_length() - 1
-    return min(_BUCKETS - 1, half_octaves)
+def _buckets(ages: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    after = ages + 1.0
+    buckets: Int[np.ndarray, " n"] = np.minimum(np.frexp(after * after)[1] - 1, _BUCKETS - 1)
+    return buckets
 
 
-def _densities(hits: list[float], ends: list[float]) -> list[float]:
-    """Return the hit density by age bucket: Σ hits at this age or later over Σ time from this age to the event."""
-    out = [0.0] * _BUCKETS
-    later_hits = later_events = later_ages = 0.0
-    for bucket in reversed(range(_BUCKETS)):
-        low, high = 2.0 ** (bucket / 2) - 1, 2.0 ** ((bucket + 1) / 2) - 1
-        events = hits[bucket] + ends[bucket]
-        later_hits += hits[bucket]
-        later_events += events
-        later_ages += events * 0.5 * (low + high)
-        out[bucket] = later_hits / max(later_ages - later_events * low, 1e-9)
-    return out
+def _index(uses: Float[np.ndarray, " b"], ends: Float[np.ndarray, " b"]) -> Float[np.ndarray, " b"]:
+    """Return the index at the start of each bucket, given the uses in it and the texts of which no more is known."""
+    reached = np.cumsum((uses + ends)[::-1])[::-1] - 0.5 * ends
+    chance = np.minimum((_smooth(uses) + _PRIOR_USES) / (_smooth(reached) + _PRIOR_TEXTS), 0.999)
+    unused = np.concatenate([[1.0], np.cumprod(1.0 - chance)])  # share that is not used before each bucket
+    kept = np.concatenate([[0.0], np.cumsum(np.diff(_LOW) * 0.5 * (unused[:-1] + unused[1:]))])
+    # From the start of each bucket (rows) to the end of this or a later one (columns).
+    gain, time = unused[:-1, None] - unused[None, 1:], kept[None, 1:] - kept[:-1, None]
+    index: Float[np.ndarray, " b"] = np.where(time > 0, gain / np.where(time > 0, time, 1.0), 0.0).max(axis=1)
+    return index
+
+
+def _smooth(counts: Float[np.ndarray, " b"]) -> Float[np.ndarray, " b"]:
+    """Spread the counts of a bucket over its neighbours: few events would make a rugged index."""
+    for _ in range(2):
+        wider = np.concatenate([counts[:1], counts, counts[-1:]])
+        counts = 0.25 * wider[:-2] + 0.5 * wider[1:-1] + 0.25 * wider[2:]
+    return counts

@@ -13,9 +13,11 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.radix import NONE, Cursor, Node, RadixTree, common_prefix
+from jswa.cache.prefix.edges import Cursor, Ghost, Node
+from jswa.cache.prefix.radix import NONE, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
+from jswa.cache.prefix.visits import BRANCH, PROMPT_END
 from jswa.types import MissReason
 
 _FIRST_PAGES = 65_536  # texts whose salt is remembered
@@ -31,6 +33,8 @@ class Match(NamedTuple):
         local: ids of the local pages of [resume.local_visible_from, resume.boundary).
         branch: whether the tree has another continuation where the match ends.
         reason: why the match is no longer.
+        text: tokens that agree with the path.
+        ghost: what was evicted behind them.
     """
 
     path: tuple[Node, ...]
@@ -39,6 +43,8 @@ class Match(NamedTuple):
     local: Int[np.ndarray, " pages"]
     branch: bool
     reason: MissReason
+    text: int = 0
+    ghost: Ghost | None = None
 
 
 NO_MATCH = Match((), COLD, np.zeros(0, np.int32), np.zeros(0, np.int32), branch=False, reason="cold")
@@ -61,8 +67,10 @@ class PrefixCache:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         p = self._page
         path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
+        ghost = self.retention.visits.ghost(salt, tokens, text)
+        reason = self._reason(salt, tokens, text, ghost)
         if not path:
-            return Match((), COLD, NO_MATCH.full, NO_MATCH.local, branch=False, reason=self._reason(salt, tokens, 0))
+            return NO_MATCH._replace(reason=reason, ghost=ghost)
         full, local = self.tree.pages(path, text)
         full_to, live = text, local != NONE
         if self.layout.full is not None and np.count_nonzero(full) < len(full):
@@ -80,7 +88,9 @@ class PrefixCache:
             full[: -(-found.full_to // p) if self.layout.full is not None else 0],
             local[window],
             branch=bool(path) and self._parts(path[-1], text, tokens),
-            reason=self._reason(salt, tokens, text),
+            reason=reason,
+            text=text,
+            ghost=ghost,
         )
 
     def _parts(self, node: Node, at: int, tokens: Int[np.ndarray, " T"]) -> bool:
@@ -97,16 +107,13 @@ class PrefixCache:
     def start(self, lease: Lease, match: Match) -> None:
         """Count the use of a match by a new row, and place the row's cursor."""
         retention, page = self.retention, (match.resume.boundary - 1) // self._page
-        retention.clock += 1
-        if match.path:
-            for node in match.path[:-1]:
-                node.last = retention.clock
-            retention.touch(match.path[-1])
+        retention.visits.visit(match.path, match.text, match.ghost)
         if len(match.local):
             ending = (w for node in match.path for end, w in node.windows.items() if (end - 1) // self._page == page)
             window = next(ending, None)
             if window is not None:
-                retention.touch(window)
+                window.last = retention.clock
+                window.hits += 1
         node = match.path[-1] if match.path else self.tree.root(lease.salt)
         # At the start, not at the end of the match: local pages that the row computes again may fill holes of the tree.
         self.attach(lease.cursor, node, match.resume.start // self._page * self._page)
@@ -145,21 +152,13 @@ class PrefixCache:
         assert cursor.node is not None
         while lease.window_ends and lease.window_ends[0] <= cursor.published:
             end = lease.window_ends.pop(0)
-            self.retention.add_window(cursor.node, end, branch=end == lease.branch_at)
+            place = BRANCH if lease.window_ends else PROMPT_END
+            self.retention.add_window(cursor.node, end, place, branch=end == lease.branch_at)
 
-    def supersede(self, lease: Lease, keep: tuple[int, ...], interval: int | None) -> None:
-        """Drop windows of earlier turns on the row's path where no other row has started: their pages become spare."""
-        node = lease.cursor.node
-        while node is not None:
-            for end, window in list(node.windows.items()):
-                regular = interval is not None and end % interval == 0
-                if (
-                    end <= lease.cursor.published
-                    and end not in keep
-                    and not (window.branch or window.hits > 1 or regular)
-                ):
-                    self.retention.drop_window(window)
-            node = node.parent
+    def end_turn(self, lease: Lease, prompt: int, end: int) -> None:
+        """Note where the next turn may go on: at the ends of prompt and text, or where earlier turns ended."""
+        assert lease.cursor.node is not None
+        self.retention.visits.end_turn(lease.cursor.node, lease.cursor.published, prompt, end)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
         """Remove a text, with everything that continues it or a part of it."""
@@ -256,15 +255,16 @@ class PrefixCache:
             self.retention.replace_partial(node, first, int(local[0]))
             if node.full[-1] != full[0]:
                 self.tree.drop_full(node, slice(len(node.full) - 1, None))
+        self.retention.visits.leave_others(node, used=False)
         fresh = self.tree.append(node, tokens.copy(), full, local)
         fresh.last = self.retention.clock
         self.tree.candidates.refresh(fresh)
         return fresh
 
-    def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int) -> MissReason:
+    def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int, ghost: Ghost | None) -> MissReason:
         if len(tokens) <= self._least_copy:
             return "too short"
-        if self.retention.was_evicted(salt, tokens, text):
+        if ghost is not None:
             return "evicted"
         if text < self._page and self._salt_of.get(tokens[: self._page].tobytes(), salt) != salt:
             return "salt"

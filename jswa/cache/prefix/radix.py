@@ -13,7 +13,6 @@ Host only; each operation costs O(tokens compared) in numpy and O(edges passed) 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
@@ -22,68 +21,10 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.candidates import Candidates
+from jswa.cache.prefix.edges import LEAF, Candidates, Node
 
 NONE = 0  # block 0 is never handed out
 _SOURCES = 8  # edges searched for a copy of a page that several share
-
-
-@dataclass(eq=False, slots=True)
-class Window:
-    """The local pages that a query at `end` sees, kept together because requests are likely to resume there.
-
-    `branch`: texts diverge here. `hits`: rows that started here. `last`: the cache's clock at the last such start.
-    """
-
-    end: int
-    node: "Node"
-    blocks: Int[np.ndarray, " n"]
-    branch: bool
-    last: int
-    hits: int = 0
-    index: int = -1  # among the candidates for eviction
-
-
-@dataclass(eq=False, slots=True)
-class Cursor:
-    """How far a running row's text is in the tree; each edge knows the cursors that stand on it.
-
-    Attributes:
-        node: the edge that holds the last published token, or a root; None: the row publishes nothing.
-        published: tokens of the row that are in the tree, page aligned until the row ends.
-        detached: the tree has other pages for the row's text, or has lost them: the row publishes at its end only.
-    """
-
-    node: "Node | None" = None
-    published: int = 0
-    detached: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """An edge of the tree, or the root of one (no tokens). `last`, `hits` and `index` as in `Window`.
-
-    `buffers`: arrays with room to grow, of which tokens, full and local are the first part; None: there is no room.
-    """
-
-    start: int
-    tokens: Int[np.ndarray, " n"]
-    full: Int[np.ndarray, " pages"]
-    local: Int[np.ndarray, " pages"]
-    parent: "Node | None"
-    salt: str
-    last: int = 0
-    hits: int = 0
-    index: int = -1
-    children: dict[int, "Node"] = field(default_factory=dict)
-    windows: dict[int, Window] = field(default_factory=dict)
-    cursors: set[Cursor] = field(default_factory=set)
-    buffers: list[Int[np.ndarray, " room"]] | None = None
-
-    @property
-    def end(self) -> int:
-        """One past the last position."""
-        return self.start + len(self.tokens)
 
 
 class RadixTree:
@@ -94,7 +35,7 @@ class RadixTree:
         self.pool = pool
         self.page_size = layout.page_size
         self.roots: dict[str, Node] = {}
-        self.candidates = Candidates[Node | Window]()
+        self.candidates = Candidates()
         self.full_node = np.full(pool.num_blocks * pool.pages_per_block, None, object)
         self.local_node = np.full(pool.num_blocks, None, object)
         self.visits = 0  # edges passed, for tests and benchmarks
@@ -104,6 +45,7 @@ class RadixTree:
         if salt not in self.roots:
             none = np.zeros(0, np.int32)
             self.roots[salt] = Node(0, none, none, none, None, salt)
+            self.candidates.refresh(self.roots[salt])
         return self.roots[salt]
 
     def walk(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[list[Node], int]:
@@ -172,11 +114,13 @@ class RadixTree:
             node.salt,
             node.last,
             node.hits,
+            node.kind,
             children={int(node.tokens[at - node.start]): node},
         )
         if at % p:
             upper.full[-1] = upper.local[-1] = NONE
         self._own(upper)
+        self.candidates.refresh(upper)
         assert node.parent is not None
         node.parent.children[int(upper.tokens[0])] = upper
         node.tokens = node.tokens[at - node.start :]
@@ -186,6 +130,9 @@ class RadixTree:
         for end in [end for end in node.windows if end <= at]:
             window = upper.windows[end] = node.windows.pop(end)
             window.node = upper
+            self.candidates.forget(window)
+        for end in [end for end in node.places if end <= at]:
+            upper.places[end] = node.places.pop(end)
         for cursor in [cursor for cursor in node.cursors if cursor.published <= at]:
             node.cursors.remove(cursor)
             upper.cursors.add(cursor)
@@ -207,6 +154,7 @@ class RadixTree:
         first = node.end // self.page_size
         if node.parent is None or node.children:
             child = Node(node.end, tokens, full, local, node, node.salt)
+            self.candidates.refresh(child)
             node.children[int(tokens[0])] = child
             self.candidates.discard(node)
         else:
@@ -222,7 +170,7 @@ class RadixTree:
             cached = self.pool.local_cached[ids]
             self.local_node[ids] = child
             self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
-        self.candidates.add(child)
+        self.candidates.add(child, LEAF)
         self.candidates.forget(child)
         return child
 
@@ -256,6 +204,7 @@ class RadixTree:
         count = max(0, -(-end // self.page_size) - node.start // self.page_size)
         self.candidates.forget(node)
         node.tokens, node.full, node.local = node.tokens[: end - node.start], node.full[:count], node.local[:count]
+        node.places = {at: kind for at, kind in node.places.items() if at <= end}
         whole = node.tokens.base
         if whole is not None and 4 * len(node.tokens) < len(whole):  # do not keep the memory of what is gone
             node.tokens, node.full, node.local = node.tokens.copy(), node.full.copy(), node.local.copy()
@@ -266,6 +215,7 @@ class RadixTree:
         self.candidates.discard(node)
         if node.parent is None:
             del self.roots[node.salt]
+            self.candidates.release(node)
         else:
             self.detach(node)
 
@@ -274,8 +224,12 @@ class RadixTree:
         above = node.parent
         assert above is not None
         del above.children[int(node.tokens[0])]
+        gone = [node]
+        for edge in gone:
+            gone.extend(edge.children.values())
+            self.candidates.release(edge)
         if not above.children and above.parent is not None:
-            self.candidates.add(above)
+            self.candidates.add(above, LEAF)
 
     def rename(self, source: int, target: int) -> None:
         """Follow a full page that the pool has moved."""
@@ -309,6 +263,7 @@ class RadixTree:
             for end, window in node.windows.items():
                 assert (window.node, window.end) == (node, end)
                 assert node.start < end <= node.end
+            assert all(node.start < at <= node.end for at in node.places)
             is_leaf = node.parent is not None and not node.children
             assert (node.index >= 0) == is_leaf, "a leaf is no candidate for eviction, or something else is"
             if node.parent is None:

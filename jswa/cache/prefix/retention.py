@@ -1,14 +1,10 @@
 """Eviction: which windows and pages the prefix cache keeps, and which it evicts first.
 
 A local page of the tree is *needed* by the windows at which a request can resume (at the end of a prompt, at the end of
-a text, where its last turn began, where texts diverge), or it is *spare*: it slid out of a row's window, or a later
-turn superseded its window. Pages are evicted in this order:
-
-1. spare pages that no window ever needed, oldest first. They help a text that diverges at a new position;
-2. spare pages of superseded windows, oldest first. They help a request that goes back to an earlier message;
-3. windows and leaves, those with the least expected loss per slot first (`Victims`). A window is evicted as a whole, a
-   leaf from its end together with the windows there. A leaf whose window is too costly to replay is worth nothing
-   without it, and goes next.
+a text, where texts diverge), or it is *spare*: it slid out of a row's window. Memory is taken from spare pages, oldest
+first, which help a text that diverges at a new position; then from windows and leaves, those with the least expected
+loss per slot first (`Victims`). A window is evicted as a whole, a leaf from its end together with the windows there. A
+leaf whose window is too costly to replay is worth nothing without it, and goes next.
 
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
@@ -16,40 +12,50 @@ Laws (`check`): a local page is spare exactly if the tree alone owns it and no w
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.prefix.ageing import Ageing
-from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
+from jswa.cache.prefix.edges import Node, Window
+from jswa.cache.prefix.radix import NONE, RadixTree
 from jswa.cache.prefix.spare import SpareQueue
 from jswa.cache.prefix.victims import Victims
+from jswa.cache.prefix.visits import BRANCH, TEXT_END, Visits
 
 _LEAST_CUT = 32  # pages of a leaf that are evicted at once
-_GHOSTS = 65_536
-_GHOST_TOKENS = 8
-_WINDOWS = 64  # of an edge, or as many as it has pages: more help nobody, and each use of the edge passes all of them
+_WINDOWS = 64  # and places of an edge, or as many as it has pages: more help nobody, and each use passes all of them
 
 
 class Retention:
-    """Owns windows and spare pages of a tree, and evicts. `clock` counts the rows that have started from a match."""
+    """Owns windows and spare pages of a tree, and evicts. `visits` learns what is asked for."""
 
     def __init__(self, tree: RadixTree) -> None:
         self.tree = tree
         self.pool = tree.pool
-        self.ageing = Ageing()
-        self.clock = 0
+        self.visits = Visits(tree)
         self.evictions = 0
         self._reach = tree.layout.reach
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
-        self._victims = Victims(tree, self.ageing, self._uses)
+        self._victims = Victims(tree, self.visits, self._uses)
         self._marks = np.zeros(tree.pool.num_blocks, bool)
         self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
         self._spare = SpareQueue(tree.pool.num_blocks)
-        self._left = SpareQueue(tree.pool.num_blocks)  # spare pages of dropped windows
         self._victim: tuple[Node, int] | None = None
-        self._ghosts: dict[tuple[str, int, bytes], None] = {}
+
+    @property
+    def clock(self) -> int:
+        """The number of rows that have started."""
+        return self.visits.clock
 
     def add_window(
-        self, tail: Node, end: int, *, branch: bool = False, last_use: int | None = None, hits: int = 0
+        self,
+        tail: Node,
+        end: int,
+        place: int | None = None,
+        *,
+        branch: bool = False,
+        last_use: int | None = None,
+        hits: int = 0,
     ) -> None:
         """Keep the window of a query at `end`, on the path to the end of `tail`, if all its pages are there.
+
+        `place`: the kind of place, if it is none yet; by default a branch, or the end of a text.
 
         `last_use` and `hits` as `last` and `hits` of `Window`; by default the window counts as used now, by nobody.
         """
@@ -64,11 +70,13 @@ class Retention:
         while node.start >= end:
             assert node.parent is not None
             node = node.parent
+        kind = node.places.setdefault(end, place if place is not None else BRANCH if branch else TEXT_END)
+        if len(node.places) > max(_WINDOWS, len(node.local)):
+            del node.places[min(node.places)]
         window = node.windows.get(end)
         if window is not None:
             window.branch |= branch
             window.last = max(window.last, last_use)
-            self.tree.candidates.refresh(window)
             return
         blocks = self.tree.page_ids(tail, "local", first, last)
         if np.count_nonzero(blocks) < len(blocks):
@@ -76,16 +84,16 @@ class Retention:
         self._uses[blocks] += 1
         self._forget(blocks)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
-        self.tree.candidates.add(window)
+        self.tree.candidates.add(window, kind)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
             others = (w for w in node.windows.values() if w is not window)
             self.drop_window(min(others, key=lambda w: (w.branch, w.hits > 1, w.last)))
         self._changed(node)
 
     def drop_window(self, window: Window) -> Int[np.ndarray, " n"]:
-        """Drop a window; return its pages that are spare now, the last spare pages to be evicted."""
+        """Drop a window; return its pages that are spare now."""
         idle = self._drop(window)
-        self._left.put(idle)
+        self._spare.put(idle)
         return idle
 
     def _drop(self, window: Window) -> Int[np.ndarray, " n"]:
@@ -108,7 +116,7 @@ class Retention:
 
     def drop_spare(self) -> None:
         """Free all spare local pages."""
-        spare = np.sort(np.concatenate([self._spare.ids(), self._left.ids()]))
+        spare = np.sort(self._spare.ids())
         self._forget(spare)
         self._free_blocks(spare)
 
@@ -126,20 +134,13 @@ class Retention:
         if np.count_nonzero(idle):
             self._spare.put(blocks[idle])
 
-    def touch(self, item: Node | Window) -> None:
-        """Count a use of a window or an edge by a row."""
-        self.ageing.count(self.clock - item.last, reused=item.hits > 0, hit=True)
-        item.last = self.clock
-        item.hits += 1
-        self.tree.candidates.refresh(item)
-
     def make_room(self, slots: int) -> None:
         """Evict until the pool has `slots` free slots. The caller has checked that so many are free or evictable."""
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
-            if spare := self._spare or self._left:
-                oldest = spare.oldest(-(-short // m))
-                spare.take(oldest)
+            if self._spare:
+                oldest = self._spare.oldest(-(-short // m))
+                self._spare.take(oldest)
                 self._free_blocks(oldest)
             else:
                 self._evict(max(short, m))
@@ -172,9 +173,7 @@ class Retention:
         """
         index = len(node.full) - count
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
-        self._ghosts[node.salt, at, node.tokens[at - node.start :][:_GHOST_TOKENS].tobytes()] = None
-        if len(self._ghosts) > _GHOSTS:
-            del self._ghosts[next(iter(self._ghosts))]
+        self.visits.cut(node, at)
         self.clear(node, index, alone=True)
         self.trim(node)
 
@@ -185,7 +184,7 @@ class Retention:
         """
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
-        if len(self._spare) or len(self._left):
+        if len(self._spare):
             self._forget(node.local[index:].astype(np.intp))
         self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None), alone=alone)
@@ -212,13 +211,10 @@ class Retention:
             for window in list(node.windows.values()):
                 self.drop_window(window)
             self.tree.remove(node)
+            self.visits.inherit(node.parent, node)
             node = node.parent
         if node.parent is None and not node.children and not node.cursors and node.salt in self.tree.roots:
             self.tree.remove(node)
-
-    def was_evicted(self, salt: str, tokens: Int[np.ndarray, " T"], at: int) -> bool:
-        """Return whether the cache held this text beyond `at` not too long ago."""
-        return (salt, at, tokens[at : at + _GHOST_TOKENS].tobytes()) in self._ghosts
 
     def check(self) -> None:
         """Assert the laws above."""
@@ -232,8 +228,7 @@ class Retention:
         assert np.array_equal(uses, self._uses), "windows and what they need differ"
         blocks = np.arange(len(uses), dtype=np.int32)
         spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
-        queued = np.concatenate([self._spare.ids(), self._left.ids()])
-        assert np.array_equal(np.sort(queued), np.flatnonzero(spare)), "spare pages differ"
+        assert np.array_equal(np.sort(self._spare.ids()), np.flatnonzero(spare)), "spare pages differ"
 
     def _windows_past(self, node: Node, at: int) -> list[Window]:
         """Return windows of an edge and the edges above it that end behind `at` (page aligned, or an end)."""
@@ -264,7 +259,6 @@ class Retention:
     def _forget(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Count pages as spare no longer. NONE is never spare."""
         self._spare.take(blocks)
-        self._left.take(blocks)
 
     def _evict(self, slots: int) -> None:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
@@ -273,7 +267,6 @@ class Retention:
             victim = self._victim[0] if self._victims.free_tail(self._victim[0]) else None
         if victim is None:
             victim = self._victims.choose(self.clock)
-            self.ageing.count(self.clock - victim.last, reused=victim.hits > 0, hit=False)
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
         if isinstance(victim, Node):

@@ -1,8 +1,10 @@
 """Which window or leaf of the tree is evicted next: the one with the least expected loss per slot.
 
-The loss of a window is the number of tokens by which a matching row would start earlier without it; the loss of a leaf
-is that of a row that matches the whole leaf. Both are weighted by the chance of another use at the item's age
-(`Ageing`). A few items are taken from each sample, at least 64 times as large.
+The loss of a window is the number of tokens by which a matching row would start earlier without it, times the share of
+requests that go on from there (`Places`); the loss of a leaf is that of a row that matches the whole leaf. Both count
+times the chance of another use at the age of the text (`Ageing`). A page that several windows need is shared among
+them: one that is worth much does not protect one that is worth little. A few items are taken from each sample, at
+least 64 times as large.
 """
 
 import math
@@ -10,23 +12,23 @@ import math
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.prefix.ageing import Ageing
-from jswa.cache.prefix.candidates import UNKNOWN
-from jswa.cache.prefix.radix import NONE, Node, RadixTree, Window
+from jswa.cache.prefix.edges import UNKNOWN, Node, Window
+from jswa.cache.prefix.radix import NONE, RadixTree
 from jswa.cache.prefix.resume import replay_length
+from jswa.cache.prefix.visits import TEXT_END, Visits
 from jswa.errors import EngineError
 
 _SAMPLE = 64  # items drawn for each that is chosen
-_CHOSEN = 4  # items chosen from one sample
+_CHOSEN = 8  # items chosen from one sample
 
 
 class Victims:
     """Chooses among the candidates of a tree. `uses`: the number of windows that need each local page."""
 
-    def __init__(self, tree: RadixTree, ageing: Ageing, uses: Int[np.ndarray, " blocks"]) -> None:
+    def __init__(self, tree: RadixTree, visits: Visits, uses: Int[np.ndarray, " blocks"]) -> None:
         self._tree = tree
         self._pool = tree.pool
-        self._ageing = ageing
+        self._visits = visits
         self._uses = uses
         self._reach = tree.layout.reach
         self._replay = replay_length(tree.layout)
@@ -90,7 +92,9 @@ class Victims:
             for index in sample[stale].tolist():
                 candidates.values[index] = self._value(items[index])
             values = candidates.values[sample]
-        values *= self._ageing.density(clock - candidates.last[sample], reused=candidates.reused[sample])
+        slots = candidates.slots[sample]
+        values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
+        values *= self._visits.places.share[candidates.places[sample]]
         found: list[tuple[Node | Window, int]] = []
         for place in values.argsort(kind="stable").tolist():
             item = items[sample[place]]
@@ -104,16 +108,23 @@ class Victims:
         """Return the loss per slot; infinite if evicting the item frees nothing."""
         m = self._pool.pages_per_block
         if isinstance(item, Window):
-            owners = self._pool.local_owners[item.blocks]
-            # Evicting this window does not free pages that other windows need too.
-            alone = int(np.count_nonzero(owners + self._uses[item.blocks] == 2))
-            if not alone and not np.count_nonzero(owners == 1):
+            free = item.blocks[self._pool.local_owners[item.blocks] == 1]
+            if not len(free):
                 return math.inf
-            return (item.end - self._resumes_at(item.node, item.end - 1, item.end)) / max(0.5, m * alone)
+            self._tree.candidates.places[item.index] = self._serves(item)
+            loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
+            return loss / (m * float((1.0 / self._uses[free]).sum()))
         if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
         return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
+
+    def _serves(self, window: Window) -> int:
+        """Return the kind of the likeliest place from which a request would resume at this window."""
+        node, share = window.node, self._visits.places.share
+        above = min((end for end in node.windows if end > window.end), default=node.end + 1)
+        kinds = (kind for at, kind in node.places.items() if window.end <= at < above)
+        return max(kinds, key=lambda kind: float(share[kind]), default=TEXT_END)
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
         """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""

@@ -28,6 +28,7 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, sampling_state, step
 from jswa.exec.programs.verify import ABSENT
+from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, Logprobs, StepPlan
@@ -71,6 +72,7 @@ class StepPrograms:
         params: Params,
         state: DeviceState,
         store: ProgramStore | None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.buckets = buckets
         self.compiled: dict[int, jax.stages.Compiled] = {}
@@ -92,7 +94,7 @@ class StepPrograms:
             size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
             spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
             fixed = model, layout, bucket, spec, backends
-            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation)
+            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation, drafter)
 
         # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
         by_rows = tuple(sorted({_finishing(bucket) for bucket in buckets}))
@@ -291,8 +293,9 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
     rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
     hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
     first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
+    carry = None if config.drafter is None else jnp.zeros((*hidden.shape[:2], config.drafter.carry), hidden.dtype)
     absent, finite = jnp.full((len(rows), drafts), ABSENT, jnp.int32), jnp.ones((len(rows), 1 + drafts), bool)
-    return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite)
+    return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite, carry)
 
 
 def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:

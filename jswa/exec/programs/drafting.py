@@ -1,15 +1,18 @@
 """The drafts of a step, put among its tokens before it runs."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jswa.exec.buckets import Bucket
-from jswa.exec.programs.indices import StepIndices
+from jswa.exec.programs.indices import StepIndices, row_ids_of
 from jswa.exec.programs.lookup import look_up, note_tokens
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.verify import ABSENT
 from jswa.speculation import Speculation
 
+ProposeFn = Callable[[DeviceState, Int[Array, " R"], StepIndices, int], tuple[DeviceState, Int[Array, "R K"]]]
 _MIX = 0x9E3779B1  # odd, so that products differ
 
 
@@ -19,17 +22,27 @@ def with_drafts(
     indices: StepIndices,
     bucket: Bucket,
     speculation: Speculation | None,
+    model: ProposeFn | None = None,
 ) -> tuple[DeviceState, Int[Array, " T"], Int[Array, "R K"]]:
     """Return the state, the step's tokens with drafts among them, and the drafts of each row, ABSENT behind the last.
 
     Args:
         tokens: at the place of a draft any valid token.
+        model: has a drafter with weights propose drafts; None: they are looked up.
     """
     drafts = jnp.zeros((bucket.rows, 0), jnp.int32)
     if speculation is None:
         return state, tokens, drafts
     if bucket.drafts:
-        state, drafts = _propose(state, tokens, indices, bucket.drafts, speculation)
+        first = tokens[jnp.clip(indices.first_token, 0, len(tokens) - 1)]
+        if model is None:
+            state, found = _look_up(state, first, indices, bucket.drafts, speculation)
+        else:
+            state, found = model(state, first, indices, bucket.drafts)
+        if speculation.acceptance is not None:
+            found = _spoiled(found, indices.starts, row_ids_of(indices, len(state["length"])), speculation.acceptance)
+        wanted = jnp.arange(bucket.drafts, dtype=jnp.int32)[None] < indices.drafts[:, None]
+        drafts = jnp.where(wanted & (found >= 0), found, ABSENT)
         place = jnp.arange(bucket.tokens, dtype=jnp.int32) - indices.first_token[indices.token_rows]
         before = indices.counts - 1 - indices.drafts
         number = place - before[indices.token_rows] - 1
@@ -44,21 +57,16 @@ def with_drafts(
     return state, tokens, drafts
 
 
-def _propose(
-    state: DeviceState, tokens: Int[Array, " T"], indices: StepIndices, count: int, speculation: Speculation
+def _look_up(
+    state: DeviceState, tokens: Int[Array, " R"], indices: StepIndices, count: int, speculation: Speculation
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
-    """Draft the next tokens of the rows that run drafts: their first token is the last that they have sampled."""
+    """Look up the next tokens of the rows that run drafts, given the last token that each has sampled."""
     texts = state["texts"]
     assert texts is not None
-    rows = len(texts["history"])
-    first = jnp.clip(indices.first_token, 0, len(tokens) - 1)
-    row_ids = jnp.where(indices.drafts > 0, indices.token_row_ids[first], rows)
-    texts = note_tokens(texts, row_ids, indices.starts, tokens[first])
+    row_ids = row_ids_of(indices, len(texts["history"]))
+    texts = note_tokens(texts, row_ids, indices.starts, tokens)
     texts, found = look_up(texts, row_ids, indices.starts, count, speculation.longest, speculation.shortest)
-    wanted = jnp.arange(count, dtype=jnp.int32)[None] < indices.drafts[:, None]
-    if speculation.acceptance is not None:
-        found = _spoiled(found, indices.starts, row_ids, speculation.acceptance)
-    return {**state, "texts": texts}, jnp.where(wanted & (found >= 0), found, ABSENT)
+    return {**state, "texts": texts}, found
 
 
 def _spoiled(

@@ -143,3 +143,9 @@ def step_indices(
         full,
         local,
     )
+
+
+def row_ids_of(indices: StepIndices, max_rows: int) -> Int[Array, " R"]:
+    """Return the ids of the rows that have drafts; that of no row for the others."""
+    first = jnp.clip(indices.first_token, 0, len(indices.token_row_ids) - 1)
+    return jnp.where(indices.drafts > 0, indices.token_row_ids[first], max_rows)

@@ -12,7 +12,8 @@ from jswa.plan import TableRow
 WIDTH = 32  # moves per launch
 ROWS = 32  # table rows per launch, at most
 Lanes = list[Float[Array, "devices blocks elems"]]
-Tables = tuple[Int[Array, "max_rows N"], Int[Array, "max_rows N"]]  # full and local
+Tables = tuple[Int[Array, "max_rows N"], Int[Array, "max_rows N"], Int[Array, " max_rows"]]  # full, local, lengths
+UNKNOWN = -1  # the length of a row that has run nothing of its sequence
 
 
 def copy_pages(lanes: Lanes, moves: Int[Array, "3 width"], *, layout: KVLayout) -> Lanes:
@@ -43,12 +44,15 @@ def rename_pages(
 
 
 def set_rows(tables: Tables, rows: Int[Array, "n size"]) -> Tables:
-    """Set whole rows of the full and the local page table; `rows` comes from `row_batches`. The tables are donated."""
+    """Set whole rows of the full and the local page table, and the lengths of these rows to UNKNOWN.
+
+    `rows` comes from `row_batches`. The arrays are donated.
+    """
     row_ids, pages = rows[:, 0], rows[:, 1:].reshape(len(rows), 2, -1)
     full, local = (
-        table.at[row_ids].set(pages[:, kind], mode="drop", unique_indices=True) for kind, table in enumerate(tables)
+        table.at[row_ids].set(pages[:, kind], mode="drop", unique_indices=True) for kind, table in enumerate(tables[:2])
     )
-    return full, local
+    return full, local, tables[2].at[row_ids].set(UNKNOWN, mode="drop", unique_indices=True)
 
 
 def row_batches(rows: Sequence[TableRow], width: int, max_rows: int) -> Iterator[Int[np.ndarray, "n size"]]:

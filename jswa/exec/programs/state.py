@@ -1,7 +1,7 @@
 """The device state: the arrays that stay on the device between steps and are donated to each."""
 
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ class DeviceState(TypedDict):
         extras: counts, biases and masks of the rows that have penalties or constraints.
         texts: in which drafts are looked up; None without.
         carry: what a drafter with weights keeps of each row's last token that was run; None without.
+        draft_lanes: KV of a drafter's full layers, one array `[devices, num_blocks, elems]` per layer.
     """
 
     lanes: list[Float[Array, "devices blocks elems"]]
@@ -46,9 +47,19 @@ class DeviceState(TypedDict):
     extras: Extras
     texts: Texts | None
     carry: Float[Array, "max_rows C"] | None
+    draft_lanes: list[Float[Array, "devices blocks elems"]]
 
 
-def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -> DeviceState:
+class Carry(NamedTuple):
+    """What a drafter keeps of a row: so many numbers of a type."""
+
+    size: int
+    dtype: jnp.dtype
+
+
+def init_state(
+    layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype, carry: Carry | None = None
+) -> DeviceState:
     """Return the state of an engine that has run nothing yet."""
     speculation = limits.speculation
     texts = None
@@ -63,33 +74,42 @@ def init_state(layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype) -
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
         extras=init_extras(limits.max_rows, vocab),
         texts=texts,
-        carry=None,
+        carry=None if carry is None else jnp.zeros((limits.max_rows, carry.size), carry.dtype),
+        draft_lanes=[jnp.zeros((*lane[:2], elems), dtype) for elems in layout.draft_block_elems],
     )
 
 
 def state_shapes(
-    layout: KVLayout, limits: Limits, vocab: int, dtype: jnp.dtype, mesh: Mesh | None = None
+    layout: KVLayout,
+    limits: Limits,
+    vocab: int,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    carry: Carry | None = None,
 ) -> DeviceState:
     """Return the state's `jax.ShapeDtypeStruct`s, sharded over a mesh; nothing is allocated."""
-    shapes: DeviceState = jax.eval_shape(lambda: init_state(layout, limits, vocab, dtype))
+    shapes: DeviceState = jax.eval_shape(lambda: init_state(layout, limits, vocab, dtype, carry))
     if mesh is None:
         return shapes
 
     def spread(shape: Any, spec: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, spec))  # type: ignore[no-untyped-call]
 
-    lanes = [spread(lane, BY_DEVICE) for lane in shapes["lanes"]]
-    rest: DeviceState = jax.tree.map(lambda shape: spread(shape, REPLICATED), {**shapes, "lanes": []})
-    return {**rest, "lanes": lanes}
+    lanes, drafts = ([spread(lane, BY_DEVICE) for lane in found] for found in (shapes["lanes"], shapes["draft_lanes"]))
+    others: DeviceState = {**shapes, "lanes": [], "draft_lanes": []}
+    rest: DeviceState = jax.tree.map(lambda shape: spread(shape, REPLICATED), others)
+    return {**rest, "lanes": lanes, "draft_lanes": drafts}
 
 
-def allocate(layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState) -> DeviceState:
+def allocate(
+    layout: KVLayout, limits: Limits, vocab: int, shapes: DeviceState, carry: Carry | None = None
+) -> DeviceState:
     """Allocate `init_state` with the shardings of `shapes`; no device ever has more than its own part."""
     dtype = jnp.dtype(shapes["lanes"][0].dtype)
     if mesh_of(shapes["lanes"][0]) is None:
-        return init_state(layout, limits, vocab, dtype)
+        return init_state(layout, limits, vocab, dtype, carry)
     where = jax.tree.map(lambda shape: shape.sharding, shapes)
-    state: DeviceState = jax.jit(partial(init_state, layout, limits, vocab, dtype), out_shardings=where)()
+    state: DeviceState = jax.jit(partial(init_state, layout, limits, vocab, dtype, carry), out_shardings=where)()
     return state
 
 

@@ -5,6 +5,7 @@ halves: `forward_half` ends at hidden states, the host fills the masks meanwhile
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -12,27 +13,30 @@ import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.drafting import with_drafts
+from jswa.exec.programs.drafts.models import Placed
+from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
+from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
 from jswa.speculation import Speculation
-from pallas_kernels.attention.api import paged_attention, tile_tokens, write_kv
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.api import tile_tokens
 
 _LOGPROB_BLOCK = 128  # tokens
 Part = Literal["step", "forward", "finish"]
+Carried = Float[Array, "T C"] | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class StepConfig:
         logprobs: names the lazy families.
         deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
         speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
+        drafter: one with weights, one device's part of it; None without.
     """
 
     model: ModelConfig
@@ -57,6 +62,15 @@ class StepConfig:
     part: Part = "step"
     deterministic: bool = False
     speculation: Speculation | None = None
+    drafter: Drafter | None = None
+
+    @property
+    def placed(self) -> Placed | None:
+        """The drafter and where it is."""
+        if self.drafter is None:
+            return None
+        per_row = self.bucket.per_row if self.bucket.decode else self.bucket.tokens
+        return Placed(self.drafter, self.model, self.layout, self.backends, per_row)
 
 
 class StepOutputs(NamedTuple):
@@ -87,6 +101,7 @@ class Half(NamedTuple):
         drafts: its drafts, ABSENT behind the last.
         hidden: the hidden states before the draws.
         finite: whether the KV is finite: of the row's tokens but for its drafts, then of each draft.
+        carry: what a drafter with weights carries on behind each place; None without.
     """
 
     rows: Int[Array, "R C"]
@@ -96,6 +111,7 @@ class Half(NamedTuple):
     drafts: Int[Array, "R K"]
     hidden: Float[Array, "R S M"]
     finite: Bool[Array, "R S"]
+    carry: Float[Array, "R S C"] | None = None
 
 
 def step(
@@ -170,11 +186,16 @@ def finish_half(
         last = jnp.take_along_axis(draws.tokens, right[:, None], axis=1)[:, 0]
         sampled = jnp.where(half.samples, row_ids, config.pack.max_rows)
         last_token = state["last_token"].at[sampled].set(jnp.maximum(last, 0), mode="drop")
+        carry = state["carry"]
+        if carry is not None and half.carry is not None:
+            own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
+            carry = carry.at[row_ids].set(own, mode="drop")
     tokens = draws.tokens[:, 0]
     if config.speculation is not None:
         count = jnp.where(half.runs, right + 1, 0)
         tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
-    return {**state, "length": length, "last_token": last_token}, StepOutputs(tokens, draws.logprobs, None)
+    sampled_state: SamplingState = {**state, "length": length, "last_token": last_token, "carry": carry}
+    return sampled_state, StepOutputs(tokens, draws.logprobs, None)
 
 
 def _forward_rows(
@@ -184,15 +205,24 @@ def _forward_rows(
     bucket = config.bucket
     # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
     # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
-    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic
-    state, hidden, indices, drafts, finite = forward(params, state, inputs, config=config, every=every)
+    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
+    state, hidden, indices, drafts, finite, carry = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
-    hidden = hidden[_places(indices, bucket)] if every else hidden[:, None]
+    places = _places(indices, bucket)
+    hidden = hidden[places] if every else hidden[:, None]
+    if config.placed is not None:
+        carry = hidden if carry is None else carry[places]
     runs = indices.counts > 0
     samples = (inputs.column("samples") != 0) & runs
     first = indices.starts + indices.counts - indices.drafts
-    return state, Half(inputs.rows, first, runs, samples, drafts, hidden, finite), prompt
+    return state, Half(inputs.rows, first, runs, samples, drafts, hidden, finite, carry), prompt
+
+
+def _shared_tail_too(config: StepConfig) -> bool:
+    """Return whether a drafter reads all tokens' hidden states from layers that run for the last tokens alone."""
+    placed = config.placed
+    return placed is not None and not placed.only_last and config.model.tail < len(config.model.layers)
 
 
 def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
@@ -204,30 +234,41 @@ def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
 
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
-) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"]]:
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried]:
     """Set the plan's page-table entries, draft tokens, and run the plan's tokens through the model.
 
     Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
-    run for the last tokens alone. The last results are the rows' drafts, and whether this device's KV of its tokens
-    (see `Half`) is finite.
+    run for the last tokens alone. The last results are the rows' drafts, whether this device's KV of its tokens (see
+    `Half`) is finite, and what a drafter with weights carries on behind each token, unless that is the hidden state.
     """
+    placed, decoder = config.placed, decoder_of(config, params)
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
         state = {**state, "full_table": full_table, "local_table": local_table}
         sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
+        sizes += [] if placed is None else placed.tile_sizes
         indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
         # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
+
+    def scales(layer: int) -> Float[Array, "2 K"] | None:
+        in_8_bits = state["lanes"][0].dtype.itemsize == 1
+        return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
+
     with named_scope("drafts"):
-        state, tokens, drafts = with_drafts(state, tokens, indices, config.bucket, config.speculation)
+        propose = None if placed is None else partial(placed.propose, params, decoder, scales=scales)
+        state, tokens, drafts = with_drafts(state, tokens, indices, config.bucket, config.speculation, propose)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-    lanes, finite = list(state["lanes"]), jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
-    in_8_bits = lanes[0].dtype.itemsize == 1
+    lanes, taps, finite = (
+        list(state["lanes"]),
+        dict[int, Array](),
+        jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool),
+    )
 
     def attend(
         layer: int,
@@ -239,15 +280,18 @@ def forward(
         if layer == config.model.tail - 1 and kv is not None:
             finite = _finite_rows(kv, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
-        scales = scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
-        lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales, last=last)
+        lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales(layer), last=last)
         return out
 
     select = None if every else indices.last_tokens
-    decoder = decoder_of(config, params)
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
-    hidden = decoder(tokens, indices.positions, attend, select, adapters)
-    return {**state, "lanes": lanes, "extras": extras}, hidden, indices, drafts, finite
+    tap = None if placed is None or placed.only_last else taps.__setitem__
+    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap)
+    state, carry = {**state, "lanes": lanes, "extras": extras}, None
+    if placed is not None and not placed.only_last:
+        with named_scope("drafts"):
+            state, carry = placed.absorb(params, decoder, state, tokens, indices, taps)
+    return state, hidden, indices, drafts, finite, carry
 
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
@@ -268,6 +312,8 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
         rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
         drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
         whole = ~((indices.token_rows[None] == rows[:, None]) & (bad & ~drafted)[None]).any(axis=1)
+        if not config.bucket.drafts:
+            return whole[:, None]
         return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
 
 
@@ -302,46 +348,29 @@ def attend_layer(
     *,
     last: bool,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
-    """Write the layer's KV to the lane, unless it reads another layer's, and attend.
+    """Write the layer's KV to the lane, unless it reads another layer's, and attend; see `attend_pages`.
 
-    The reshapes are bitcasts; the lane is not copied. `last`: the queries are each row's last token. `kv_scales`: for
-    8-bit lanes, see `write_kv`.
+    Args:
+        last: the queries are each row's last token.
     """
     layout, own = config.layout, config.layout.layers[layer]
     shape, kind = (layout.full, indices.full) if own.kind == "full" else (layout.local, indices.local)
     assert shape is not None
     assert kind is not None
-    view = lane.reshape(
-        lane.shape[1] * shape.pages_per_block,
-        shape.layers_per_page,
-        shape.num_kv_heads,
-        layout.page_size,
-        shape.row,
+    tiles = indices.last_tiles if last else indices.tiles[layer_tile_tokens(config, layer)]
+    return attend_pages(
+        lane,
+        q,
+        kv,
+        sinks,
+        kv_scales,
+        shape=shape,
+        page_size=layout.page_size,
+        index=own.index,
+        cells=Cells(kind.write_pages, kind.write_offsets, kind.last if last else kind.rows, tiles),
+        attend=static(config.model.layers[layer].attention),
+        backends=config.backends,
     )
-    with named_scope("attention"):
-        if kv is not None:
-            view = write_kv(
-                view,
-                kv,
-                pages=kind.write_pages,
-                offsets=kind.write_offsets,
-                layer_index=own.index,
-                kv_scales=kv_scales,
-                v_dim=shape.v_head_dim,
-            )
-        out = paged_attention(
-            q,
-            view,
-            kind.last if last else kind.rows,
-            indices.last_tiles if last else indices.tiles[layer_tile_tokens(config, layer)],
-            layer_index=own.index,
-            attend=_static(config.model.layers[layer].attention),
-            sinks=sinks,
-            kv_scales=kv_scales,
-            implementation=config.backends.attention,
-            sms=config.backends.sms,
-        )
-    return view.reshape(lane.shape), out
 
 
 def layer_tile_tokens(config: StepConfig, layer: int) -> int:
@@ -349,17 +378,6 @@ def layer_tile_tokens(config: StepConfig, layer: int) -> int:
     attention, bucket = config.model.layers[layer].attention, config.bucket
     group = attention.num_heads // attention.num_kv_heads
     return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
-
-
-def _static(attention: AttentionConfig) -> Attend:
-    reach = attention.reach
-    return Attend(
-        attention.scale,
-        window=reach.size if reach is not None and not reach.chunked else None,
-        chunk=reach.size if reach is not None and reach.chunked else None,
-        softcap=attention.softcap,
-        v_dim=attention.v_head_dim,
-    )
 
 
 def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:

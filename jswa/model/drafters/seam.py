@@ -11,7 +11,7 @@ So a drafter needs no token that is not run in this step, and no state but its c
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -21,6 +21,7 @@ from jswa.model.transformer import Params
 FINAL = -1  # a tap: the hidden states after the final norm, from which the logits are made
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Stores KV and attends, for the tokens that were given to the drafter; as `jswa.model.attention.Attend`."""
 
@@ -87,6 +88,7 @@ class Now(NamedTuple):
     attend: Callable[[int], Attend]
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafter's configuration and functions: hashable, equal if the configuration is (a frozen dataclass).
 
@@ -95,7 +97,10 @@ class Drafter(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layers of the target before which the residual stream is wanted, or FINAL."""
+        """The layers of the target before which the residual stream is wanted, or FINAL.
+
+        One past the last layer: what the last layer gives.
+        """
         ...
 
     @property
@@ -104,8 +109,22 @@ class Drafter(Protocol):
         ...
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """Of each of `layers`, the first position whose KV is seen."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """The most tokens that `propose` gives."""
+        ...
+
+    @property
     def carry(self) -> int:
         """C, the numbers of a row that are kept between steps."""
+        ...
+
+    def shard(self, devices: int) -> "Drafter":
+        """Return one device's part, as `shard_config`. Raises ConfigError if the drafter cannot be split so."""
         ...
 
     def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:

@@ -86,29 +86,50 @@ def load_checkpoint(
     of_kv = kv_scale_names(len(config.layers), tensors)
     scales = stored_scales(config, tensors)
     table = sources(config, tensors)
-    weights = _weights(table, {name: tensor for name, tensor in tensors.items() if name not in of_kv}, stored)
+    of_weights = {name: tensor for name, tensor in tensors.items() if name not in of_kv}
+    weights = weights_of(table, of_weights, stored)
     with Reader(tensors) as reader:
         read = row_reader(weights, reader)
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)
         shapes = param_shapes(config, dtype)
-        assert table.keys() == shapes.keys(), "tensor_map and the decoder must have the same parameters"
-
         placement = Placement(config, mesh)
-        formats = choose_formats(table, weights, shapes, quantization, experts, reader)
-
-        def load(name: str) -> Params:
-            shape, read = shapes[name], row_reader(weights, reader)
-            if name in formats:
-                return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
-            out = empty(shape.shape, np.dtype(shape.dtype))
-            assemble(table[name], out, read)
-            return {name: placement.put(name, out)}
-
-        return config, load_all(load, shapes) | read_scales(scales, reader, placement)
+        params = load_table(table, weights, shapes, reader, placement, quantization=quantization, experts=experts)
+        return config, params | read_scales(scales, reader, placement)
 
 
-def _weights(
+def load_table(
+    table: Mapping[str, Source],
+    weights: Mapping[str, Weight],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    reader: Reader,
+    placement: Placement,
+    *,
+    quantization: QuantizationMode = "none",
+    experts: Implementation = "xla",
+) -> Params:
+    """Read the parameters of a table of sources.
+
+    Args:
+        weights: of the tensors of all sources (`weights_of`).
+        shapes: of the whole parameters, as they are held if a matrix is not quantized.
+        quantization, experts: see `load_checkpoint`.
+    """
+    assert table.keys() == shapes.keys(), "the table and the module must have the same parameters"
+    formats = choose_formats(table, weights, shapes, quantization, experts, reader)
+
+    def load(name: str) -> Params:
+        shape, read = shapes[name], row_reader(weights, reader)
+        if name in formats:
+            return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
+        out = empty(shape.shape, np.dtype(shape.dtype))
+        assemble(table[name], out, read)
+        return {name: placement.put(name, out)}
+
+    return load_all(load, shapes)
+
+
+def weights_of(
     table: Mapping[str, Source], tensors: dict[str, Tensor], quantization: Quantization | None
 ) -> dict[str, Weight]:
     """Return the weight of each checkpoint tensor by key.

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -67,8 +68,11 @@ class Tensor(NamedTuple):
             raise CheckpointError(f"{self.where} has type {self.dtype}: must be one of {', '.join(types)}")
 
 
-def stored_tensors(folder: Path) -> dict[str, Tensor]:
+def stored_tensors(folder: Path, name_of: Callable[[str], str | None] = canonical_name) -> dict[str, Tensor]:
     """Return all tensors that a text decoder may need, by canonical name, as the headers describe them.
+
+    Args:
+        name_of: returns a tensor's canonical name, or None if it is not needed.
 
     Raises CheckpointError that names file and key if a header is invalid, if a tensor is stored twice, or if the index
     and the files disagree.
@@ -82,7 +86,7 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     for file in sorted(listed):
         header = read_header(folder / file)
         for key, stored in header.items():
-            name = canonical_name(key)
+            name = name_of(key)
             first = seen.get(key) or (tensors[name].path.name if name in tensors else None)
             if first is not None:
                 raise CheckpointError(f"{file}: {label(key)} is stored twice in this checkpoint, first in {first}")

@@ -7,11 +7,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.continuations import continuations
 from jswa.config import Limits
 from jswa.plan import RowText, StepPlan
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
+from jswa.sched.drafts.continuations import continuations
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
 from jswa.speculation import PROGRAMS

@@ -190,6 +190,21 @@ class Apart:
         return {f"{number} {name}": jobs for number, one in enumerate(self.services) for name, jobs in one.jobs.items()}
 
     @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer."""
+        return self.services[0].tokenizer
+
+    @property
+    def draining(self) -> bool:
+        """Whether all front ends refuse new requests."""
+        return all(one.draining for one in self.services)
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        for one in self.services:
+            one.draining = value
+
+    @property
     def running(self) -> int:
         """The requests of all front ends."""
         return sum(one.running for one in self.services)

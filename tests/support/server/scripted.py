@@ -39,17 +39,23 @@ _ENDS = ("<|call|>", "<|return|>")
 
 
 @contextmanager
-def scripted(one: Transcript, *, answers: bool = True, template: str = TEMPLATE, **options: Any) -> Iterator[Client]:
+def scripted(
+    one: Transcript, *, answers: bool = True, forms: bool = False, template: str = TEMPLATE, **options: Any
+) -> Iterator[Client]:
     """Run a server whose model answers with a transcript, whatever it is asked.
 
     Args:
         answers: whether the server has the family's response template.
+        forms: whether the engine compiles the forms of requests; its script is not held to them.
     """
     tokenizer = tokenizer_of(one.special)
     written = tokenizer.encode(one.text, add_special_tokens=False).tolist()
     special = {tokenizer.backend.token_to_id(text) for text in one.special}
     ends = written[-1] in special and written.count(written[-1]) == 1
     engine = writing_engine(tokenizer, lambda _: one.text, [written[-1]] if ends else ())
+    if forms:
+        vocabulary = max(tokenizer.vocab_size, engine.model.vocab_size)
+        engine.grammars = Grammars(tokenizer, vocabulary, [tokenizer.vocab_size - 1])
     found = template_of(one.family, tokenizer) if answers else None
     with serving(engine, tokenizer=tokenizer, template=template, answers=found, **options) as client:
         yield client

@@ -3,7 +3,8 @@
 import numpy as np
 
 from jswa.cache.manager import CacheManager
-from jswa.cache.view import CACHED, FREE, FULL, KEPT, LOCAL, LOCAL_SHARED, SHARED, packed, unpacked, view
+from jswa.cache.view import CACHED, FREE, FULL, KEPT, LOCAL, LOCAL_SHARED, SHARED, view
+from server.processes import frames
 from tests.support.builders import make_layout
 
 
@@ -59,7 +60,7 @@ def test_a_view_crosses_to_another_process() -> None:
     lease = manager.open()
     assert manager.grow(lease, 9)
     seen = view(manager, np.array([9, 0, 0]), 5)
-    again = unpacked(packed(seen))
+    again = frames.unpacked_view(frames.packed_view(seen))
     assert again.geometry == seen.geometry
     for one, other in zip(again[1:5], seen[1:5], strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,46 +1,60 @@
-"""Hit density by age, learned from uses and evictions (jswa/cache/prefix/ageing.py)."""
+"""The worth of a text by age, learned from uses (jswa/cache/prefix/ageing.py)."""
 
 import numpy as np
 
-from jswa.cache.prefix.ageing import Ageing
+from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
+
+NOTHING = np.zeros(0, np.int64)
 
 
-def density(ageing: Ageing, age: int, *, reused: bool) -> float:
-    """Return the density of one item."""
-    return float(ageing.density(np.array([age]), reused=np.array([reused]))[0])
+def worth(ageing: Ageing, age: int, kind: int = USED) -> float:
+    """Return the worth of one text."""
+    return float(ageing.worth(np.array([age]), np.array([kind]))[0])
 
 
-def test_without_statistics_older_items_are_worth_less() -> None:
-    """As in LRU."""
+def test_without_statistics_older_texts_are_worth_less() -> None:
     ageing = Ageing()
-    for reused in (False, True):
-        densities = [density(ageing, age, reused=reused) for age in (0, 1, 3, 10, 100, 10_000)]
-        assert densities == sorted(densities, reverse=True)
+    for kind in (NEW, USED, LEFT):
+        found = [worth(ageing, age, kind) for age in (0, 1, 3, 10, 100, 10_000)]
+        assert found == sorted(found, reverse=True)
+        assert found[-1] > 0
 
 
-def test_in_a_loop_items_that_are_used_next_are_worth_most() -> None:
-    """Each item is used again after 100 requests: the older it is, the sooner; beyond that age it is never used."""
+def test_in_a_loop_a_text_is_worth_more_the_sooner_its_turn_comes() -> None:
     ageing = Ageing()
-    for _ in range(5_000):
-        ageing.count(100, reused=True, hit=True)
-    assert density(ageing, 90, reused=True) > 2 * density(ageing, 40, reused=True) > 2 * density(ageing, 5, reused=True)
-    assert density(ageing, 400, reused=True) < density(ageing, 40, reused=True)
+    for _ in range(500):
+        ageing.count(100, USED, used=True)
+    ageing.learn(NOTHING, NOTHING)
+    assert worth(ageing, 90) > worth(ageing, 40) > worth(ageing, 5)
+    assert worth(ageing, 400) < worth(ageing, 40)
 
 
-def test_items_that_were_used_again_have_statistics_of_their_own() -> None:
-    """A scan of items that are used once, beside items that are soon used again."""
+def test_texts_that_nobody_asks_for_teach_that_nobody_will() -> None:
     ageing = Ageing()
-    for _ in range(5_000):
-        ageing.count(8, reused=True, hit=True)
-        ageing.count(50, reused=False, hit=False)
-    assert density(ageing, 2, reused=True) > 20 * density(ageing, 2, reused=False)
+    for _ in range(300):
+        ageing.count(8, USED, used=True)
+        ageing.count(50, LEFT, used=False)
+    ageing.learn(NOTHING, NOTHING)
+    assert worth(ageing, 2, USED) > 20 * worth(ageing, 2, LEFT)
 
 
-def test_old_statistics_fade() -> None:
-    """After a change of traffic the new ages decide."""
+def test_texts_that_still_wait_count_as_those_that_reached_their_age() -> None:
+    ageing, patient = Ageing(), Ageing()
+    for each in (ageing, patient):
+        for _ in range(300):
+            each.count(8, USED, used=True)
+    ageing.learn(NOTHING, NOTHING)
+    patient.learn(np.full(3000, 200), np.full(3000, USED))
+    assert worth(patient, 2) < worth(ageing, 2) / 3
+
+
+def test_the_past_fades() -> None:
     ageing = Ageing()
     for _ in range(20_000):
-        ageing.count(4, reused=True, hit=True)
-    for _ in range(20_000):
-        ageing.count(500, reused=True, hit=True)
-    assert density(ageing, 450, reused=True) > density(ageing, 2, reused=True)
+        ageing.count(4, USED, used=True)
+    ageing.learn(NOTHING, NOTHING)
+    for _ in range(10):
+        for _ in range(5_000):
+            ageing.count(500, USED, used=True)
+        ageing.learn(NOTHING, NOTHING)
+    assert worth(ageing, 450) > worth(ageing, 2)

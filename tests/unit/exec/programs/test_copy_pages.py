@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, move_batches, rename_pages, row_batches, set_rows
+from jswa.exec.programs.pages import ROWS, UNKNOWN, WIDTH, copy_pages, move_batches, rename_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState, init_state
 from jswa.plan import TableRow
 from tests.support.builders import share
@@ -51,6 +51,7 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
         extras=state["extras"],
         texts=None,
         carry=None,
+        draft_lanes=[],
     )
 
 
@@ -115,7 +116,7 @@ def test_rows_are_set_in_batches(count: int) -> None:
         )
     ]
     before = rng.integers(0, 99, (2, max_rows, width)).astype(np.int32)
-    tables = jnp.asarray(before[0]), jnp.asarray(before[1])
+    tables = jnp.asarray(before[0]), jnp.asarray(before[1]), jnp.arange(max_rows, dtype=jnp.int32)
     batches = list(row_batches(rows, width, max_rows))
     for batch in batches:
         tables = set_rows(tables, jnp.asarray(batch))
@@ -124,6 +125,9 @@ def test_rows_are_set_in_batches(count: int) -> None:
         expected[:, row.row_id] = 0
         expected[0, row.row_id, : len(row.full)] = row.full
         expected[1, row.row_id, row.first_local : row.first_local + len(row.local)] = row.local
-    np.testing.assert_array_equal(np.stack(tables), expected)
+    np.testing.assert_array_equal(np.stack(tables[:2]), expected)
+    lengths = np.arange(max_rows)
+    lengths[[row.row_id for row in rows]] = UNKNOWN
+    np.testing.assert_array_equal(tables[2], lengths)
     sizes = [len(batch) for batch in batches]
     assert sizes == {0: [], 1: [1], 2: [2], 3: [4], 20: [32], ROWS: [32], ROWS + 5: [32, 8]}[count]

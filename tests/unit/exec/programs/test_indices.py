@@ -52,6 +52,7 @@ class Program:
             extras=init_extras(2, 61),
             texts=None,
             carry=None,
+            draft_lanes=[],
         )
         self._compiled = jax.jit(partial(step_indices, layout=self.layout, bucket=bucket))
 

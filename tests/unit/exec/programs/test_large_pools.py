@@ -134,7 +134,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     limits = Limits(length, 3, 12, PAGE, num_blocks=2)
     width = limits.pages_per_row
     pages = np.arange(3 * width, dtype=np.int32).reshape(3, width) * 1_000 + 7  # up to 2^31
-    tables = jnp.zeros((3, width), jnp.int32), jnp.zeros((3, width), jnp.int32)
+    tables = jnp.zeros((3, width), jnp.int32), jnp.zeros((3, width), jnp.int32), jnp.zeros(3, jnp.int32)
     rows = [TableRow(slot, pages[slot], 0, pages[slot][::-1]) for slot in range(3)]
     for batch in row_batches(rows, width, 3):
         tables = set_rows(tables, jnp.asarray(batch))
@@ -144,7 +144,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     state = DeviceState(
         lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],
         length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), extras=init_extras(1, 32),
-        texts=None, carry=None,
+        texts=None, carry=None, draft_lanes=[],
     )  # fmt: skip
     run = jax.jit(partial(step_indices, layout=layout, bucket=bucket))
     found = jax.tree.map(np.asarray, run(unpack(pack(plan, spec), spec), state))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from jswa.grammar.compiler import Grammars
 from jswa.text.answers.template import shipped
 from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import ask, scripted
-from tests.support.text.transcripts import TRANSCRIPTS, tokenizer_of
+from tests.support.text.transcripts import TRANSCRIPTS
 from tests.support.turns import by_turns
 
 PATH = "/v1/chat/completions"
@@ -203,10 +202,8 @@ def test_the_engine_gets_the_grammar_of_the_whole_answer(family: str) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    with scripted(one) as client:
-        tokenizer = tokenizer_of(one.special)
-        vocabulary = max(tokenizer.vocab_size, client.engine.model.vocab_size)
-        client.engine.grammars = Grammars(tokenizer, vocabulary, [tokenizer.vocab_size - 1])
+    with scripted(one, forms=True) as client:
+        assert client.engine.grammars is not None
         for fields, rule in (
             ({"tools": tools, "tool_choice": "required"}, "calls: "),
             ({"tools": tools, "response_format": form}, "calls | "),

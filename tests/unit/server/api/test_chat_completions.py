@@ -219,6 +219,7 @@ def test_chat_without_a_template_is_refused() -> None:
         assert "chat template" in client.refusal(PATH, {"messages": user("a")})["message"]
 
 
+@pytest.mark.one_process
 def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
     assert client.service.renderer is not None
     for pid in client.service.renderer.pids:

@@ -133,6 +133,7 @@ def _timeless(text: str) -> list[Any]:
     for value in values:
         if isinstance(value, dict):
             value.pop("created", None)
+            value.pop("timings", None)
             for card in value.get("data", ()):
                 card.pop("created")
     return values

@@ -3,7 +3,8 @@
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.prefix.radix import Node, RadixTree
+from jswa.cache.prefix.edges import Node
+from jswa.cache.prefix.radix import RadixTree
 
 BETWEEN = -1  # between two texts
 

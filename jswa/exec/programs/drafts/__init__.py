@@ -1,0 +1,1 @@
+"""Drafters with weights inside the step."""
