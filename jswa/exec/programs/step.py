@@ -310,10 +310,11 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
         if config.bucket.decode:
             return ~bad.reshape(config.bucket.rows, -1)  # place i of the rows has token i
         rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
-        drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
-        whole = ~((indices.token_rows[None] == rows[:, None]) & (bad & ~drafted)[None]).any(axis=1)
+        own = indices.token_rows[None] == rows[:, None]
         if not config.bucket.drafts:
-            return whole[:, None]
+            return ~(own & bad[None]).any(axis=1, keepdims=True)
+        drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
+        whole = ~(own & (bad & ~drafted)[None]).any(axis=1)
         return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
 
 

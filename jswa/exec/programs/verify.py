@@ -95,6 +95,8 @@ def draw(
 
 def proposed(drafts: Int[Array, "R K"]) -> Int[Array, " R"]:
     """Return the number of drafts of each row: what lies behind an absent one is none."""
+    if not drafts.shape[1]:  # of which XLA cannot compile the product for several devices
+        return jnp.zeros(len(drafts), jnp.int32)
     return jnp.cumprod(drafts >= 0, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
 
 
@@ -103,5 +105,7 @@ def accepted(draws: Int[Array, "R S"], drafts: Int[Array, "R K"]) -> Int[Array, 
 
     A draft behind which no token can be drawn does not count, so that the next step finds out why.
     """
+    if not drafts.shape[1]:
+        return jnp.zeros(len(drafts), jnp.int32)
     right = (draws[:, :-1] == drafts) & (draws[:, 1:] >= 0)
     return jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
