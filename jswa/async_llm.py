@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.errors import EngineError, InvalidSampling, JswaError, RequestError
+from jswa.frontend.changing import update_weights
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
@@ -221,7 +222,12 @@ class AsyncLLM:
 
     async def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
         """Change the weights between two steps; see `LLM.update_weights`. Steps go on while they are converted."""
-        return await (await self._started()).update_weights(source, in_flight)
+        return await update_weights(await self._started(), source, in_flight)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that the next step runs with. Raises EngineDead."""
+        return self._thread.engine.turnover.version
 
     async def pause(self, requests: WhilePaused = "keep") -> None:
         """Run no step until `resume`. Unfinished requests wait with their KV ("keep"), or end ("abort")."""

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import EngineError, InvalidPrompt
 from jswa.frontend.batch import Batch
-from jswa.frontend.changing import Changing
+from jswa.frontend.changing import PAUSE, Changing
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import CallOptions, Receiver, distribute
 from jswa.grammar.compiler import Grammars
@@ -37,7 +37,6 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 _LOADING = threading.Lock()
-_PAUSE = 0.02  # seconds after which a call looks again whether a paused engine runs
 
 
 class LLM(Changing):
@@ -334,7 +333,7 @@ class LLM(Changing):
             distribute(engine.step(), self._receivers)
             paused = engine.turnover.paused
         if paused and not (batch is not None and batch.events):
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[Engine]:
@@ -344,10 +343,6 @@ class LLM(Changing):
                 yield self.engine
         finally:
             self._abort_dropped()
-
-    def _between[T](self, function: Callable[[], T]) -> T:
-        with self._between_steps():
-            return function()
 
     def _abort_dropped(self) -> None:
         """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""

@@ -16,7 +16,6 @@ from jaxtyping import Int, Shaped
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.errors import RequestError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
@@ -32,6 +31,7 @@ from jswa.exec.launches import (
     SET_TEXTS,
     STEP,
     Launch,
+    Pending,
     decode,
     encode,
     extras_launches,
@@ -40,7 +40,6 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
 from jswa.exec.programs.drafts.models import PREFIX
-from jswa.exec.programs.sampling import LogprobRows
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
@@ -57,43 +56,10 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs, without_adapters
 from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, head_names, run_dtype
-from jswa.plan import Feature, LogprobTable, RowMask, StepLogprobs, StepPlan
+from jswa.plan import Feature, RowMask, StepPlan
 
 _log = logging.getLogger("jswa")
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
-
-
-class Pending:
-    """A step that is on the device.
-
-    Args:
-        outputs: None if only the first half has been launched; `finish` launches the other half with these masks.
-    """
-
-    def __init__(
-        self, plan: StepPlan, outputs: StepOutputs | None, finish: Callable[[tuple[RowMask, ...]], StepOutputs]
-    ) -> None:
-        self.plan = plan
-        self._outputs = outputs
-        self._finish = finish
-
-    def finish(self, masks: tuple[RowMask, ...]) -> None:
-        """Launch the second half, after the first: set the masks that the plan has left out, and sample."""
-        assert self._outputs is None, "the step has been launched as a whole"
-        self._outputs = self._finish(masks)
-
-    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
-        """Return the tokens of the plan's rows, as `StepOutputs` has them; wait for the step."""
-        assert self._outputs is not None, "only half of the step has been launched"
-        return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
-
-    def logprobs(self) -> StepLogprobs | None:
-        """Return log probabilities, if the plan asks for them; wait for the step."""
-        assert self._outputs is not None, "only half of the step has been launched"
-        if self._outputs.sampled is None:
-            return None
-        prompt = self._outputs.prompt
-        return StepLogprobs(_table(self._outputs.sampled), None if prompt is None else _table(prompt))
 
 
 class Runner:
@@ -254,10 +220,6 @@ class Runner:
 
     def replace_params(self, params: Params) -> None:
         """Run all later steps with these parameters; keep those that are not among them, such as adapters."""
-        if self._broadcast is not None:
-            raise RequestError(
-                "weights", "update", "must be that of one host: jswa does not send weights to others yet"
-            )
         self.params = {**self.params, **params}
 
     def free_params(self) -> None:
@@ -421,9 +383,3 @@ class Runner:
     def _late(self, launches: Sequence[Launch]) -> list[int]:
         """Return the step programs among the launches that are not compiled yet."""
         return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]
-
-
-def _table(rows: LogprobRows) -> LogprobTable:
-    drawn = None if rows.drawn is None else np.asarray(rows.drawn)
-    chosen, rank, ids, values = map(np.asarray, rows[:4])
-    return LogprobTable(chosen, rank, ids, values, drawn)

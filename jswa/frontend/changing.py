@@ -1,11 +1,18 @@
-"""What an `LLM` does with the weights of its engine, and with the memory: between two steps."""
+"""What changes the weights of an engine and frees its memory, between two steps: in threads, or on an event loop."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from jswa.errors import EngineDead
 from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.engine_thread import EngineThread
 from jswa.updates.turnover import InFlight, WhilePaused
+
+PAUSE = 0.02  # seconds after which a call looks again whether a paused engine runs
+_POLL = 0.005  # seconds between looks at whether older requests have ended
 
 
 class Changing(ABC):
@@ -21,8 +28,12 @@ class Changing(ABC):
         """Run one step."""
 
     @abstractmethod
+    def _between_steps(self) -> AbstractContextManager[EngineLike]:
+        """Hold the engine alone."""
+
     def _between[T](self, function: Callable[[], T]) -> T:
-        """Run a function between two steps, and return its result."""
+        with self._between_steps():
+            return function()
 
     def update_weights(self, source: Any, *, in_flight: InFlight = "continue") -> int:
         """Change the weights between two steps, and return their version: the first ones have 0.
@@ -41,7 +52,8 @@ class Changing(ABC):
         changes nothing, if a tensor is missing, unknown, or of a wrong shape or type.
         """
         params = self.engine.stager.stage(source)
-        version = self._between(lambda: self.engine.turnover.update(params, in_flight))
+        with self._between_steps() as engine:
+            version = engine.turnover.update(params, in_flight)
         while self.engine.turnover.version < version:
             self.advance()
         return version
@@ -53,19 +65,38 @@ class Changing(ABC):
 
     def pause(self, requests: WhilePaused = "keep") -> None:
         """Run no step until `resume`. Unfinished requests wait with their KV ("keep"), or end ("abort")."""
-        self._between(lambda: self.engine.turnover.pause(requests))
+        with self._between_steps() as engine:
+            engine.turnover.pause(requests)
 
     def resume(self) -> None:
         """Run steps again. Raises RequestError while the engine sleeps."""
-        self._between(lambda: self.engine.turnover.resume())
+        with self._between_steps() as engine:
+            engine.turnover.resume()
 
     def sleep(self, level: int = 1) -> None:
         """Pause, and free the KV arena (1), and the weights too (2). Compiled programs stay.
 
         The prefix cache is emptied. Unfinished requests wait, and compute their KV again after `wake`.
         """
-        self._between(lambda: self.engine.turnover.sleep(level))
+        with self._between_steps() as engine:
+            engine.turnover.sleep(level)
 
     def wake(self) -> None:
         """Allocate the arena and resume. Raises RequestError if the weights were freed and not given again."""
-        self._between(lambda: self.engine.turnover.wake())
+        with self._between_steps() as engine:
+            engine.turnover.wake()
+
+
+async def update_weights(thread: EngineThread, source: object, in_flight: InFlight) -> int:
+    """Change the weights, one change at a time, and return their version once steps run with them. Raises JswaError.
+
+    They are read and converted in a thread, while the engine works.
+    """
+    async with thread.loading:
+        restarts, params = thread.restarts, await asyncio.to_thread(thread.engine.stager.stage, source)
+        version = await thread.call(lambda engine: engine.turnover.update(params, in_flight))
+        while thread.engine.turnover.version < version:
+            await asyncio.sleep(_POLL)
+            if thread.restarts > restarts:
+                raise EngineDead("the engine has failed")
+    return version

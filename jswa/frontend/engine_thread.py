@@ -24,7 +24,6 @@ from jswa.frontend.late_programs import LatePrograms, resolve
 from jswa.frontend.outputs import Receiver, distribute
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
-from jswa.updates.turnover import InFlight
 
 _log = logging.getLogger("jswa")
 
@@ -36,7 +35,6 @@ _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times 
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
 _AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
-_POLL = 0.005  # seconds between looks at whether older requests have ended
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
@@ -50,6 +48,7 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
+        loading: held while weights or adapters are loaded.
         on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
     """
@@ -85,7 +84,7 @@ class EngineThread:
         self._receivers: dict[str, Receiver] = {}
         self._calls: set[asyncio.Future[object]] = set()
         self._late_programs = LatePrograms(self._notify, lambda: self._closed or self.state != "up")
-        self._loading = asyncio.Lock()
+        self.loading = asyncio.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -180,25 +179,13 @@ class EngineThread:
 
     async def load_lora(self, name: str, folder: str, *, replace: bool = False) -> None:
         """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises JswaError."""
-        async with self._loading:
+        async with self.loading:
             adapter = await asyncio.to_thread(self.engine.lora_reader.read, folder)
             await self.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
 
     async def unload_lora(self, name: str) -> None:
         """Unload an adapter: new requests for it are refused, and its others go on to their end. Raises JswaError."""
         await self.call(lambda engine: engine.unload_lora(name))
-
-    async def update_weights(self, source: object, in_flight: InFlight) -> int:
-        """Change the weights, one change at a time, and return their version once steps run with them.
-
-        They are read and converted in a thread, while the engine works. Raises JswaError.
-        """
-        async with self._loading:
-            params = await asyncio.to_thread(self.engine.stager.stage, source)
-            version = await self.call(lambda engine: engine.turnover.update(params, in_flight))
-            while self.engine.turnover.version < version:
-                await asyncio.sleep(_POLL)
-        return version
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
         """Run a function on the engine between two steps and return its result. Raises EngineDead or EngineError."""
@@ -392,7 +379,7 @@ class EngineThread:
         self.state = "up"
         self.restarts += 1
         self.on_state()
-        _log.warning("the engine has been rebuilt; its prefix cache is empty")
+        _log.warning("the engine has been rebuilt: its prefix cache is empty, and its weights are those of its start")
 
     def _lost(self, error: JswaError) -> None:
         """Declare the engine dead after the loss of a host: the engine's thread may hang in a step for ever."""

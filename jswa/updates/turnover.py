@@ -3,8 +3,10 @@
 The weights have a version, 0 at the start, and the prefix cache has a tree for each version.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, get_args
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jswa.cache.manager import CacheManager
 from jswa.errors import RequestError
@@ -16,6 +18,7 @@ WhilePaused = Literal["keep", "abort"]
 Params = dict[str, Any]  # `model.transformer.Params`; this module imports no jax
 
 
+@runtime_checkable
 class ChangingRunner(Protocol):
     """A runner whose parameters can be replaced, and whose memory can be freed."""
 
@@ -40,7 +43,9 @@ class Turnover:
     """The version of an engine's weights, and whether it runs.
 
     Args:
+        runner: None if it shares the model with those of other hosts.
         drain: applies the step in flight, if there is one, and returns its events.
+        copying: held by others while they copy KV to the host or back.
 
     Attributes:
         version: that of the weights which the next step runs with.
@@ -48,13 +53,20 @@ class Turnover:
         level: what sleeps: 0 nothing, 1 the arena, 2 the weights too.
     """
 
-    def __init__(self, runner: object, scheduler: Scheduler, drain: Callable[[], StepEvents]) -> None:
+    def __init__(
+        self,
+        runner: object,
+        scheduler: Scheduler,
+        drain: Callable[[], StepEvents],
+        copying: threading.Lock,
+    ) -> None:
         self.version = 0
         self.paused = False
         self.level = 0
-        self._runner = runner
+        self._runner = runner if isinstance(runner, ChangingRunner) else None
         self._scheduler = scheduler
         self._drain = drain
+        self._copying = copying
         self._next: Params | None = None  # the weights that wait for the requests of the old ones
         self._held: list[Request] = []  # the requests that wait for these weights
         self._events: list[TokenEvent] = []  # what the next step reports
@@ -83,6 +95,10 @@ class Turnover:
                 return TokenEvent(request_id, None, "abort")
         return self._scheduler.abort(request_id)
 
+    def unfinished(self) -> list[Request]:
+        """Return the requests that have not ended, with those that wait for new weights."""
+        return [*(sequence.request for sequence in self._scheduler.sequences.values()), *self._held]
+
     def has_work(self) -> bool:
         """Return whether a step has anything to run or to report."""
         return bool(self._events) or (not self.paused and (self._scheduler.has_work() or self.holds))
@@ -98,8 +114,13 @@ class Turnover:
         """Change to the weights that wait, once no request runs with the old ones; called before each step."""
         if self._next is None or self.paused or self._scheduler.has_work():
             return
-        params, self._next = self._next, None
-        self._change(params)
+        if not self._copying.acquire(blocking=False):
+            return  # the next step looks again
+        try:
+            params, self._next = self._next, None
+            self._change(params)
+        finally:
+            self._copying.release()
         held, self._held = self._held, []
         for request in held:
             self.add(request)
@@ -111,7 +132,7 @@ class Turnover:
         their end with the old weights, while new requests wait ("finish"). Raises RequestError.
         """
         _require("in_flight", in_flight, get_args(InFlight))
-        self._changing()
+        self.require_changing()
         if self.holds:
             raise RequestError("in_flight", in_flight, "another update waits for the requests of the old weights")
         if in_flight == "finish" and self._scheduler.has_work():
@@ -119,8 +140,9 @@ class Turnover:
                 raise RequestError("in_flight", in_flight, "must be continue or abort while the engine is paused")
             self._next = params
             return self.version + 1
-        self._rest(abort=in_flight == "abort")
-        self._change(params)
+        with self._alone():
+            self._rest(abort=in_flight == "abort")
+            self._change(params)
         return self.version
 
     def pause(self, requests: WhilePaused) -> None:
@@ -138,25 +160,28 @@ class Turnover:
     def sleep(self, level: int) -> None:
         """Free the arena (1), and the weights too (2). Unfinished requests wait, and compute their KV again later."""
         _require("level", level, (1, 2))
-        runner = self._changing()
-        self.pause("keep")
-        if not self.level:
-            for sequence in self._scheduler.running:
-                self._scheduler.preempt(sequence.request.request_id)
-            self._cache.flush()
-            self._cache.drain_moves()
-            runner.free_arena()
-        if level == 2 and not self._lost:
-            runner.free_params()
-            self._lost = True
-        self.level = max(level, self.level)
+        runner = self.require_changing()
+        if self.holds:
+            raise RequestError("sleep", level, "an update of the weights waits for the requests of the old ones")
+        with self._alone():
+            self.pause("keep")
+            if not self.level:
+                for sequence in self._scheduler.running:
+                    self._scheduler.preempt(sequence.request.request_id)
+                self._cache.flush()
+                self._cache.drain_moves()
+                runner.free_arena()
+            if level == 2 and not self._lost:
+                runner.free_params()
+                self._lost = True
+            self.level = max(level, self.level)
 
     def wake(self) -> None:
         """Allocate the arena and resume. Raises RequestError if the weights were freed and not given again."""
         if self._lost:
             raise RequestError("sleep", self.level, "the weights were freed: call update_weights before wake")
         if self.level:
-            self._changing().allocate_arena()
+            self.require_changing().allocate_arena()
         self.level = 0
         self.resume()
 
@@ -164,31 +189,37 @@ class Turnover:
         """Leave no step in flight; keep its events, and those of aborted requests, for the next step."""
         self._events += self._drain()
         if abort:
-            unfinished = [*self._scheduler.sequences, *(request.request_id for request in self._held)]
-            self._events += filter(None, map(self.abort, unfinished))
+            ends = [self.abort(request.request_id) for request in self.unfinished()]
+            self._events += [end for end in ends if end is not None]
 
     def _change(self, params: Params) -> None:
-        self._changing().replace_params(params)
+        self.require_changing().replace_params(params)
         self._lost = False
         self.version += 1
         self._cache.next_version(self.version)
-        self._events += _marks(self._scheduler.sequences, self.version)
+        self._events += [TokenEvent(name, None, version=self.version) for name in self._scheduler.sequences]
 
     @property
     def _cache(self) -> CacheManager:
         return self._scheduler.cache
 
-    def _changing(self) -> ChangingRunner:
+    def require_changing(self) -> ChangingRunner:
         """Return the runner. Raises RequestError if it cannot change."""
-        runner = self._runner
-        if not all(hasattr(runner, name) for name in ("replace_params", "free_arena")):
-            raise RequestError("weights", type(runner).__name__, "is a runner that cannot change them")
-        return runner  # type: ignore[return-value]
+        if self._runner is None:
+            raise RequestError(
+                "weights", "update", "this engine cannot change its weights, nor sleep: its model is on several hosts"
+            )
+        return self._runner
 
-
-def _marks(unfinished: Iterable[str], version: int) -> list[TokenEvent]:
-    """Return events that say of requests from which weights their next tokens come."""
-    return [TokenEvent(name, None, version=version) for name in unfinished]
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no copy of KV begin. Raises RequestError if one runs."""
+        if not self._copying.acquire(blocking=False):
+            raise RequestError("cache", "is being saved or loaded", "wait for the end of that, then try again")
+        try:
+            yield
+        finally:
+            self._copying.release()
 
 
 def _require(field: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -157,8 +157,6 @@ class Job:
         """Queue an event or an error from the engine. If it exceeds the memory budget, the request ends."""
         queued: TokenEvent | ApiError
         if isinstance(event, TokenEvent):
-            if event.version is not None:
-                return  # answers do not say which weights their tokens come from
             queued = event
             size = size_of(event)
             most = limits.MAX_BACKLOG_BYTES if self._order.stream else int(self._answers.most) // 4

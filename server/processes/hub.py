@@ -94,6 +94,8 @@ class Hub:
         found = np.array([place(name, -1) for name in events.request_ids.tolist()], np.int64)
         others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
         for event in events.others:
+            if event.version is not None:  # see `Intake.submit`
+                continue
             at = place(event.request_id, -1)
             self.engine.intake.begun(event.request_id)
             if event.finish_reason is not None:

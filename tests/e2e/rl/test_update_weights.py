@@ -2,49 +2,20 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import jswa
-from jswa.errors import RequestError, WeightsError
-from jswa.types import CompletionOutput
+from jswa.errors import CacheFileError, ConfigError, RequestError, WeightsError
+from jswa.plan import TokenEvent
+from jswa.types import CompletionOutput, SamplingParams
+from tests.e2e.rl.conftest import TINY
 
-TINY = Path(jswa.__file__).parent / "assets" / "tiny"
 PROMPT = "Once upon a time there was a little dog. The dog liked to run. One day the dog saw a"
 Arrays = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def weights() -> list[Arrays]:
-    """Return the model's weights, and two others near them."""
-    stored = load_file(TINY / "model.safetensors")
-    rng = np.random.default_rng(0)
-
-    def near(value: np.ndarray) -> Any:
-        noise = 1 + 0.1 * rng.standard_normal(value.shape)
-        return jnp.asarray(value.astype(np.float32) * noise.astype(np.float32))
-
-    return [stored, *({name: near(value) for name, value in stored.items()} for _ in range(2))]
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[jswa.LLM]:
-    """Yield a deterministic LLM, whose tokens depend on the weights alone."""
-    with jswa.LLM("tiny", max_model_len=512, max_num_seqs=4, deterministic=True) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared: jswa.LLM, weights: list[Arrays]) -> jswa.LLM:
-    """Return the LLM with the model's own weights."""
-    shared.update_weights(weights[0])
-    return shared
 
 
 def ask(llm: jswa.LLM, prompt: Any = PROMPT, tokens: int = 12) -> CompletionOutput:
@@ -57,7 +28,7 @@ class Load:
 
     def __init__(self, llm: jswa.LLM, count: int = 5) -> None:
         self.texts: list[CompletionOutput] = []
-        self._threads = [threading.Thread(target=lambda: self.texts.append(ask(llm, tokens=60))) for _ in range(count)]
+        self._threads = [threading.Thread(target=lambda: self.texts.append(ask(llm, tokens=40))) for _ in range(count)]
         for thread in self._threads:
             thread.start()
         while llm.num_unfinished < count or not llm.stats().running:
@@ -99,19 +70,15 @@ def test_requests_in_flight_go_on_with_the_new_weights(llm: jswa.LLM, weights: l
     assert 10 <= changed <= 11  # one token was in flight
     assert found[:changed] == old[:changed]
     assert ask(llm, tokens=40).token_ids != found, "the text went on with KV of the old weights"
-    fresh = jswa.LLM("tiny", max_model_len=512, max_num_seqs=4, deterministic=True)
-    with fresh:
-        fresh.update_weights(weights[1])
-        assert ask(fresh, tokens=40).token_ids == ask(llm, tokens=40).token_ids
 
 
 @pytest.mark.parametrize("in_flight", ["finish", "abort", "continue"])
 def test_weights_change_under_load(in_flight: Any, llm: jswa.LLM, weights: list[Arrays]) -> None:
     """Each mode does with unfinished requests what it says, and requests behind it see the new weights alone."""
-    version, old = llm.weights_version, ask(llm, tokens=60).token_ids
+    version, old = llm.weights_version, ask(llm, tokens=40).token_ids
     load = Load(llm)
     assert llm.update_weights(weights[2], in_flight=in_flight) == version + 1
-    new = ask(llm, tokens=60)
+    new = ask(llm, tokens=40)
     assert set(new.versions) == {version + 1}
     texts = load.wait()
     assert {len(text.versions) - len(text.token_ids) for text in texts} == {0}
@@ -124,7 +91,7 @@ def test_weights_change_under_load(in_flight: Any, llm: jswa.LLM, weights: list[
             assert text.finish_reason == ("length" if in_flight == "finish" else "abort")
         if not changed and in_flight == "continue":  # it waited for a row
             assert text.token_ids == new.token_ids
-    assert ask(llm, tokens=60).token_ids == new.token_ids
+    assert ask(llm, tokens=40).token_ids == new.token_ids
     llm.engine.check()
 
 
@@ -141,7 +108,7 @@ def test_bad_weights_change_nothing(llm: jswa.LLM, weights: list[Arrays]) -> Non
 
 def test_pause_keeps_requests_or_ends_them(llm: jswa.LLM) -> None:
     """A paused engine runs no step."""
-    old = ask(llm, tokens=60).token_ids
+    old = ask(llm, tokens=40).token_ids
     load = Load(llm)
     llm.pause()
     steps = llm.engine.step_stats().steps
@@ -154,15 +121,16 @@ def test_pause_keeps_requests_or_ends_them(llm: jswa.LLM) -> None:
     llm.pause("abort")
     assert {text.finish_reason for text in load.wait()} == {"abort"}
     llm.resume()
-    assert ask(llm, tokens=60).token_ids == old
+    assert ask(llm, tokens=40).token_ids == old
 
 
 def test_sleep_frees_memory_and_wake_goes_on(llm: jswa.LLM, weights: list[Arrays]) -> None:
     """Requests survive; weights that were freed must be given again; no program is compiled."""
-    old = ask(llm, tokens=60).token_ids
+    old = ask(llm, tokens=40).token_ids
+    runner: Any = llm.engine.runner
+    compiled = runner.compiled_in_steps
     load = Load(llm)
     llm.sleep()
-    runner: Any = llm.engine.runner
     assert not runner.state
     with pytest.raises(RequestError, match="wake"):
         llm.resume()
@@ -174,5 +142,56 @@ def test_sleep_frees_memory_and_wake_goes_on(llm: jswa.LLM, weights: list[Arrays
     llm.wake()
     for text in load.wait():
         assert text.token_ids == old
-    assert runner.compiled_in_steps == 0
+    assert runner.compiled_in_steps == compiled
+    llm.engine.check()
+
+
+def test_requests_that_wait_for_new_weights(llm: jswa.LLM, weights: list[Arrays]) -> None:
+    """They count as unfinished, can be aborted, and nothing else changes meanwhile."""
+    engine = llm.engine
+    stream = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True, stream=True)
+    next(stream)
+    version = engine.turnover.update(engine.stager.stage(weights[1]), "finish")
+    ids = np.array([1, 300, 301], np.int32)
+    late, last = (engine.request(name, ids, SamplingParams(max_tokens=2)) for name in ("late", "last"))
+    engine.add(late)
+    engine.add(last)
+    assert [request.request_id for request in engine.turnover.unfinished()][-2:] == ["late", "last"]
+    with pytest.raises(RequestError, match="waits for the requests"):
+        llm.sleep()
+    with pytest.raises(RequestError, match="waits for the requests"):
+        llm.update_weights(weights[1])
+    assert engine.abort("late") == TokenEvent("late", None, "abort")
+    assert llm.weights_version == version - 1
+    assert {number for piece in stream for number in piece.outputs[0].versions} == {version - 1}
+    events = [event for _ in range(6) for event in engine.step()]
+    assert llm.weights_version == version
+    assert next(event.version for event in events if event.request_id == "last") == version
+    assert {event.request_id for event in events} == {"last"}
+    assert not engine.has_work()
+
+
+def test_a_saved_cache_is_of_one_version(llm: jswa.LLM, weights: list[Arrays], tmp_path: Path) -> None:
+    """Neither KV of older weights is saved, nor loaded; and the weights do not change meanwhile."""
+    ask(llm)
+    assert llm.save_cache(tmp_path / "own") > 0
+    llm.update_weights(weights[1])
+    assert llm.save_cache(tmp_path / "none") == 0
+    with pytest.raises(CacheFileError, match="weights"):
+        llm.load_cache(tmp_path / "own")
+    first = ask(llm)
+    saved = llm.save_cache(tmp_path / "other")
+    llm.update_weights(weights[1])
+    assert llm.load_cache(tmp_path / "other") == saved > 0
+    again = llm.generate([PROMPT], max_tokens=12, temperature=0, ignore_eos=True, use_tqdm=False)[0]
+    assert again.num_cached_tokens > 0
+    assert again.outputs[0].token_ids == first.token_ids
+    with llm.engine.copying:
+        for change in (lambda: llm.update_weights(weights[0]), llm.sleep):
+            with pytest.raises(RequestError, match="saved or loaded"):
+                change()
+    llm.sleep()
+    with pytest.raises(ConfigError, match="sleeps"):
+        llm.save_cache(tmp_path / "other")
+    llm.wake()
     llm.engine.check()
