@@ -15,6 +15,7 @@ from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
+from jswa.updates.turnover import InFlight, WhilePaused
 
 
 class Model(Protocol):
@@ -36,6 +37,42 @@ class AdapterReader(Protocol):
 
     def read(self, folder: str) -> Any:
         """Check and read a folder. Raises RequestError."""
+        ...
+
+
+class Stager(Protocol):
+    """Turns new weights into parameters, in any thread. It holds no reference to the engine."""
+
+    def stage(self, source: Any) -> Any:
+        """Check and convert new weights; nothing of the engine changes. Raises WeightsError."""
+        ...
+
+
+class Changes(Protocol):
+    """Changes the weights of an engine, and stops and starts its steps; `jswa.updates.turnover.Turnover`."""
+
+    version: int
+    paused: bool
+    level: int
+
+    def update(self, params: Any, in_flight: InFlight) -> int:
+        """Change to weights that were staged, now or when older requests have ended; return their version."""
+        ...
+
+    def pause(self, requests: WhilePaused) -> None:
+        """Run no step until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Run steps again."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Free the arena (1), and the weights too (2)."""
+        ...
+
+    def wake(self) -> None:
+        """Allocate the arena and resume."""
         ...
 
 
@@ -63,6 +100,16 @@ class EngineLike(Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """What compiles structured outputs; None: they are refused. Any thread may use it."""
+        ...
+
+    @property
+    def stager(self) -> Stager:
+        """What turns new weights into parameters. Raises RequestError if the engine cannot change them."""
+        ...
+
+    @property
+    def turnover(self) -> Changes:
+        """What changes the weights, pauses and sleeps."""
         ...
 
     @property
