@@ -21,7 +21,7 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device

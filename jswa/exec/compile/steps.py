@@ -166,7 +166,7 @@ class StepPrograms:
         return programs(pick_bucket(there, plan))
 
     def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
-        """Return for how many drafts a row a decode step of so many rows may run now, in the program of its size.
+        """Return with how many drafts per row a decode step of so many rows may run now, in the program of its size.
 
         A program that is not compiled is wanted, so that it is compiled beside the steps; one of more rows would take
         longer than the drafts save.

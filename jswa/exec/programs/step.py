@@ -31,8 +31,8 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
-from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
-from jswa.speculation import Speculation
+from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
+from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
 _LOGPROB_BLOCK = 128  # tokens
@@ -80,8 +80,8 @@ class StepOutputs(NamedTuple):
     The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
 
     Attributes:
-        tokens: [R], or, of an engine that speculates, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them
-            count, and how many drafts there were.
+        tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
+            and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
         sampled: of each token drawn, in the order of `tokens`.
         prompt: of the token behind each token of the step.
     """
@@ -193,9 +193,11 @@ def finish_half(
             own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
             carry = carry.at[row_ids].set(own, mode="drop")
     tokens = draws.tokens[:, 0]
-    if config.speculation is not None:
+    if config.bucket.drafts:
         count = jnp.where(half.runs, right + 1, 0)
         tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
+    elif config.speculation is not None:
+        tokens = jnp.where(half.runs, tokens, PAST_LIMIT)
     sampled_state: SamplingState = {**state, "length": length, "last_token": last_token, "carry": carry}
     return sampled_state, StepOutputs(tokens, draws.logprobs, None)
 
