@@ -27,6 +27,12 @@ class Draws(NamedTuple):
     logprobs: LogprobRows | None
 
 
+def logits_at_once(rows: int, places: int, vocab: int) -> int:
+    """Return the numbers of the logits that exist at the same time: those of all places if they are few, or of one."""
+    every = rows * places * vocab
+    return every if every <= LOGITS else rows * vocab
+
+
 def draw(
     logits: Callable[[Float[Array, "N M"]], Float[Array, "N V"]],
     hidden: Float[Array, "R S M"],
@@ -75,7 +81,7 @@ def draw(
         with jax.named_scope("logprobs"):
             return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices) if want_logprobs else None)
 
-    if places == 1 or (rows * places * vocab <= LOGITS and not deterministic):
+    if places == 1 or (not deterministic and logits_at_once(rows, places, vocab) > rows * vocab):
         flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))
         return flat._replace(tokens=flat.tokens.reshape(rows, places))
     if deterministic:
