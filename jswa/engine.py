@@ -23,14 +23,14 @@ from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
+from jswa.running.stepping import Stepping, StepRunner
+from jswa.running.turnover import Turnover
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepStats
-from jswa.stepping import Stepping, StepRunner
 from jswa.types import SamplingParams
 from jswa.updates.staging import WeightsStager
-from jswa.updates.turnover import Turnover
 
 _log = logging.getLogger("jswa")
 

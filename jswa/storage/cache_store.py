@@ -18,7 +18,7 @@ from jswa.engine import Engine
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
-from jswa.stepping import StepRunner
+from jswa.running.stepping import StepRunner
 from jswa.storage import persist
 from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
 from jswa.storage.restore import restore
