@@ -169,6 +169,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class HostMemory(NamedTuple):
+    """The second prefix cache, in host memory.
+
+    Attributes:
+        blocks: of the size of the arena's, one of which is not used, as block 0 is not on the device.
+        slots_per_step: slots that are copied to the device with each step, or a few more.
+        tokens_per_slot: tokens that could be computed in the time in which a slot is copied to the device.
+    """
+
+    blocks: int
+    slots_per_step: int
+    tokens_per_slot: float
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the engine runs with, all chosen. Made by `resolve_limits`; sizes the arena, the tables and the buckets."""
@@ -184,6 +198,7 @@ class Limits:
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
     speculation: Speculation | None = None
+    host: HostMemory | None = None
 
     @property
     def long_prompt(self) -> int:

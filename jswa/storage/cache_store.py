@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.moves import origins
 from jswa.cache.prefix.radix import root_key
 from jswa.engine import Engine, StepRunner
 from jswa.errors import ConfigError, EngineError, FieldError
@@ -21,7 +22,7 @@ from jswa.model.transformer import Params
 from jswa.storage import persist
 from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
 from jswa.storage.restore import restore
-from jswa.storage.snapshot import Captured, capture, origins
+from jswa.storage.snapshot import Captured, capture
 
 _log = logging.getLogger("jswa")
 

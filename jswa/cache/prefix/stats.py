@@ -12,6 +12,7 @@ class CacheStats:
 
     Attributes:
         revived_tokens: cached tokens of requests that rebuilt a lost window from full-attention KV.
+        host_tokens: cached tokens that only pages from host memory made possible.
         missed: prompt tokens that were computed, by reason.
         full_pages, local_pages: pages that the cache holds, alone or with rows.
         evictable_full_pages, evictable_local_pages: pages that the cache holds alone.
@@ -34,6 +35,7 @@ class CacheStats:
     windows: int
     evictions: int
     slid_pages: int = 0
+    host_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -52,6 +54,7 @@ class HitCounter:
     replayed_tokens: int = 0
     revived_tokens: int = 0
     missed: dict[MissReason, int] = field(default_factory=dict)
+    host_tokens: int = 0
 
     @property
     def rate(self) -> float:
@@ -66,6 +69,7 @@ class HitCounter:
         self.full_hit_tokens += hit.full_hit_tokens
         self.replayed_tokens += hit.replayed_tokens
         self.revived_tokens += hit.cached_tokens if hit.revived else 0
+        self.host_tokens += hit.host_tokens
         for reason, tokens in hit.missed().items():
             self.missed[reason] = self.missed.get(reason, 0) + tokens
 
