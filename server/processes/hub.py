@@ -102,21 +102,20 @@ class Hub:
                 others[at >> _BITS].append(frames.event_out(event, at & _LOW))
                 if event.finish_reason is not None:
                     self.connections[at >> _BITS].ended(at & _LOW)
-        waiting = [handled]  # called once, when no front end has to handle the step any more
-        missing = Counter[str]()
+        missing = 1  # front ends that have not handled the step, and this call
 
         def one_less() -> None:
-            missing["front ends"] -= 1
-            if missing["front ends"] == 0 and waiting:
-                waiting.pop()()
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                handled()
 
-        missing["front ends"] = 1
         whose = found >> _BITS
         for number, connection in list(self.connections.items()):
             mine = whose == number
             numbers = found[mine] & _LOW
             if len(numbers) or others[number]:
-                missing["front ends"] += 1
+                missing += 1
                 tokens = events.tokens[mine].astype(np.int32)
                 connection.send(frames.Step(numbers.tobytes(), tokens.tobytes(), others[number]), one_less)
         one_less()
