@@ -20,6 +20,7 @@ from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
 from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.exec.host.pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
@@ -107,6 +108,7 @@ class Engine:
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
+        host_pages: the contents of the second prefix cache, if `limits.host` asks for one.
 
     Attributes:
         grammars: those of structured outputs; None: requests with structured outputs are refused.
@@ -125,6 +127,7 @@ class Engine:
         adapters: Adapters | None = None,
         lora_reader: LoraReader | None = None,
         hosts: Hosts | None = None,
+        host_pages: HostPages | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -133,6 +136,7 @@ class Engine:
         self._adapters = adapters or Adapters()
         self._lora_reader = lora_reader
         self.hosts = hosts
+        self._host_pages = host_pages
         self._scheduler = Scheduler(layout, limits)
         if limits.speculation is not None and isinstance(runner, DraftingRunner):
             self._scheduler.drafting.lengths = lambda rows, split, logprobs: runner.lengths(
@@ -293,15 +297,17 @@ class Engine:
         If a mask of the next step depends on those tokens, only the first half of the step is launched before.
         """
         begin = time.perf_counter()
+        self._land()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
         if plan is not None and self.before_launch is not None:
             self.before_launch(plan)
-        launched = self.runner.launch(plan) if plan is not None else None
+        launched = self._launch(plan) if plan is not None else None
+        copied = plan is None and self._host_pages is not None and self._copy(self._host_pages)
         self._log.launched(begin, planned, time.perf_counter())
         self._scheduler.tidy()
         before, self._pending = self._pending, launched
-        if launched is None and before is None and self._scheduler.has_work():
+        if launched is None and before is None and not copied and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
         if self._switches.overlap:
             events = self._apply(before)
@@ -314,6 +320,34 @@ class Engine:
         if self._switches.check:
             self.check()
         return events
+
+    def _land(self) -> None:
+        """Take in the pages that have arrived in host memory."""
+        host = self._scheduler.cache.host
+        if host is not None and self._host_pages is not None:
+            landed = self._host_pages.land()
+            host.land(landed.batches, lost=landed.lost)
+
+    def _launch(self, plan: StepPlan) -> PendingStep:
+        """Launch a plan, between the pages that go to host memory before it and those that come back behind it."""
+        if plan.transfers is None or self._host_pages is None:
+            return self.runner.launch(plan)
+        self._host_pages.before_launch(plan.transfers)
+        launched = self.runner.launch(plan)
+        self._host_pages.after_launch(plan.transfers)
+        return launched
+
+    def _copy(self, host_pages: HostPages) -> bool:
+        """Copy pages between device and host memory without a step; return whether there were any."""
+        plan = self._scheduler.plan_copies()
+        if plan is None or plan.transfers is None:
+            return False
+        if self.before_launch is not None:
+            self.before_launch(plan)
+        host_pages.before_launch(plan.transfers)
+        host_pages.move(plan.moves)
+        host_pages.after_launch(plan.transfers)
+        return True
 
     def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
         """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.

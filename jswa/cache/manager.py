@@ -229,7 +229,7 @@ class CacheManager:
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""
         pool = self.pool
-        return CacheStats(
+        found = CacheStats(
             **{**vars(self.hits), "missed": dict(self.hits.missed)},
             full_pages=int(np.count_nonzero(pool.full_cached)),
             local_pages=int(np.count_nonzero(pool.local_cached)),
@@ -239,6 +239,7 @@ class CacheManager:
             evictions=self.prefix.retention.evictions,
             slid_pages=self._windows.slid_pages,
         )
+        return found if self.host is None else self.host.counted(found)
 
     def held_slots(self, lease: Lease) -> int:
         """Return the slots of the pages that a lease needs."""

@@ -7,7 +7,7 @@ import pytest
 
 from jswa.architecture import Reach
 from jswa.config import HostMemory, Limits
-from tests.property.test_scheduler import SHAPES, VOCAB, Conversation, make_conversation
+from tests.property.test_scheduler import VOCAB, Conversation, make_conversation
 from tests.support.builders import LAYOUTS
 
 
@@ -35,7 +35,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, operations: int) -> 
         if number % 16 == 0:
             talk.check()
         if len(talk.scheduler.sequences) > 8:
-            talk.loop.step()
+            talk.step()
     host = talk.scheduler.cache.host
     assert host is not None
     talk.drain()

@@ -387,7 +387,8 @@ class Loop:
         """Do the first half of a step: plan and launch."""
         host = self.scheduler.cache.host
         if host is not None and self.landing.random() < 0.7:
-            host.tier.land(self.host_pages.land())
+            landed = self.host_pages.land()
+            host.land(landed.batches, lost=landed.lost)
         plan = self.scheduler.plan()
         copies = plan or self.scheduler.plan_copies()
         assert copies is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
@@ -397,7 +398,7 @@ class Loop:
             self.host_pages.before_launch(copies.transfers)
         self.pending = self.runner.launch(plan) if plan is not None else None
         if copies is not None and plan is None:
-            self.runner.move(copies.moves)
+            self.host_pages.move(copies.moves)
         if copies is not None and copies.transfers is not None:
             self.host_pages.after_launch(copies.transfers)
         self.scheduler.tidy()

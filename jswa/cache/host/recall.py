@@ -6,10 +6,11 @@ takes from either memory is evicted. A text is not taken back if that costs more
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jswa.cache.host.texts import Pages, pages_of, publish, text_of
 from jswa.cache.host.tier import HostTier
@@ -17,6 +18,7 @@ from jswa.cache.moves import Move
 from jswa.cache.prefix.cache import Match, PrefixCache
 from jswa.cache.prefix.radix import NONE
 from jswa.cache.prefix.resume import resume
+from jswa.cache.prefix.stats import CacheStats
 from jswa.config import HostMemory
 from jswa.plan import Transfers
 
@@ -26,7 +28,8 @@ class Found(NamedTuple):
 
     Attributes:
         salt, tokens: the text, to the end of a page or of what is there.
-        source: the pages here that the device lacks.
+        source: the pages here, all full ones, as only the end of a text can be evicted, and the local ones to copy.
+        lacks: of which page positions the full pages are to be copied.
         kept: the pages of the device that a row would use with them.
         boundary: end of the window that is used; 0: none.
         place, branch: of that window.
@@ -35,6 +38,7 @@ class Found(NamedTuple):
     salt: str
     tokens: Int[np.ndarray, " T"]
     source: Pages
+    lacks: Bool[np.ndarray, " n"]
     kept: Pages
     boundary: int
     place: int | None
@@ -49,7 +53,7 @@ class Recall:
         self.epoch = epoch
         self.new = Pages(np.zeros_like(found.source.full), np.zeros_like(found.source.local))
         self.sent = 0
-        self._kinds = [("full", at) for at in np.flatnonzero(found.source.full).tolist()]
+        self._kinds = [("full", at) for at in np.flatnonzero(found.lacks).tolist()]
         self._kinds += [("local", at) for at in np.flatnonzero(found.source.local).tolist()]
 
     @property
@@ -114,22 +118,23 @@ class HostCache:
         live = np.zeros(-(-to // page), bool)
         live[: len(local)] = local | (kept.local != NONE)
         if match.text > agreed:  # the device knows more of the text, and local pages behind
-            at = self._device.tree.pages(list(match.path), match.text)[1][: len(live)]
-            live[: len(at)] |= at != NONE
+            ids = self._device.tree.pages(list(match.path), match.text)[1][: len(live)]
+            live[: len(ids)] |= ids != NONE
         at = resume(layout, to, live)
         first, last = at.local_visible_from // page, min(-(-at.boundary // page), len(local))
         window = np.zeros(len(local), bool)
         window[first : last if at.boundary > at.local_visible_from else first] = True
-        here.full[kept.full != NONE] = NONE
+        lacks = (here.full != NONE) & (kept.full == NONE)
         here.local[~window | (kept.local != NONE) | ~local] = NONE
         kept.local[~window] = NONE
-        gain, cost = at.start - match.resume.start, here.slots(layout.pages_per_block)
+        gain = at.start - match.resume.start
+        cost = int(np.count_nonzero(lacks)) + layout.pages_per_block * int(np.count_nonzero(here.local))
         if not cost or gain <= max(page, cost * self._memory.tokens_per_slot):
             return None
         kind = next(((w, node) for node in path for end, w in node.windows.items() if end == at.boundary), None)
         place = kind[1].places.get(at.boundary) if kind is not None else None
         branch = kind is not None and kind[0].branch
-        return Found(salt, text, here, kept, at.boundary if window.any() else 0, place, branch)
+        return Found(salt, text, here, lacks, kept, at.boundary if window.any() else 0, place, branch)
 
     def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], Pages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.
@@ -145,12 +150,12 @@ class HostCache:
         found.kept.hold(device.pool, device.retention)
         host.reading.append(found.source)
         self.active = recall
-        lacks = found.source.full != NONE, found.source.local != NONE
-        pages = allocate(int(lacks[0].sum()), int(lacks[1].sum()))
+        local = found.source.local != NONE
+        pages = allocate(int(np.count_nonzero(found.lacks)), int(np.count_nonzero(local)))
         if pages is None:
             self._end()
             return False
-        recall.new.full[lacks[0]], recall.new.local[lacks[1]] = pages.full, pages.local
+        recall.new.full[found.lacks], recall.new.local[local] = pages.full, pages.local
         self.changes += 1
         return True
 
@@ -162,6 +167,18 @@ class HostCache:
             self.recalled += len(pairs)
         found = Transfers(*self.tier.drain(), np.array(pairs, np.int32).reshape(-1, 2))
         return found if any(map(len, found)) else None
+
+    def land(self, batches: int, *, lost: bool) -> None:
+        """Note that so many more batches of downloads have arrived. `lost`: forget everything, contents were lost."""
+        if lost:
+            self.flush()
+        self.tier.land(batches)
+
+    def counted(self, stats: CacheStats) -> CacheStats:
+        """Return the figures of the cache with those of host memory."""
+        pool = self.tier.pool
+        usage = 1 - pool.free_slots / pool.total_slots
+        return replace(stats, host_written_slots=self.tier.copied, host_read_slots=self.recalled, host_usage=usage)
 
     def finish(self, epoch: int) -> None:
         """Publish the text on its way, if all of it has been sent. What was drained has been launched."""

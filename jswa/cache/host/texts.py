@@ -29,10 +29,6 @@ class Pages:
         """Follow a full page that the pool has moved."""
         self.full[self.full == source] = target
 
-    def slots(self, pages_per_block: int) -> int:
-        """Return the slots of the pages."""
-        return int(np.count_nonzero(self.full)) + pages_per_block * int(np.count_nonzero(self.local))
-
     def hold(self, pool: PagePool, retention: Retention) -> None:
         """Become an owner of the pages, so that they are not evicted."""
         full, local = self.held

@@ -63,14 +63,15 @@ class HostTier:
         if target is None:
             return
         cursor = publish(self.prefix, node.salt, tokens, target)
-        if cursor.node is not None and target.full.any():
-            cursor.node.last, cursor.node.kind = max(cursor.node.last, node.last), node.kind
+        since = self.prefix.retention.clock - self._device.retention.clock
+        if cursor.node is not None and (target.full.any() or target.local.any()):
+            cursor.node.last, cursor.node.kind = node.last + since, node.kind
             self.prefix.tree.candidates.refresh(cursor.node)
         for window in windows:
             if window.end <= len(tokens) and cursor.node is not None:
                 place = node.places.get(window.end)
                 self.prefix.retention.add_window(
-                    cursor.node, window.end, place, branch=window.branch, last_use=window.last, hits=window.hits
+                    cursor.node, window.end, place, branch=window.branch, last_use=window.last + since, hits=window.hits
                 )
         self._download(source, target, moves)
         target.release(self.pool, self.prefix.retention)

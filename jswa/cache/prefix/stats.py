@@ -13,6 +13,8 @@ class CacheStats:
     Attributes:
         revived_tokens: cached tokens of requests that rebuilt a lost window from full-attention KV.
         host_tokens: cached tokens that only pages from host memory made possible.
+        host_written_slots, host_read_slots: slots copied to host memory, and back.
+        host_usage: share of the host memory that texts take.
         missed: prompt tokens that were computed, by reason.
         full_pages, local_pages: pages that the cache holds, alone or with rows.
         evictable_full_pages, evictable_local_pages: pages that the cache holds alone.
@@ -36,6 +38,9 @@ class CacheStats:
     evictions: int
     slid_pages: int = 0
     host_tokens: int = 0
+    host_written_slots: int = 0
+    host_read_slots: int = 0
+    host_usage: float = 0.0
 
     @property
     def hit_rate(self) -> float:

@@ -8,7 +8,7 @@ is a data dependence: each program consumes the arrays of the one before.
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -29,6 +29,10 @@ class SlotRunner(Protocol):
         """Slots that one call of `read_slots` or `write_slots` takes at most."""
         ...
 
+    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        """Carry out moves of slots within the device, outside of a plan."""
+        ...
+
     def read_slots(self, ids: Int[np.ndarray, " n"]) -> Sequence[Any]:
         """Return at least n slots for each lane, as the last launched step leaves them. They may still be computed."""
         ...
@@ -36,6 +40,13 @@ class SlotRunner(Protocol):
     def write_slots(self, ids: Int[np.ndarray, " n"], contents: Contents, rows: Int[np.ndarray, " n"]) -> None:
         """Overwrite each slot with a row of `contents`; the next step sees it."""
         ...
+
+
+class Landed(NamedTuple):
+    """Batches of downloads that are complete, and whether the contents of any were lost."""
+
+    batches: int
+    lost: bool
 
 
 class HostPages:
@@ -48,6 +59,7 @@ class HostPages:
     def __init__(self, runner: SlotRunner, contents: Contents) -> None:
         self._runner = runner
         self._contents = contents
+        self._lost = False
         # By batch of downloads its parts: slots here (-1: another owner has the slot meanwhile), and lanes to come.
         self._coming: deque[list[tuple[Int[np.ndarray, " n"], Sequence[Any]]]] = deque()
 
@@ -69,6 +81,10 @@ class HostPages:
             part = transfers.downloads[start : start + width]
             batch.append((part[:, 1].copy(), self._runner.read_slots(part[:, 0])))
 
+    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
+        """Carry out moves of slots within the device that no launch carries out."""
+        self._runner.move(moves)
+
     def after_launch(self, transfers: Transfers) -> None:
         """Write slots of the device, for the steps after the one that was launched."""
         width = self._runner.slots_per_copy
@@ -76,8 +92,8 @@ class HostPages:
             part = transfers.uploads[start : start + width]
             self._runner.write_slots(part[:, 1], self._contents, part[:, 0])
 
-    def land(self) -> int:
-        """Take in what has arrived, without waiting; return the number of batches of downloads that are complete."""
+    def land(self) -> Landed:
+        """Take in what has arrived, without waiting."""
         batches = 0
         while self._coming:
             batch = self._coming[0]
@@ -87,14 +103,21 @@ class HostPages:
                 break
             self._coming.popleft()
             batches += 1
-        return batches
+        lost, self._lost = self._lost, False
+        return Landed(batches, lost)
 
     def _store(self, batch: list[tuple[Int[np.ndarray, " n"], Sequence[Any]]]) -> None:
         """Wait for the first part of a batch, and keep it."""
         slots, lanes = batch.pop(0)
         kept = np.flatnonzero(slots >= 0)
         each = len(self._contents) // len(lanes)
-        for number, lane in enumerate(lanes):
-            parts = np.split(np.asarray(lane)[: len(slots)], each, axis=1)
+        try:
+            arrays = [np.asarray(lane) for lane in lanes]
+        except Exception:  # whatever a device raises
+            _log.exception("pages were lost on their way to host memory: what it holds is forgotten")
+            self._lost = True
+            return
+        for number, lane in enumerate(arrays):
+            parts = np.split(lane[: len(slots)], each, axis=1)
             for whole, part in zip(self._contents[number * each : (number + 1) * each], parts, strict=True):
                 whole[slots[kept]] = part[kept]
