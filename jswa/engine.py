@@ -303,7 +303,7 @@ class Engine:
         if plan is not None and self.before_launch is not None:
             self.before_launch(plan)
         launched = self._launch(plan) if plan is not None else None
-        copied = plan is None and self._host_pages is not None and self._copy(self._host_pages)
+        copied = plan is None and self.copy_host_pages()
         self._log.launched(begin, planned, time.perf_counter())
         self._scheduler.tidy()
         before, self._pending = self._pending, launched
@@ -337,10 +337,10 @@ class Engine:
         self._host_pages.after_launch(plan.transfers)
         return launched
 
-    def _copy(self, host_pages: HostPages) -> bool:
-        """Copy pages between device and host memory without a step; return whether there were any."""
-        plan = self._scheduler.plan_copies()
-        if plan is None or plan.transfers is None:
+    def copy_host_pages(self) -> bool:
+        """Copy what waits to be copied between device and host memory, without a step; return whether there was any."""
+        plan, host_pages = self._scheduler.plan_copies(), self._host_pages
+        if plan is None or plan.transfers is None or host_pages is None:
             return False
         if self.before_launch is not None:
             self.before_launch(plan)

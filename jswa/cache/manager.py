@@ -209,6 +209,8 @@ class CacheManager:
             lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
             self.prefix.end_turn(lease, prompt, len(tokens))
+            if self.host is not None:
+                self.host.tier.end_turn(lease.salt, tokens, prompt)
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:

@@ -116,6 +116,7 @@ def load_cache(
 
     def begin() -> tuple[int, Writing]:
         cache = engine.scheduler.cache
+        engine.copy_host_pages()  # before other pages are written to the slots that these leave
         done = restore(cache, root, snapshot)
         try:
             # Compaction may have moved pages out of the slots that are written now.

@@ -367,12 +367,14 @@ class Loop:
         self.runner = FakeRunner(layout, limits, model, self._row_of, advance)
         self.pending: FakePending | None = None
         self.before_launch: Callable[[StepPlan], None] | None = None
-        host = limits.host
-        slots = 0 if host is None else host.blocks * layout.pages_per_block
-        self.host_pages = HostPages(
-            self.runner, [np.full_like(lane, 0, shape=(slots, lane.shape[1])) for lane in self.runner.memory]
-        )
+        self.host_pages = HostPages(self.runner, self.host_contents())
         self.landing = random.Random(0)  # when pages arrive on the host
+
+    def host_contents(self) -> list[Shaped[np.ndarray, "slots p"]]:
+        """Return memory for the second prefix cache, without slots if there is none."""
+        host, memory = self.runner.limits.host, self.runner.memory
+        slots = 0 if host is None else host.blocks * self.runner.layout.pages_per_block
+        return [np.zeros((slots, lane.shape[1]), lane.dtype) for lane in memory]
 
     def _row_of(self, slot: int) -> Row:
         return next(s for s in self.scheduler.running if s.row_id == slot)

@@ -134,7 +134,7 @@ class HostCache:
         kind = next(((w, node) for node in path for end, w in node.windows.items() if end == at.boundary), None)
         place = kind[1].places.get(at.boundary) if kind is not None else None
         branch = kind is not None and kind[0].branch
-        return Found(salt, text, here, lacks, kept, at.boundary if window.any() else 0, place, branch)
+        return Found(salt, text, here, lacks, kept, at.boundary if 0 < at.boundary <= len(text) else 0, place, branch)
 
     def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], Pages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.

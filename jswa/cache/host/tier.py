@@ -83,6 +83,12 @@ class HostTier:
         visits = self.prefix.retention.visits
         visits.visit(path, text, visits.ghost(salt, tokens, text))
 
+    def end_turn(self, salt: str, tokens: Int[np.ndarray, " T"], prompt: int) -> None:
+        """Note that a row has ended, the first `prompt` of whose tokens were its prompt, as the device's cache does."""
+        path, text = self.prefix.tree.walk(salt, tokens)
+        if path:
+            self.prefix.retention.visits.end_turn(path[-1], text, prompt, len(tokens))
+
     def arrived(self, pages: Pages) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
         """Return by page position whether the contents of full and local pages are there; False where no page is."""
         m = self.pool.pages_per_block
