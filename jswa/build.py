@@ -50,10 +50,10 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
-from jswa.speculation import parse
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
+from jswa.text.speculation import parse
 from jswa.version import __version__
 from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
-from jswa.speculation import Speculation, parse
+from jswa.text.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
@@ -71,6 +71,10 @@ class EngineConfig:
             kernels are compiled, mosaic on Hopper. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
+            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
+        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
+            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -85,11 +89,12 @@ class EngineConfig:
         max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
             engine runs. Default: memory for lora_modules alone, which then cannot be replaced.
         max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
-        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method
-            (ngram: what followed the same tokens before in the text; suffix: also in cached texts),
-            num_speculative_tokens (1 to 7 drafts at most) and, for both methods, prompt_lookup_max and
-            prompt_lookup_min, the tokens that must be the same (default: 5 and 2). In Python also a mapping. Default:
-            no drafts.
+        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
+            num_speculative_tokens (drafts per text and step, 1 to 7 at most), model (the drafter's checkpoint) and
+            others. Methods that look drafts up, without a model: ngram (what followed the same tokens before in the
+            text) and suffix (also in cached texts); both have prompt_lookup_max and prompt_lookup_min, the tokens that
+            must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a model, and
+            mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -113,6 +118,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
+    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1

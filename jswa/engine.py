@@ -88,7 +88,7 @@ class DraftingRunner(StepRunner, Protocol):
     """A runner whose device drafts tokens."""
 
     def lengths(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
-        """Return for how many drafts a row a decode step of so many rows may run now."""
+        """Return with how many drafts per row a decode step of so many rows may run now."""
         ...
 
 
@@ -139,9 +139,7 @@ class Engine:
         self._host_pages = host_pages
         self._scheduler = Scheduler(layout, limits)
         if limits.speculation is not None and isinstance(runner, DraftingRunner):
-            self._scheduler.drafting.lengths = lambda rows, split, logprobs: runner.lengths(
-                rows, split=split, logprobs=logprobs
-            )
+            self._scheduler.drafting.lengths = runner.lengths
         self._pending: PendingStep | None = None
         self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
         self._seed = seed

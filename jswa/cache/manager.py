@@ -351,8 +351,18 @@ class CacheManager:
             return
         step = self._interval
         regular = range(found // step * step + step, length, step) if step is not None else ()
-        lease.window_ends = [*([found] if match.branch and found else []), *regular, length]
+        lease.window_ends = [*([found] if found and (match.branch or self._replaces(match)) else []), *regular, length]
         lease.branch_at = found if match.branch else 0
+
+    def _replaces(self, match: Match) -> bool:
+        """Return whether a row's copy of a partly filled page is to replace the page that kept windows need.
+
+        The row keeps its copy until it is published, even if it leaves the row's window before: without it these
+        windows would be lost (`Retention.replace_partial`).
+        """
+        page = self.layout.page_size
+        first = match.resume.full_to // page * page
+        return first < match.resume.full_to and any(end > first for end in match.path[-1].windows)
 
     def make_room(self, slots: int) -> bool:
         """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible.
