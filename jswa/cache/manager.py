@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.demand import Demand
-from jswa.cache.host.recall import Found, HostCache
-from jswa.cache.host.texts import Pages
+from jswa.cache.host.recall import Found, HostCache, NewPages
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
@@ -256,12 +255,12 @@ class CacheManager:
     def recall(self, found: Found) -> bool:
         """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
 
-        def allocate(full: int, local: int) -> Pages | None:
+        def allocate(full: int, local: int) -> NewPages | None:
             if not self._free_slots(full + local * self.pool.pages_per_block):
                 return None
             blocks = self.pool.alloc_local(local)
             self._follow_moves()
-            return Pages(self.pool.alloc_full(full), blocks)
+            return NewPages(self.pool.alloc_full(full), blocks)
 
         return self.host is not None and self.host.begin(found, self.epoch, allocate)
 

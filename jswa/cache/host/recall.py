@@ -45,6 +45,13 @@ class Found(NamedTuple):
     branch: bool
 
 
+class NewPages(NamedTuple):
+    """Full and local pages of the device that nobody else owns."""
+
+    full: Int[np.ndarray, " F"]
+    local: Int[np.ndarray, " L"]
+
+
 class Recall:
     """A text on its way. `new`: its pages on the device; `sent`: how many of its pages have been copied."""
 
@@ -136,13 +143,13 @@ class HostCache:
         branch = kind is not None and kind[0].branch
         return Found(salt, text, here, lacks, kept, at.boundary if 0 < at.boundary <= len(text) else 0, place, branch)
 
-    def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], Pages | None]) -> bool:
+    def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.
 
         Args:
             epoch: if the cache's differs at the end, the text has been withdrawn.
-            allocate: takes numbers of full and local pages, and returns new ones, the first of their arrays; the pages
-                that are `held` must be renamed meanwhile.
+            allocate: takes numbers of full and local pages, and returns new ones; pages that are `held` must be renamed
+                meanwhile.
         """
         assert self.active is None
         host, device, recall = self.tier, self._device, Recall(found, epoch)

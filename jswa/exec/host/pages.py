@@ -17,6 +17,7 @@ from jswa.plan import Transfers
 
 _log = logging.getLogger("jswa")
 _MOST = 4  # batches that may be on their way to the host, each in scratch memory of the device
+Part = tuple[Int[np.ndarray, " _"], Sequence[Any]]  # slots here (-1: taken by others meanwhile), lanes to come
 Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
 
 
@@ -60,8 +61,7 @@ class HostPages:
         self._runner = runner
         self._contents = contents
         self._lost = False
-        # By batch of downloads its parts: slots here (-1: another owner has the slot meanwhile), and lanes to come.
-        self._coming: deque[list[tuple[Int[np.ndarray, " n"], Sequence[Any]]]] = deque()
+        self._coming: deque[list[Part]] = deque()  # the parts of each batch of downloads
 
     def before_launch(self, transfers: Transfers) -> None:
         """Move slots here, and begin to read slots of the device."""
@@ -73,7 +73,7 @@ class HostPages:
                 slots[slots == source] = target
         if not len(transfers.downloads):
             return
-        width, batch = self._runner.slots_per_copy, list[tuple[Int[np.ndarray, " n"], Sequence[Any]]]()
+        width, batch = self._runner.slots_per_copy, list[Part]()
         self._coming.append(batch)
         for start in range(0, len(transfers.downloads), width):
             if sum(map(len, self._coming)) >= _MOST:
@@ -106,7 +106,7 @@ class HostPages:
         lost, self._lost = self._lost, False
         return Landed(batches, lost)
 
-    def _store(self, batch: list[tuple[Int[np.ndarray, " n"], Sequence[Any]]]) -> None:
+    def _store(self, batch: list[Part]) -> None:
         """Wait for the first part of a batch, and keep it."""
         slots, lanes = batch.pop(0)
         kept = np.flatnonzero(slots >= 0)
