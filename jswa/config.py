@@ -59,6 +59,8 @@ class EngineConfig:
         prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
             window of local KV. Default: resume points only where prompts and generated texts end, and where texts
             diverge.
+        host_kv_bytes: Give a second prefix cache this many bytes of host memory, for all devices together. What the
+            device evicts stays there, and comes back when a request asks for it. 0: there is none.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
@@ -109,6 +111,7 @@ class EngineConfig:
     seed: int = 0
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    host_kv_bytes: int = 0
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
@@ -155,6 +158,7 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        _check_host_memory(self)
         parse(self.speculative_config)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
@@ -177,6 +181,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class HostMemory(NamedTuple):
+    """The second prefix cache, in host memory.
+
+    Attributes:
+        blocks: of the size of the arena's, one of which is not used, as block 0 is not on the device.
+        slots_per_step: slots that are copied to the device with each step, or a few more.
+        tokens_per_slot: tokens that could be computed in the time in which a slot is copied to the device.
+    """
+
+    blocks: int
+    slots_per_step: int
+    tokens_per_slot: float
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the engine runs with, all chosen. Made by `resolve_limits`; sizes the arena, the tables and the buckets."""
@@ -192,6 +210,7 @@ class Limits:
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
     speculation: Speculation | None = None
+    host: HostMemory | None = None
 
     @property
     def long_prompt(self) -> int:
@@ -242,6 +261,17 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
 def _check_count(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(name, value, "must be a whole number of at least 1")
+
+
+def _check_host_memory(options: EngineConfig) -> None:
+    """Raise ConfigError if a second prefix cache cannot be had with the other options."""
+    given = options.host_kv_bytes
+    if not _is_int(given) or given < 0:
+        raise ConfigError("host_kv_bytes", given, "must be a whole number of at least 0")
+    if given and not options.prefix_cache:
+        raise ConfigError("host_kv_bytes", given, "must be 0 with prefix_cache = False: it is a second prefix cache")
+    if given and options.nnodes > 1:
+        raise ConfigError("host_kv_bytes", given, f"must be 0 with nnodes = {options.nnodes}: one host is supported")
 
 
 def _check_text(name: str, value: object) -> None:

@@ -18,6 +18,7 @@ from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.exec.host.pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
@@ -77,6 +78,7 @@ class Engine:
         lora_reader: reads further adapters; None: the runner has no room for any.
         stager: turns new weights into parameters; needed if the runner can change them.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
+        host_pages: the contents of the second prefix cache, if `limits.host` asks for one.
 
     Attributes:
         stepping: runs the steps.
@@ -98,6 +100,7 @@ class Engine:
         lora_reader: LoraReader | None = None,
         stager: WeightsStager | None = None,
         hosts: Hosts | None = None,
+        host_pages: HostPages | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -110,7 +113,7 @@ class Engine:
         self._scheduler = Scheduler(layout, limits)
         if limits.speculation is not None and isinstance(runner, DraftingRunner):
             self._scheduler.drafting.lengths = runner.lengths
-        self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace)
+        self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace, host_pages)
         # Held while the prefix cache is saved or loaded, so that one copy runs at a time, and of one version of the KV.
         self.copying = threading.Lock()
         self.turnover = Turnover(

@@ -308,6 +308,20 @@ class TableRow(NamedTuple):
     local: Int[np.ndarray, " L"]
 
 
+class Transfers(NamedTuple):
+    """Slots to copy between the device and the second prefix cache in host memory, by pairs (source, destination).
+
+    Attributes:
+        moves: within host memory, before all others.
+        downloads: to host memory, before the device changes anything: as the last step has left them.
+        uploads: to the device, after the step.
+    """
+
+    moves: Int[np.ndarray, "M 2"]
+    downloads: Int[np.ndarray, "D 2"]
+    uploads: Int[np.ndarray, "U 2"]
+
+
 SAMPLING_ROW = np.dtype([
     ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
     ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
@@ -345,6 +359,7 @@ class StepPlan:
         drafts: drafts per row in the step program; 0: no row has any. Rows with drafts never run in a step of prompts,
             unless the engine has a single program.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
+        transfers: pages that go to host memory, and come back; None: none do.
     """
 
     rows: Int[np.ndarray, "R C"]
@@ -361,6 +376,7 @@ class StepPlan:
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     drafts: int = 0
     texts: tuple[RowText, ...] = ()
+    transfers: Transfers | None = None
 
     @property
     def row_ids(self) -> Int[np.ndarray, " R"]:

@@ -35,7 +35,7 @@ from benchmarks.cache.traces import Mix, TraceRequest, expand
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import common_prefix
 from jswa.cache.prefix.resume import replay_length
-from jswa.config import Limits
+from jswa.config import HostMemory, Limits
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE, RUNNING = 64, 16
@@ -203,13 +203,18 @@ def _limit_memory(
         before = used
 
 
-def measure(mix: Mix, model: str) -> dict[str, float | str]:
-    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache."""
+def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
+    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache.
+
+    Args:
+        host: memory of the host behind the arena, as a multiple of it. The bound is that of both memories together.
+    """
     requests = expand(mix.lines())
     longest = max(len(request.prompt) + len(request.output) for request in requests)
     layout = KVLayout.of(model_of(model), PAGE)
     blocks = blocks_of_tokens(model, layout, mix.pool)
-    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks))
+    behind = HostMemory(1 + int(host * blocks), slots_per_step=256, tokens_per_slot=8.0) if host else None
+    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks, host=behind))
     found = replay(engine, requests, running=RUNNING, strict=True)
     engine.scheduler.check()
     return {
@@ -218,8 +223,21 @@ def measure(mix: Mix, model: str) -> dict[str, float | str]:
         "model": model,
         "requests": len(requests),
         "ideal": replay(Infinite(), requests, running=1).hit_rate,
-        "bound": hit_bound(requests, layout, blocks * layout.pages_per_block, RUNNING),
+        "bound": hit_bound(requests, layout, int((1 + host) * blocks) * layout.pages_per_block, RUNNING),
         "jswa": found.hit_rate,
+        **_host_figures(engine),
+    }
+
+
+def _host_figures(engine: Engine) -> dict[str, float]:
+    """Return what went to host memory and back, as multiples of the slots of all prompts' pages."""
+    stats, pool = engine.scheduler.cache.stats(), engine.scheduler.cache.pool
+    if engine.scheduler.cache.host is None:
+        return {}
+    return {
+        "from host": stats.host_tokens / max(1, stats.prompt_tokens),
+        "written arenas": stats.host_written_slots / pool.total_slots,
+        "read arenas": stats.host_read_slots / pool.total_slots,
     }
 
 
@@ -233,6 +251,7 @@ def main() -> None:
     parser.add_argument("--output", nargs=2, type=int, default=(32, 400), help="tokens of an answer: at least, below")
     parser.add_argument("--turns", type=int, default=8, help="mean number of turns")
     parser.add_argument("--json", type=Path, help="result file to write")
+    parser.add_argument("--host", type=float, default=0.0, help="host memory behind the arena, as a multiple of it")
     args = parser.parse_args()
     base = Mix(1.0, turns=args.turns, user=tuple(args.user), output=tuple(args.output))
     rows = []
@@ -240,7 +259,7 @@ def main() -> None:
     for share in args.share:
         for model in args.model:
             for seed in args.seed:
-                row = measure(replace(base, share=share, seed=seed), model)
+                row = measure(replace(base, share=share, seed=seed), model, args.host)
                 rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "jswa"))
                 print(f"| {share:g} | {seed} | {model} | {rates} |", flush=True)
                 rows.append(row)

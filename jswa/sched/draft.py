@@ -124,8 +124,19 @@ def make_plan(
         adapters=rows.adapters.take(ids),
         drafts=draft.program,
         texts=texts,
+        transfers=None if cache.host is None else cache.host.drain(),
     )
     return plan, ids
+
+
+def plan_copies(cache: CacheManager) -> StepPlan | None:
+    """Return a plan without rows that copies pages between device and host memory; None: there is nothing to copy."""
+    transfers = None if cache.host is None else cache.host.drain()
+    if transfers is None:
+        return None
+    moves = np.array(cache.drain_moves(), np.int32).reshape(-1, 3)
+    rows = np.zeros((0, len(COLUMNS)), np.int32)
+    return StepPlan(rows, _NO_TOKENS, _NO_ENTRIES, _NO_ENTRIES, moves, transfers=transfers)
 
 
 def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
