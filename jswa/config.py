@@ -1,4 +1,4 @@
-"""What the user asks for (`EngineConfig`) and what the engine runs with (`Limits`). No jax here; lengths in tokens."""
+"""The options that the user gives (`EngineConfig`) and the limits that follow from them (`Limits`). No jax here."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
-from jswa.speculation import Speculation, parse
+from jswa.text.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
@@ -32,61 +32,67 @@ class EngineConfig:
         kv_cache_dtype: Keep the KV cache in this type; auto is the same as dtype. fp8 (e4m3) takes half the bytes of
             bfloat16 and clips keys and values beyond ±448 times their scale, which is 1 unless the checkpoint has KV
             scales.
-        quantization: Keep linear layers and experts in this form. auto leaves what the checkpoint has in 8 bits (one
-            scale per output), in packed integers of 4 bits (W4A16, GPTQ, AWQ) or in MXFP4 (experts) as it is. none
-            keeps everything in dtype. int8 and fp8 round at start, embedding and output head too, but leave experts in
-            MXFP4. mxfp4 is as auto, but refuses experts that are not in MXFP4, and makes dummy weights with random
-            experts in MXFP4.
+        quantization: Hold linear layers and experts in this form. auto keeps the checkpoint's own form: 8 bits with one
+            scale per output, packed integers of 4 bits (W4A16, GPTQ, AWQ), MXFP4 experts. none converts all weights to
+            dtype. int8 and fp8 quantize linear layers, embedding and output head at start, and keep MXFP4 experts.
+            mxfp4 is auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it
+            makes random MXFP4 experts.
         max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
             model's maximum.
         max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU.
         max_num_batched_tokens: Run at most this many tokens per step, of prefill chunks and decoding sequences
             together. Default: 512 on CPU, 2048 on GPU, but at least max_num_seqs.
-        long_prefill_token_threshold: Call a prompt long if it has more tokens than this left to prefill. While prompts
-            need more than one step, the oldest gets this many tokens of each step, the rest goes to shorter prompts
-            first, and short prompts pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
+        long_prefill_token_threshold: A prompt is long while more tokens than this are left to prefill. If the waiting
+            prompts need more than one step, the oldest gets this many tokens of each step, and shorter prompts get the
+            others first; short prompts also pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
         block_size: Keep this many tokens in a KV page. Default: 16 on CPU, 64 on GPU.
         gpu_memory_utilization: Use this fraction of the GPU's memory for weights, temporary buffers and KV cache.
-        kv_cache_memory_bytes: Give the KV cache this many bytes on each device. Default: what weights and temporary
-            buffers leave of gpu_memory_utilization; on CPU a quarter of all memory, at most 4 GiB.
+        kv_cache_memory_bytes: Give the KV cache this many bytes on each device. Default: the share of
+            gpu_memory_utilization that weights and temporary buffers leave; on CPU a quarter of all memory, at most 4
+            GiB.
         cudagraph_capture_sizes: Compile step programs for these batch sizes, each a CUDA graph on a GPU. Sizes up to
             max_num_seqs are rows of a step with one token each, larger ones are tokens of a step. They must include
             max_num_seqs and max_num_batched_tokens, which hold every step; a step runs in the smallest that holds it.
             Default: powers of two and the sizes halfway between.
-        seed: Draw with this seed for requests that do not set one.
+        seed: Seed of the requests that do not set one.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
-        prefix_cache_interval: Keep a resume point at every multiple of this many prompt tokens, not only at the ends of
-            prompts and generated texts and where texts diverge. Each costs a window of local KV. Default: none of them.
+        prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
+            window of local KV. Default: resume points only where prompts and generated texts end, and where texts
+            diverge.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
-        attention_backend: Run attention with these kernels. auto chooses by device, xla runs on any device, cpu on a
-            CPU where its library is built, mosaic on Hopper, triton on NVIDIA GPUs since Ampere; reference computes in
+        attention_backend: Run attention with these kernels. auto chooses by device; xla runs on any device, cpu on a
+            CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. reference computes in
             float32, for tests. A backend that cannot run the model is an error.
-        moe_backend: Run experts with these kernels. auto chooses by device, xla runs on any device, cpu on one CPU,
-            mosaic on Hopper; reference is for tests.
-        linear_backend: Run linear layers with these kernels. auto chooses by device, xla runs on any device, cpu on one
-            CPU where its library is built.
-        deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests;
-            slow.
+        moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
+            kernels are compiled, mosaic on Hopper. reference is for tests.
+        linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
+            CPU whose kernels are compiled.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
+            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
+        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
+            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
+        deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
+            Slow.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
             weights and of the KV cache.
         nnodes: Share the model between this many hosts. Each has the same number of devices.
-        node_rank: This host has this rank, from 0. Host 0 serves and tells the others what to run. Default: what Slurm,
-            MPI or a LeaderWorkerSet says.
-        dist_init_addr: The other hosts find host 0 at this HOST:PORT. Default: what Slurm, MPI or a LeaderWorkerSet
-            says.
-        lora_modules: Load these LoRA adapters in PEFT's format, which requests may choose by name; each as NAME=FOLDER
-            (in Python also a mapping).
-        max_loras: Reserve room for this many LoRA adapters at the same time, so that adapters can be loaded and
-            unloaded while the engine runs. Default: as many as lora_modules, which then cannot be replaced.
-        max_lora_rank: Reserve room for adapters whose modules have at most this rank. Default: 16, if max_loras is
-            given.
-        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method
-            (ngram: what followed the same tokens before in the text; suffix: also in cached texts),
-            num_speculative_tokens (1 to 7 drafts at most) and, for both methods, prompt_lookup_max and
-            prompt_lookup_min, the tokens that must be the same (default: 5 and 2). In Python also a mapping. Default:
-            no drafts.
+        node_rank: Rank of this host, counted from 0. Host 0 serves requests and tells the other hosts which steps to
+            run. Default: the rank that Slurm, MPI or a LeaderWorkerSet gives.
+        dist_init_addr: HOST:PORT at which the other hosts reach host 0. Default: the address that Slurm, MPI or a
+            LeaderWorkerSet gives.
+        lora_modules: Load these LoRA adapters, each given as NAME=FOLDER with a folder in PEFT's format (in Python also
+            a mapping). Requests choose an adapter by its name.
+        max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
+            engine runs. Default: memory for lora_modules alone, which then cannot be replaced.
+        max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
+        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
+            num_speculative_tokens (drafts per text and step, 1 to 7 at most), model (the drafter's checkpoint) and
+            others. Methods that look drafts up, without a model: ngram (what followed the same tokens before in the
+            text) and suffix (also in cached texts); both have prompt_lookup_max and prompt_lookup_min, the tokens that
+            must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a model, and
+            mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -109,6 +115,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
+    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1

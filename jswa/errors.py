@@ -11,18 +11,18 @@
     │       ├── InvalidToken             a token id is negative or not in the vocabulary
     │       └── PromptTooLong            the prompt and one generated token can never fit
     ├── ModelError               the checkpoint is at fault, not the request
-    │   ├── UnsupportedModel         the config asks for something jswa does not implement
-    │   ├── HubError                 the checkpoint cannot be downloaded: says why, and what to do
+    │   ├── UnsupportedModel         the config asks for a feature that jswa does not implement
+    │   ├── HubError                 the checkpoint cannot be downloaded: the message names a remedy
     │   └── CheckpointError          a checkpoint file is missing or corrupt, or contradicts the config
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
     ├── GenerationError          one request has no next token, because its logits are not finite
     │   └── NothingAllowed           its own constraints forbid every token
     ├── InternalError            a fault of jswa ended one request; the others continue
     ├── KernelError              a kernel gives wrong numbers on this machine: the engine does not start
-    ├── RemoteError              a server that a command asks gives an error, or no answer
+    ├── RemoteError              a server that a command calls returns an error, or no answer
     ├── HostLost                 a host that shares the model is lost: the process must exit
     ├── EngineDead               the engine of an `AsyncLLM` or a server has failed, and its requests are lost
-    │   └── EngineRestarting         the same, but a new engine is being built: try again later
+    │   └── EngineRestarting         a new engine is being built: try again later
     └── EngineError              an invariant of jswa is violated: the engine must stop
 
 `FieldError` is also a `ValueError`, so code written for other engines catches it.
@@ -119,16 +119,20 @@ class PromptTooLong(RequestError):
     """The prompt and one generated token can never fit."""
 
 
+class WeightsError(RequestError):
+    """New weights for a running engine were refused; nothing has changed. The value names the tensor."""
+
+
 class ModelError(JswaError):
     """The checkpoint is faulty, or jswa cannot run it."""
 
 
 class UnsupportedModel(ModelError):
-    """The config asks for something that jswa does not implement."""
+    """The config asks for a feature that jswa does not implement."""
 
 
 class HubError(ModelError):
-    """The checkpoint cannot be downloaded from the Hugging Face Hub; the message says what to do."""
+    """The checkpoint cannot be downloaded from the Hugging Face Hub; the message names the cause and a remedy."""
 
 
 class CheckpointError(ModelError):
@@ -155,9 +159,9 @@ class KernelError(JswaError):
     """A kernel gives wrong numbers on this machine, so the engine does not start.
 
     Attributes:
-        kernel: which one, for which sizes.
-        difference: the largest difference from XLA's numbers; NaN if the kernel gives any.
-        bound: the largest difference that rounding can make.
+        kernel: the kernel's name and sizes.
+        difference: the largest difference from XLA's numbers; NaN if the kernel returns a NaN.
+        bound: the largest difference that rounding explains.
     """
 
     def __init__(self, kernel: str, difference: float, bound: float, compiler: str) -> None:
@@ -172,7 +176,7 @@ class KernelError(JswaError):
 
 
 class RemoteError(JswaError):
-    """A server that `jswa chat --url` or `jswa generate --url` asks gives an error, or no answer."""
+    """The server of `jswa chat --url` or `jswa generate --url` returns an error, or no answer."""
 
 
 class HostLost(JswaError):
@@ -192,7 +196,7 @@ class EngineError(JswaError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device or the host has no memory left. jax's own error is told by its name: jax is not imported."""
+    """Whether a device or the host has no memory left. The name tells jax's own error, as jax is not imported here."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, MemoryError) or ("JaxRuntimeError" in names and "RESOURCE_EXHAUSTED" in str(error))
 

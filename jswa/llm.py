@@ -4,8 +4,9 @@ import copy
 import dataclasses
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import EngineError, InvalidPrompt
 from jswa.frontend.batch import Batch
+from jswa.frontend.changing import PAUSE, Changing
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import CallOptions, Receiver, distribute
 from jswa.grammar.compiler import Grammars
@@ -37,7 +39,7 @@ from jswa.types import RequestOutput, SamplingParams
 _LOADING = threading.Lock()
 
 
-class LLM:
+class LLM(Changing):
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
@@ -45,11 +47,11 @@ class LLM:
             model.
         options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for an unknown name.
 
-    Several threads may call all methods; their requests share the steps. A thread holds the engine for one step at a
-    time, and none while it waits for the reader of a stream.
+    Several threads may call all methods at the same time; their requests share the engine's steps. A thread holds the
+    engine for one step at a time, and not while it waits for the reader of a stream.
 
-    If several hosts share the model (`nnodes`), each of them makes the same LLM. It returns on the first host only: the
-    other hosts run what the first launches, and exit with it (SystemExit).
+    If several hosts share the model (`nnodes`), each host makes the same LLM. The call returns on host 0 only: the
+    other hosts run the steps that host 0 launches, and exit with it (SystemExit).
     """
 
     def __init__(self, model: str | Path = "tiny", **options: Any) -> None:
@@ -100,7 +102,7 @@ class LLM:
     def close(self) -> None:
         """Free weights and KV memory. The LLM cannot be used afterwards; closing twice is fine.
 
-        Calls that other threads are in raise EngineError.
+        Calls that run in other threads raise EngineError.
         """
         with self._turns:
             if self._engine is not None:
@@ -129,12 +131,12 @@ class LLM:
         self._between(lambda: self.engine.flush_cache())
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
-        """Write the prefix cache of a salt and LoRA adapter to a folder; return its tokens.
+        """Write the prefix cache of a salt and LoRA adapter to a folder; return the number of tokens in it.
 
-        Another LLM with the same model and options can load it (`load_cache`). A cache at `path` is replaced once the
-        new one is complete; anything else there is left alone. Requests of other threads go on meanwhile; what is saved
-        is the cache at the time of the call. Takes host memory for one copy.
-        Raises CacheFileError, and ConfigError if the LLM has no prefix cache.
+        Another LLM with the same model and options can load it (`load_cache`). A saved cache at `path` is replaced once
+        the new one is complete; a folder with other files is refused. Requests of other threads go on meanwhile. The
+        saved cache is that of the time of the call, and takes host memory for one copy. Raises CacheFileError, and
+        ConfigError if the LLM has no prefix cache.
         """
         return save_cache(self.engine, path, cache_salt, lora, between=self._between)
 
@@ -149,15 +151,16 @@ class LLM:
         return load_cache(self.engine, path, cache_salt, lora, between=self._between)
 
     def load_lora(self, name: str, folder: str | Path, *, load_inplace: bool = False) -> None:
-        """Load a LoRA adapter into the room that `max_loras` reserves; `load_inplace` replaces one of that name.
+        """Load a LoRA adapter into the memory that `max_loras` reserves.
 
-        Raises RequestError, and changes nothing, if it cannot be loaded.
+        `load_inplace` replaces a loaded adapter of that name. If the adapter cannot be loaded, the call raises
+        RequestError and changes nothing.
         """
         adapter = self.engine.lora_reader.read(folder)
         self._between(lambda: self.engine.load_lora(name, adapter, replace=load_inplace))
 
     def unload_lora(self, name: str) -> None:
-        """Unload a LoRA adapter: new requests for it are refused, those that use it go on to their end."""
+        """Unload a LoRA adapter: new requests for it are refused; running requests that use it go on to their end."""
         self._between(lambda: self.engine.unload_lora(name))
 
     @overload
@@ -287,7 +290,7 @@ class LLM:
     def answer_template(
         self, wanted: str | None = None, chat_template: ChatTemplate | None = None
     ) -> AnswerTemplate | None:
-        """Return the response template by which answers are read; None if there is none, or nothing to chat with.
+        """Return the response template that splits answers into reasoning, content and tool calls; None without one.
 
         Args:
             wanted: a JSON file, the name of a template that ships with jswa, or "none". Default: the checkpoint's own,
@@ -329,6 +332,9 @@ class LLM:
             if batch is not None and batch.events:
                 return
             distribute(engine.step(), self._receivers)
+            paused = engine.turnover.paused
+        if paused and not (batch is not None and batch.events):
+            time.sleep(PAUSE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[Engine]:
@@ -338,10 +344,6 @@ class LLM:
                 yield self.engine
         finally:
             self._abort_dropped()
-
-    def _between[T](self, function: Callable[[], T]) -> T:
-        with self._between_steps():
-            return function()
 
     def _abort_dropped(self) -> None:
         """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""

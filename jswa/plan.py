@@ -14,13 +14,13 @@ from jaxtyping import Float, Int, Shaped
 from jswa.errors import GenerationError
 from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
-_FEW = 16  # largest number of ids for which a Python loop is faster than numpy
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
 # StepPlan.starts: the length of the row that the device has.
 FROM_DEVICE = -1
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
 NOTHING_ALLOWED = -2  # the row's constraint forbids every token
+PAST_LIMIT = -4  # the row ran nothing: drafts that were right had taken it to its limit before the step
 
 
 class Words(NamedTuple):
@@ -107,6 +107,7 @@ class Request:
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
             other tenants' weights (`Turns`).
+        version: that of the engine's weights when the request was made.
     """
 
     request_id: str
@@ -122,12 +123,14 @@ class Request:
     adapter: int = 0
     tenant: str = ""
     weight: float = 1.0
+    version: int = 0
 
 
 class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
 
     Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    `drawn` as in `LogprobTable`.
     """
 
     token: int
@@ -135,6 +138,7 @@ class ChoiceLogprobs(NamedTuple):
     rank: int
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    drawn: float | None = None
 
 
 class PromptLogprobs:
@@ -173,6 +177,7 @@ class TokenEvent(NamedTuple):
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
     `error` says why there is no token if `finish_reason` is "error". `drafts` comes with the end, if there were any.
+    An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
     request_id: str
@@ -184,6 +189,7 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    version: int | None = None
     drafts: DraftCounts | None = None
 
     @property
@@ -218,21 +224,28 @@ class StepEvents:
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device."""
+    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
+
+    `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
+    """
 
     chosen: Float[np.ndarray, " N"]
     rank: Int[np.ndarray, " N"]
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
+    drawn: Float[np.ndarray, " N"] | None = None
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        return LogprobTable(*(array[first:end].copy() for array in self))
+        drawn = None if self.drawn is None else self.drawn[first:end].copy()
+        chosen, rank, ids, values = (array[first:end].copy() for array in self[:4])
+        return LogprobTable(chosen, rank, ids, values, drawn)
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
-        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
+        drawn = None if self.drawn is None else float(self.drawn[index])
+        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn)
 
 
 class StepLogprobs(NamedTuple):
@@ -272,21 +285,6 @@ def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " wo
     chosen = np.zeros(-(-vocab_size // 32) * 32, bool)
     chosen[ids] = True
     return np.packbits(chosen, bitorder="little").view(np.int32)
-
-
-def words_of(ids: Int[np.ndarray, " N"]) -> Words:
-    """Return the words of `bits_of` that are not zero."""
-    if len(ids) <= _FEW:
-        bits: dict[int, int] = {}
-        for token in sorted(ids.tolist()):
-            bits[token >> 5] = bits.get(token >> 5, 0) | 1 << (token & 31)
-        return Words(np.array(list(bits), np.int32), np.array(list(bits.values()), np.uint32).view(np.int32))
-    ids = np.sort(ids.astype(np.int32))
-    at = ids >> 5
-    first = np.ones(len(at), bool)
-    np.not_equal(at[1:], at[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
 
 
 class RowText(NamedTuple):
@@ -344,8 +342,8 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
-        drafts: for how many drafts a row the program is made in which the step runs; 0: no row has any. Then rows with
-            drafts run in a step of prompts.
+        drafts: drafts per row in the step program; 0: no row has any. Rows with drafts never run in a step of prompts,
+            unless the engine has a single program.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
     """
 

@@ -20,12 +20,12 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag") 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """A form that the whole generated text has, with vLLM's names. Exactly one of the first six is given.
+    """The form that the whole generated text must have, with vLLM's names. Exactly one of the first six is given.
 
     Attributes:
         json: a JSON Schema, as an object or as JSON text.
         json_object: True: any JSON object.
-        regex: a regular expression in the syntax of Rust's crate `regex`, which the whole text matches.
+        regex: a regular expression that the whole text matches, in the syntax of Rust's crate `regex`.
         choice: the texts to choose from.
         grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF.
         structural_tag: free text with regions that have a schema each: vLLM's object with `structures` (each has
@@ -76,12 +76,13 @@ class SamplingParams:
         temperature: 0 is greedy.
         top_p: keep the fewest most likely tokens that reach this probability; 1 keeps all.
         top_k: keep this many most likely tokens (ties with the last one stay); 0 or -1 keeps all.
-        min_p: keep tokens at least this likely, relative to the most likely one; 0 keeps all. Comes first.
-        repetition_penalty: logits of tokens in prompt or text are divided by it if positive, multiplied if negative.
+        min_p: keep tokens that are at least this likely, relative to the most likely one; 0 keeps all. Applied before
+            top_k and top_p.
+        repetition_penalty: divides positive logits of tokens that prompt or text contain, and multiplies negative ones.
         presence_penalty: subtracted from the logits of tokens that were generated before.
-        frequency_penalty: subtracted once for each time that the token was generated.
+        frequency_penalty: subtracted from a token's logit once for each time that the token was generated.
         logit_bias: added to the logits of these token ids, at most 1,024.
-        allowed_token_ids: nothing else is generated.
+        allowed_token_ids: only these tokens are generated.
         bad_words: strings whose tokenizations are never generated.
         n: texts per prompt; with a seed, text i uses seed + i.
         max_tokens: maximum number of generated tokens; None: until a stop token or max_model_len.
@@ -91,7 +92,8 @@ class SamplingParams:
         stop: stop before any of these strings.
         include_stop_str_in_output: keep the stop string at the end of the text.
         stop_token_ids: stop after any of these tokens, besides the model's own end tokens.
-        logprobs: return log probabilities of the chosen and of this many most likely tokens, before any of the above.
+        logprobs: return log probabilities of the chosen token and of this many most likely tokens, as the model gives
+            them: before temperature, penalties and masks.
         prompt_logprobs: return the same for the tokens of the prompt.
         ignore_eos: continue after the model's end tokens.
         skip_special_tokens: leave special tokens out of the text.
@@ -183,7 +185,7 @@ class SamplingParams:
 
 
 class PrefixHit(NamedTuple):
-    """The prefix cache hit of a prompt, in tokens.
+    """The prefix cache hit of one prompt, in tokens.
 
     Attributes:
         prompt_tokens: length of the prompt.
@@ -191,10 +193,10 @@ class PrefixHit(NamedTuple):
         full_hit_tokens: prompt tokens whose full-attention KV was cached.
         replayed_tokens: full_hit_tokens - cached_tokens, computed again because their local KV had been evicted.
         revived: whether the replay rebuilt the window at the end of the hit, instead of starting from a cached window.
-        reason: why the other tokens missed: text never seen ("cold"), "evicted", seen under another "salt" only, "too
-            short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed again because
-            logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache ("disabled").
-            "salt" reveals prompts of other tenants: show it to operators, not to clients.
+        reason: why the other tokens missed the cache: text never seen ("cold"), "evicted", seen under another "salt"
+            only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed
+            again because logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache
+            ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not to clients.
     """
 
     prompt_tokens: int
@@ -211,7 +213,7 @@ class PrefixHit(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """How many tokens of a text were drafted, and were right, or wrong: the steps that they saved, and their cost."""
+    """Drafted tokens of one text: accepted ones saved a step each, rejected ones cost work."""
 
     accepted: int
     rejected: int
@@ -264,6 +266,7 @@ class CompletionOutput:
         events: what the new text of an `LLM.chat` adds to the answer: reasoning, content, tool calls.
         message: in the last item of an `LLM.chat`, the whole answer in OpenAI's form: role, content, reasoning_content
             and tool_calls, whose arguments are JSON in a string.
+        versions: the version of the weights that each token of `token_ids` was sampled with (`LLM.update_weights`).
         drafts: at the end of a text, what speculative decoding has drafted of it; None without, and if a stop string
             has ended the text.
     """
@@ -277,6 +280,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     events: list[AnswerEvent] = field(default_factory=list)
     message: dict[str, Any] | None = None
+    versions: list[int] = field(default_factory=list)
     drafts: DraftCounts | None = None
 
 

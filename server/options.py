@@ -47,53 +47,53 @@ class ServeConfig:
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
         api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
             order. Default: equal weights.
-        admin_api_key: API key of the admin endpoints /flush_cache, /abort and those that load and unload LoRA adapters;
-            /metrics accepts it too. Default: none, and the admin endpoints are off.
+        admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load and
+            unload LoRA adapters; /metrics accepts it too. Default: none, and the admin endpoints are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
-        allowed_hosts: Names that the Host header may give the server, besides localhost, 127.0.0.1 and [::1];
-            "*.example.com" means all names below it, "*" any name. Default: no others on loopback without API keys,
-            where web pages could reach the server by DNS rebinding; else any name.
+        allowed_hosts: Names that the Host header may carry, besides localhost, 127.0.0.1 and [::1]; "*.example.com"
+            means all names below it, "*" any name. Default: any name, except on loopback without API keys, where web
+            pages could reach the server by DNS rebinding: no further names there.
         root_path: URL path under which a reverse proxy exposes the server.
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
         chat_template: Chat template to use: the name of one of the checkpoint's templates, or a jinja2 file. Default:
             the checkpoint's own choice.
-        response_template: Read reasoning, content and tool calls from the model's answers by this template: a JSON file
-            in transformers' format, the name of a template that ships with jswa (docs/answers.md lists them), or
-            "none". Default: the checkpoint's own, or the one whose delimiters its chat template writes.
+        response_template: Split the model's answers into reasoning, content and tool calls by this template: a JSON
+            file in transformers' format, the name of a template that ships with jswa (docs/answers.md lists them), or
+            "none". Default: the checkpoint's own template, or the one whose delimiters its chat template writes.
         max_body_size: Maximum size of a request body in bytes; a larger one gets status 413.
-        max_body_memory: Maximum bytes of all request bodies together until their requests end; further requests get
-            status 429. Once parsed, a body occupies several times its size.
-        max_answer_memory: Approximate maximum bytes of all answers together that are collected or wait to be sent. A
-            request that needs more than is free, or more than a quarter of the maximum, ends with an error.
+        max_body_memory: Maximum bytes of the bodies of all running requests together; further requests get status 429.
+            A parsed body takes several times its size.
+        max_answer_memory: Approximate maximum bytes of all answers that the server collects or has not sent yet. A
+            request whose answer exceeds the free part, or a quarter of the maximum, ends with an error.
         max_queued_requests: Maximum number of sequences (prompts x n) that wait for their first token; further requests
-            get status 429. One request may have half as many.
+            get status 429. One request may have at most half of them.
         max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; further requests get
-            status 429. One request may have half as many.
+            status 429. One request may have at most half of them.
         allow_priority: Accept a negative `priority`, with which a request runs before others. Without this option
             requests can only lower their own priority.
         request_timeout: End a request with an error after this many seconds; 0 means no limit.
-        step_timeout: If one engine step takes longer than this, the engine counts as hung and the process exits; 0
-            means no limit.
+        step_timeout: End the process if one engine step takes longer than this, as the engine counts as hung; 0 means
+            no limit.
         restart_engine: After a failure of the engine, build a new engine instead of exiting.
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
-        pages: Serve the chat at / and the view of the KV cache at /live. They ask for keys where the API does.
-        keep_alive: Send an SSE comment on a stream on which nothing was sent for this long, so that proxies keep the
-            connection.
-        stream_interval: Send this many tokens of a text together in a stream, from its second event on: fewer events
-            cost less. Tokens with log probabilities are sent alone.
+        pages: Serve the chat at / and the view of the KV cache at /live. The chat needs the same
+            key as the API, /live the admin key.
+        keep_alive: Send an SSE comment on a stream that was silent for this long, so that proxies keep the connection.
+        stream_interval: Send this many tokens per event of a stream, after a first event with one token. Fewer events
+            cost less processor time. Tokens with log probabilities are sent one by one.
         metrics_port: Serve /metrics without an API key on this TCP port too; 0 picks a free port, which the log names.
             Default: on `port` only.
-        metrics_host: Listen on this IP address or host name for metrics_port. Default: as host.
+        metrics_host: Listen on this IP address or host name for metrics_port. Default: the same as host.
         metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
         otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
             Default: no spans.
-        profile_dir: Folder for the profiles of /start_profile and /stop_profile. Default: none, and /start_profile is
-            refused.
-        api_server_count: Run HTTP in this many processes beside the engine's: they parse, render, tokenize, detokenize
-            and stream, while the engine's process runs steps only. 0: in the engine's process.
+        profile_dir: Folder for the profiles that /start_profile and /stop_profile take. Default: none, and
+            /start_profile is refused.
+        api_server_count: Run HTTP, chat templates, tokenizing, detokenizing and streams in this many processes beside
+            the engine's process. 0 runs them in the engine's process.
         log_level: Log messages of this level and above.
         log_format: Write the log to stderr as text or as one JSON object per line.
     """

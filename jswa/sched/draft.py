@@ -29,8 +29,8 @@ class Draft:
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
         behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
-        speculative: the number of drafts that each of these runs besides; None if no row ever runs any.
-        program: for how many drafts a row the program is made in which the step runs (`StepPlan.drafts`).
+        speculative: the number of drafts that each of these runs besides; None if no row has any or may be ahead.
+        program: drafts per row in the step program (`StepPlan.drafts`).
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
         resumed: rows that start on cached pages.

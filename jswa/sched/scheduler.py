@@ -17,7 +17,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission import fewest, is_passed, match_of, open_lease
 from jswa.sched.draft import Draft, lease_of, make_plan
 from jswa.sched.drafts.drafting import Drafting
@@ -79,12 +79,16 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong if prompt + 1 token do not fit an otherwise empty arena."""
+        self.require_fit(request)
+        self._requests.add(request, limit=min(request.max_length, self.capacity))
+
+    def require_fit(self, request: Request) -> None:
+        """Raise PromptTooLong if a request can never run."""
         length = len(request.prompt)
         if length + 1 > self.capacity:
             raise PromptTooLong(
                 "prompt", f"{length} tokens", f"at most {self.capacity - 1} tokens fit with one generated token"
             )
-        self._requests.add(request, limit=min(request.max_length, self.capacity))
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
@@ -111,8 +115,7 @@ class Scheduler:
             return None
         requests = self._requests
         if self.rows.speculates:
-            length = self.drafting.length(draft, split=bool(len(requests.masks)))
-            self.drafting.give(draft, length, requests.sequences_at)
+            self.drafting.give(draft, requests.sequences_at, split=bool(len(requests.masks)))
         texts = self.drafting.texts(requests.by_row)
         plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache, texts)
         self.rows.launch(row_ids, plan.counts, draft.speculative)
@@ -163,14 +166,16 @@ class Scheduler:
                 store_prompt_logprobs(plan, rest, owners, logprobs.prompt)
             for row, sequence in zip(rest.tolist(), owners, strict=True):
                 if sequence is not None:
-                    own = tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]
-                    others += self._requests.apply_row(sequence, plan, row, own.tolist(), logprobs, row * width)
+                    own = (tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]).tolist()
+                    own = [] if own == [PAST_LIMIT] else own
+                    others += self._requests.apply_row(sequence, plan, row, own, logprobs, row * width)
             row_ids, tokens = row_ids[plain], tokens[plain]
             counts = None if counts is None else counts[plain]
         if counts is None:
-            return self._requests.apply_plain(row_ids, tokens, others)
-        events = append_several(self._requests, row_ids, tokens, counts, others)
-        if self.rows.ahead.any():
+            events = self._requests.apply_plain(row_ids, tokens, others)
+        else:
+            events = append_several(self._requests, row_ids, tokens, counts, others)
+        if self.rows.unsettled:
             self.rows.settle(flight.row_ids)
             self._requests.slide()
         return events

@@ -20,9 +20,7 @@ from .counts import Recorder
 from .texts import Delta, Frames, Order, Text, Timing, size_of
 
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
-_TURN = (
-    32  # largest number of events that one callback of the event loop handles; events with log probabilities count more
-)
+_TURN = 32  # events that one callback of the event loop handles at most; log probabilities count as further events
 _NOTHING_MORE = TokenEvent("", None)[2:]  # the fields of an event that is a token alone
 _PLAIN = 5  # log probabilities that take as long as an event without any
 

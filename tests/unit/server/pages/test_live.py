@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,14 +132,15 @@ def test_the_stream_is_for_admins() -> None:
         assert client.get("/live/events").status_code == 403
 
 
-def test_profiles_are_for_admins_and_need_a_folder() -> None:
-    with serving(admin_api_key="root", profile_dir="/tmp/profiles") as client:
+def test_profiles_are_for_admins_and_need_a_folder(tmp_path: Path) -> None:
+    folder = str(tmp_path / "profiles")
+    with serving(admin_api_key="root", profile_dir=folder) as client:
         assert client.post("/start_profile").status_code == 401
         assert client.post("/stop_profile", headers=ADMIN).status_code == 400
         assert client.post("/start_profile", headers=ADMIN).json() == {"status": "ok"}
-        assert client.engine.profiled == "/tmp/profiles"
+        assert client.engine.profiled == folder
         assert client.post("/stop_profile", headers=ADMIN).json() == {"status": "ok"}
-        assert "profiles" not in client.get("/server_info").text
+        assert folder not in client.get("/server_info").text
     with serving(admin_api_key="root") as client:
         response = client.post("/start_profile", headers=ADMIN)
         assert (response.status_code, "--profile-dir" in response.text) == (400, True)
