@@ -31,7 +31,7 @@ _DECAY_AT = 4096.0  # turns after which the past counts half
 # A turn is expected to go on at its end; what it goes on from otherwise, a few turns teach.
 _PRIOR_TURNS, _PRIOR_AT_END, _PRIOR_ELSEWHERE = 8.0, 4.0, 0.1
 # The last message may be edited at any time, after however many turns without an edit.
-_LEAST_AT_LAST_TURN = 1 / 8
+_LEAST_AT_LAST_TURN = 1 / 32
 _WRONG_BY = 0.1  # of a share: less does not change which items are worth least
 
 
