@@ -121,7 +121,7 @@ class Victims:
         """Return the share of requests that would resume at this window."""
         node, share = window.node, self._visits.places.share
         above = min((end for end in node.windows if end > window.end), default=node.end + 1)
-        return min(1.0, sum(float(share[kind]) for at, kind in node.places.items() if window.end <= at < above))
+        return min(1.0, sum(share[kind] for at, kind in node.places.items() if window.end <= at < above))
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
         """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""
