@@ -107,6 +107,7 @@ class Request:
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
             other tenants' weights (`Turns`).
+        version: that of the engine's weights when the request was made.
     """
 
     request_id: str
@@ -122,12 +123,14 @@ class Request:
     adapter: int = 0
     tenant: str = ""
     weight: float = 1.0
+    version: int = 0
 
 
 class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
 
     Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    `drawn` as in `LogprobTable`.
     """
 
     token: int
@@ -135,6 +138,7 @@ class ChoiceLogprobs(NamedTuple):
     rank: int
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    drawn: float | None = None
 
 
 class PromptLogprobs:
@@ -173,6 +177,7 @@ class TokenEvent(NamedTuple):
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
     `error` says why there is no token if `finish_reason` is "error". `drafts` comes with the end, if there were any.
+    An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
     request_id: str
@@ -184,6 +189,7 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    version: int | None = None
     drafts: DraftCounts | None = None
 
     @property
@@ -218,21 +224,28 @@ class StepEvents:
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device."""
+    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
+
+    `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
+    """
 
     chosen: Float[np.ndarray, " N"]
     rank: Int[np.ndarray, " N"]
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
+    drawn: Float[np.ndarray, " N"] | None = None
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        return LogprobTable(*(array[first:end].copy() for array in self))
+        drawn = None if self.drawn is None else self.drawn[first:end].copy()
+        chosen, rank, ids, values = (array[first:end].copy() for array in self[:4])
+        return LogprobTable(chosen, rank, ids, values, drawn)
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
-        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
+        drawn = None if self.drawn is None else float(self.drawn[index])
+        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn)
 
 
 class StepLogprobs(NamedTuple):

@@ -64,6 +64,7 @@ class CacheManager:
         self.hits = HitCounter()
         self.moves: list[Move] = []
         self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since
+        self.version = 0  # of the weights
         self._sharing = sharing
         self._interval = interval
         self.table = LeaseTable(layout, rows, width)
@@ -82,9 +83,13 @@ class CacheManager:
         """Slots that are free, or can be freed without preempting a row."""
         return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._windows.idle_pages()
 
+    def tree_key(self, root: str) -> str:
+        """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
+        return f"\0v{self.version}\0{root}" if self.version else root
+
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
-        return self.prefix.match(salt, tokens, limit) if self._sharing else _DISABLED
+        return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
@@ -119,7 +124,7 @@ class CacheManager:
         if not self.table.free:
             raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")
         row = self.table.free.pop()
-        lease = self.table.owners[row] = Lease(self.table, row, salt=salt)
+        lease = self.table.owners[row] = Lease(self.table, row, salt=self.tree_key(salt))
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)
@@ -224,6 +229,14 @@ class CacheManager:
         self.epoch += 1
         self.prefix.flush()
         self.hits = HitCounter()
+        if self.host is not None:
+            self.host.flush()
+
+    def next_version(self, version: int) -> None:
+        """Start new trees for new weights, and drop those of the old; rows keep their pages, and publish to the old."""
+        self.version = version
+        self.epoch += 1
+        self.prefix.flush()
         if self.host is not None:
             self.host.flush()
 

@@ -81,7 +81,7 @@ class Recalling:
         if host is None or not sequence.reads_cache or sequence.recalled_from is not None:
             return host is not None and self.owner is sequence
         tokens = sequence.tokens
-        found = host.find(sequence.request.cache_salt, tokens, len(tokens) - 1, match)
+        found = host.find(self._cache.tree_key(sequence.request.cache_salt), tokens, len(tokens) - 1, match)
         if found is None or self.owner is not None:
             return found is not None
         if not self._has_room(draft, sequence, match) or not self._cache.recall(found):

@@ -65,12 +65,17 @@ class Sampling(NamedTuple):
 
 
 class LogprobRows(NamedTuple):
-    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs."""
+    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
+
+    `drawn`: the chosen token's in the distribution that it was drawn from, behind penalties, temperature and limits; 0
+    where the choice was greedy. None for tokens of prompts.
+    """
 
     chosen: Float[Array, " N"]
     rank: Int[Array, " N"]
     ids: Int[Array, "N top"]
     values: Float[Array, "N top"]
+    drawn: Float[Array, " N"] | None = None
 
 
 def sample(
@@ -123,6 +128,23 @@ def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices:
     values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
     rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
     return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
+
+
+def drawn_logprobs(
+    logits: Float[Array, "R V"], tokens: Int[Array, " R"], rows: Sampling, extras: Extras, devices: int = 1
+) -> LogprobRows:
+    """Return log probabilities of the tokens that `sample` has drawn from these logits."""
+    random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
+
+    def behind_limits() -> Float[Array, " R"]:
+        changed = _for_rows(
+            constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices), 0
+        )
+        kept = _log_softmax(_kept(changed, rows, random, devices, 0), devices)
+        return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
+
+    drawn = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
+    return logprob_rows(logits, tokens, devices)._replace(drawn=drawn)
 
 
 def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
@@ -221,15 +243,7 @@ def _draw(
     few: int,
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens of the random rows (Gumbel 1954); the others keep the greedy token."""
-    # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
-    most = pmax(logits.max(axis=-1, keepdims=True), devices)
-    scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
-    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-
-    def cut(take: _Take) -> Float[Array, "n V"]:
-        return jnp.where(within_limits(take(scaled), take(rows), devices), take(scaled), -jnp.inf)
-
-    kept = _for_rows(limited, scaled, cut, few)
+    kept = _kept(logits, rows, random, devices, few)
 
     def drawn(take: _Take) -> Int[Array, " n"]:
         whole = (kept.shape[1] * devices,)
@@ -275,6 +289,21 @@ def _sample_on_kernels(
 
     drawn = lax.cond(random.any(), draws, lambda: summary.greedy)
     return jnp.where(finite & summary.possible, drawn, jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE))
+
+
+def _kept(
+    logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int
+) -> Float[Array, "R V"]:
+    """Return the logits of the random rows by temperature, -inf for tokens that the limits do not keep."""
+    # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
+    most = pmax(logits.max(axis=-1, keepdims=True), devices)
+    scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
+    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+
+    def cut(take: _Take) -> Float[Array, "n V"]:
+        return jnp.where(within_limits(take(scaled), take(rows), devices), take(scaled), -jnp.inf)
+
+    return _for_rows(limited, scaled, cut, few)
 
 
 def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:

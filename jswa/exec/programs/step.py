@@ -207,8 +207,9 @@ def _forward_rows(
 ) -> tuple[DeviceState, Half, LogprobRows | None]:
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
-    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last.
-    every = config.logprobs == "prompt" or bucket.drafts > 0 or _shared_tail_too(config)
+    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
+    # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
+    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
@@ -324,8 +325,13 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
-    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
-    model, size = decoder_of(config, params), min(_LOGPROB_BLOCK, len(hidden))
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes.
+
+    A block of a deterministic engine has as many tokens as a step has rows, so that the numbers are those of a token
+    that is sampled.
+    """
+    model = decoder_of(config, params)
+    size = min(config.bucket.rows if config.deterministic else _LOGPROB_BLOCK, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
@@ -333,7 +339,8 @@ def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs
     rows: LogprobRows = lax.map(
         lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
     )
-    return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
+    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+    return whole
 
 
 def attend_layer(

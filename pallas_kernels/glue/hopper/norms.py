@@ -12,7 +12,7 @@ from pallas_kernels.glue.hopper.layouts import Chunk, chunks
 from pallas_kernels.glue.plan import Join, Rms, scaled
 from pallas_kernels.mosaic import Ref
 
-_Row = list[Float[Array, " size"]]  # the chunks of a token's numbers
+_Row = list[Float[Array, "..."]]  # the chunks of a token's numbers, of several sizes
 
 
 @partial(jax.jit, static_argnames="join", inline=False)
