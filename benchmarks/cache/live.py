@@ -276,7 +276,7 @@ def main() -> None:
             for seed in args.seed:
                 mix = replace(base, share=share, seed=seed)
                 row = measure(mix, model, args.host)
-                peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) else ("", "", "")
+                peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) and not args.host else ("", "", "")
                 row |= {"best_peer": peers[0], "sglang": peers[1], "vllm": peers[2]}
                 rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "jswa"))
                 print(f"| {share:g} | {seed} | {model} | {rates} | {' | '.join(map(str, peers))} |", flush=True)

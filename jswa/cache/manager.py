@@ -237,6 +237,8 @@ class CacheManager:
         self.version = version
         self.epoch += 1
         self.prefix.flush()
+        if self.host is not None:
+            self.host.flush()
 
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""

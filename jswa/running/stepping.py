@@ -53,7 +53,7 @@ class Stepping:
 
     Args:
         trace: gets each plan and its tokens.
-        host_pages: the contents of the second prefix cache, in host memory.
+        host_pages: the contents of the second prefix cache, if the scheduler has one.
 
     Attributes:
         before_launch: called with each plan before its launch while the prefix cache is saved or loaded.
@@ -69,8 +69,8 @@ class Stepping:
         host_pages: HostPages | None = None,
     ) -> None:
         self._runner = runner
-        self._scheduler = scheduler
         self._host_pages = host_pages
+        self._scheduler = scheduler
         self._switches = switches
         self.trace = trace
         self.log = StepLog()
@@ -108,6 +108,18 @@ class Stepping:
             self._scheduler.check()
         return events
 
+    def copy_host_pages(self) -> bool:
+        """Copy what waits to be copied between device and host memory, without a step; return whether there was any."""
+        plan, host_pages = self._scheduler.plan_copies(), self._host_pages
+        if plan is None or plan.transfers is None or host_pages is None:
+            return False
+        if self.before_launch is not None:
+            self.before_launch(plan)
+        host_pages.before_launch(plan.transfers)
+        host_pages.move(plan.moves)
+        host_pages.after_launch(plan.transfers)
+        return True
+
     def _land(self) -> None:
         """Take in the pages that have arrived in host memory."""
         host = self._scheduler.cache.host
@@ -123,18 +135,6 @@ class Stepping:
         launched = self._runner.launch(plan)
         self._host_pages.after_launch(plan.transfers)
         return launched
-
-    def copy_host_pages(self) -> bool:
-        """Copy what waits to be copied between device and host memory, without a step; return whether there was any."""
-        plan, host_pages = self._scheduler.plan_copies(), self._host_pages
-        if plan is None or plan.transfers is None or host_pages is None:
-            return False
-        if self.before_launch is not None:
-            self.before_launch(plan)
-        host_pages.before_launch(plan.transfers)
-        host_pages.move(plan.moves)
-        host_pages.after_launch(plan.transfers)
-        return True
 
     def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
         """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.

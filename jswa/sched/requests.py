@@ -108,7 +108,7 @@ class Requests:
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
         sequence.recalled_from = None
         if self._cache.host is not None and sequence.reads_cache:
-            self._cache.host.tier.visit(self._cache.tree_key(sequence.request.cache_salt), tokens[:-1])
+            self._cache.host.tier.visit(lease.salt, tokens[:-1])
         self.by_row[row_id] = sequence
         bisect.insort(self._running, sequence, key=lambda s: s.rank)
         self.writers.add(sequence)

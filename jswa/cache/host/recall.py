@@ -27,7 +27,7 @@ class Found(NamedTuple):
     """A text of which host memory has more than the device.
 
     Attributes:
-        salt, tokens: the text, to the end of a page or of what is there.
+        salt, tokens: key of the tree and the text, to the end of a page or of what is there.
         source: the pages here, all full ones, as only the end of a text can be evicted, and the local ones to copy.
         lacks: of which page positions the full pages are to be copied.
         kept: the pages of the device that a row would use with them.
@@ -209,7 +209,7 @@ class HostCache:
     def flush(self) -> None:
         """Forget everything."""
         self.cancel()
-        self.tier.prefix.flush()
+        self.tier.flush()
 
     def rename(self, renamed: Int[np.ndarray, " pages"]) -> None:
         """Follow the full pages of the device that the pool has moved."""

@@ -107,6 +107,11 @@ class HostTier:
         self._drained += bool(downloads)
         return np.array(moves, np.int32).reshape(-1, 2), np.array(downloads, np.int32).reshape(-1, 2)
 
+    def flush(self) -> None:
+        """Forget everything, and what has not been copied yet."""
+        self.prefix.flush()
+        self._downloads = {}
+
     def land(self, batches: int) -> None:
         """Note that so many more batches of downloads have arrived."""
         self._arrived += batches
