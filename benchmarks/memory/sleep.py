@@ -96,7 +96,7 @@ def timed(function: Callable[[], None]) -> str:
 
 def memory() -> str:
     """Return the bytes of jax's arrays, and the process's resident memory."""
-    arrays = sum(array.nbytes for array in jax.live_arrays())
+    arrays = sum(array.nbytes for array in jax.live_arrays())  # type: ignore[no-untyped-call]
     status = Path("/proc/self/status").read_text(encoding="ascii")
     resident = int(status.split("VmRSS:")[1].split()[0]) / 1024
     return f"arrays {arrays / MIB:.0f} MiB, resident {resident:.0f} MiB"
