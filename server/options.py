@@ -47,8 +47,8 @@ class ServeConfig:
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
         api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
             order. Default: equal weights.
-        admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load and
-            unload LoRA adapters; /metrics accepts it too. Default: none, and the admin endpoints are off.
+        admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load LoRA
+            adapters and new weights; /metrics accepts it too. Default: none, and the admin endpoints are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
         allowed_hosts: Names that the Host header may carry, besides localhost, 127.0.0.1 and [::1]; "*.example.com"
             means all names below it, "*" any name. Default: any name, except on loopback without API keys, where web
