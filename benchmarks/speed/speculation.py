@@ -70,10 +70,11 @@ KINDS: dict[str, tuple[Any, float, str]] = {
 
 
 def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[int]]]:
-    """Return generated tokens per second, and the tokens."""
+    """Return generated tokens per second, behind prompts that are cached, and the tokens."""
     prompt_of, temperature, _ = KINDS[kind]
     prompts = [prompt_of(row + 16 * seed) for row in range(rows)]
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True)
+    llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)  # so that the prompts are cached
     begin = time.perf_counter()
     found = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
@@ -111,16 +112,24 @@ def measure(kind: str, rows: int, repeats: int) -> dict[str, Any]:
 
 def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
-    drafting, quiet = both[1].engine, 0
-    assert isinstance(drafting.runner, DraftingRunner)
-    while drafting.runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
+    runner, quiet = both[1].engine.runner, 0
+    assert isinstance(runner, DraftingRunner)
+    while runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
         time.sleep(0.5)
     while quiet < 2:
         before = [llm.engine.step_stats().compiled_beside for llm in both]
         for llm in both:
             rate(llm, kind, rows, 0)
-        time.sleep(1.0)
+        while _is_compiling():
+            pass
         quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
+
+
+def _is_compiling() -> bool:
+    """Return whether the process computes while no request runs: it compiles what the last steps wanted."""
+    before = time.process_time()
+    time.sleep(0.5)
+    return time.process_time() - before > 0.1
 
 
 def main() -> None:
