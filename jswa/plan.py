@@ -172,8 +172,8 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error". `drafts` counts those so far. It comes with the end,
-    and with each token of a step with drafts if a stop string may end the text: the engine does not know these.
+    `error` says why there is no token if `finish_reason` is "error". `drafts` counts those so far: it comes with the
+    end, and with each token of a step with drafts if a stop string may end the text.
     """
 
     request_id: str
