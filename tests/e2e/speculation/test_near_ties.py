@@ -22,12 +22,12 @@ PROMPTS = [f"Once upon a time there was a {pet} named" for pet in ("cat", "dog",
 
 def said(llm: LLM) -> list[CompletionOutput]:
     """Each prompt twice: the second time the first answer is drafted."""
-    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "logprobs": 2, "ignore_eos": True, "use_tqdm": False}
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "logprobs": 5, "ignore_eos": True, "use_tqdm": False}
     return [output.outputs[0] for _ in range(2) for output in llm.generate(PROMPTS, **asked)]
 
 
 def margin(output: CompletionOutput, place: int, other: int) -> float:
-    """By how much the token at a place was likelier than another one, which must be the second."""
+    """By how much the token at a place was likelier than another one, which must be among the first five."""
     assert output.logprobs is not None
     table = output.logprobs[place]
     return table[output.token_ids[place]].logprob - table[other].logprob
