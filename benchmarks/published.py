@@ -218,7 +218,7 @@ def drafts() -> str:
     for row in results("cpu/speculation")["rows"]:
         share = f"{row['accepted']:,} of {row['drafted']:,}"
         ratios = f"{row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
-        rows.append([f"{row['text']}, {row['method']}", row["rows"], f"{row['without']:,.0f}", ratios, share])
+        rows.append([f"{row['text']}, {row['method']}", str(row["rows"]), f"{row['without']:,.0f}", ratios, share])
     return _table(("text, method", "rows", "tokens/s without", "times with", "right of drafted"), rows)
 
 

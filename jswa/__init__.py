@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jswa.errors import RequestError as RequestError
     from jswa.errors import TaskSetError as TaskSetError
     from jswa.errors import UnsupportedModel as UnsupportedModel
+    from jswa.errors import WeightsError as WeightsError
     from jswa.llm import LLM as LLM
     from jswa.llm import generate as generate
     from jswa.types import CompletionOutput as CompletionOutput
@@ -69,6 +70,7 @@ _HOMES = {
         "RequestError",
         "TaskSetError",
         "UnsupportedModel",
+        "WeightsError",
     ),
     "jswa.llm": ("LLM", "generate"),
     "jswa.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"),

@@ -10,15 +10,18 @@ from typing import Any, Literal, Self, get_args
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.errors import EngineError, InvalidSampling, JswaError, RequestError
+from jswa.frontend.changing import update_weights
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
 from jswa.plan import TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.inputs import Prompt, params_of
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
+from jswa.updates.staging import Weights
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 
@@ -216,6 +219,31 @@ class AsyncLLM:
     async def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter: new requests for it are refused, those that use it go on to their end."""
         await (await self._started()).unload_lora(name)
+
+    async def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
+        """Change the weights between two steps; see `LLM.update_weights`. Steps go on while they are converted."""
+        return await update_weights(await self._started(), source, in_flight)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that the next step runs with. Raises EngineDead."""
+        return self._thread.engine.turnover.version
+
+    async def pause(self, requests: WhilePaused = "keep") -> None:
+        """Run no step until `resume`. Unfinished requests wait with their KV ("keep"), or end ("abort")."""
+        await (await self._started()).call(lambda engine: engine.turnover.pause(requests))
+
+    async def resume(self) -> None:
+        """Run steps again. Raises RequestError while the engine sleeps."""
+        await (await self._started()).call(lambda engine: engine.turnover.resume())
+
+    async def sleep(self, level: int = 1) -> None:
+        """Pause, and free memory; see `LLM.sleep`."""
+        await (await self._started()).call(lambda engine: engine.turnover.sleep(level))
+
+    async def wake(self) -> None:
+        """Take the memory back and resume; see `LLM.wake`."""
+        await (await self._started()).call(lambda engine: engine.turnover.wake())
 
     async def _started(self) -> EngineThread:
         """Return the engine's thread, started. Raises EngineDead or EngineError."""

@@ -52,6 +52,7 @@ from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
 from jswa.text.speculation import parse
+from jswa.updates.staging import WeightsStager, held_shapes
 from jswa.version import __version__
 from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 
@@ -68,6 +69,7 @@ class Built(NamedTuple):
     runner: Runner
     adapters: Adapters
     lora_reader: LoraReader | None
+    stager: WeightsStager
 
 
 def build_engine(folder: Path, options: EngineConfig) -> Engine:
@@ -177,8 +179,10 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
     drafter, own = (None, {}) if drafts is None else drafts.load(model, params, dtype, mesh)
+    panels = backends.linear == "cpu", backends.experts == "cpu"
     for found_params in (params, own):
-        lay_out(found_params, linear=backends.linear == "cpu", experts=backends.experts == "cpu")
+        lay_out(found_params, linear=panels[0], experts=panels[1])
+    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *panels)
     params |= {f"{PREFIX}{name}": value for name, value in own.items()}
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)
@@ -220,7 +224,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     if on_gpu:
         runner.warm_up()
     reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
-    return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader)
+    return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
 
 
 class _Drafts(NamedTuple):

@@ -69,6 +69,10 @@ class EngineConfig:
             kernels are compiled, mosaic on Hopper. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
+            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
+        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
+            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -111,6 +115,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
+    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1

@@ -3,9 +3,7 @@
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,51 +17,22 @@ from jswa.cache.view import CacheView, view
 from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
-from jswa.errors import EngineError, InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Feature, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TextGrammar, TokenEvent
+from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
+from jswa.running.stepping import Stepping, StepRunner
+from jswa.running.turnover import Turnover
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
-from jswa.sched.steplog import StepLog, StepStats
-from jswa.storage.plan_trace import write_step
+from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
+from jswa.updates.staging import WeightsStager
 
 _log = logging.getLogger("jswa")
-
-
-@runtime_checkable
-class PendingStep(Protocol):
-    """A launched step whose tokens can be waited for."""
-
-    @property
-    def plan(self) -> StepPlan:
-        """The plan that was launched."""
-        ...
-
-    def finish(self, masks: tuple[RowMask, ...]) -> None:
-        """Launch the second half of a step whose plan has late masks."""
-        ...
-
-    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
-        """The tokens of the plan's rows: one of each, or several, their number, and that of the drafts."""
-        ...
-
-    def logprobs(self) -> StepLogprobs | None:
-        """Log probabilities, if the plan asks for them."""
-        ...
-
-
-@runtime_checkable
-class StepRunner(Protocol):
-    """The device side as the engine sees it; tests use a fake."""
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Start a step, or the first half of one whose plan has late masks, and return at once."""
-        ...
 
 
 @runtime_checkable
@@ -106,9 +75,12 @@ class Engine:
     Args:
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
+        stager: turns new weights into parameters; needed if the runner can change them.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
 
     Attributes:
+        stepping: runs the steps.
+        turnover: changes the weights, pauses and sleeps.
         grammars: those of structured outputs; None: requests with structured outputs are refused.
     """
 
@@ -124,6 +96,7 @@ class Engine:
         trace: IO[str] | None = None,
         adapters: Adapters | None = None,
         lora_reader: LoraReader | None = None,
+        stager: WeightsStager | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         self.model = model
@@ -132,23 +105,21 @@ class Engine:
         self.runner = runner
         self._adapters = adapters or Adapters()
         self._lora_reader = lora_reader
+        self._stager = stager
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         if limits.speculation is not None and isinstance(runner, DraftingRunner):
             self._scheduler.drafting.lengths = runner.lengths
-        self._pending: PendingStep | None = None
-        self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
+        self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace)
+        # Held while the prefix cache is saved or loaded, so that one copy runs at a time, and of one version of the KV.
+        self.copying = threading.Lock()
+        self.turnover = Turnover(
+            None if hosts is not None else runner, self._scheduler, self.stepping.drain, self.copying
+        )
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
-        self._switches = switches or Switches()
-        self.trace = trace
         self.grammars: Grammars | None = None
-        self._log = StepLog()
         self._profiles = False
-        # Called with each plan before its launch while the prefix cache is saved or loaded. `copying` allows one such
-        # copy at a time.
-        self.before_launch: Callable[[StepPlan], None] | None = None
-        self.copying = threading.Lock()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -214,6 +185,7 @@ class Engine:
             adapter=number,
             tenant=tenant,
             weight=weight,
+            version=self.turnover.version,
         )
 
     def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
@@ -249,6 +221,13 @@ class Engine:
         assert self._lora_reader is not None
         return self._lora_reader
 
+    @property
+    def stager(self) -> WeightsStager:
+        """What turns new weights into parameters for `turnover`, in any thread. Raises RequestError."""
+        self.turnover.require_changing()
+        assert self._stager is not None
+        return self._stager
+
     def load_lora(self, name: str, adapter: HostAdapter, *, replace: bool = False) -> None:
         """Load an adapter that `lora_reader` has read: requests may use it from now on. Compiles nothing.
 
@@ -258,7 +237,7 @@ class Engine:
         Raises RequestError if the name is wrong or taken, or if no room is left.
         """
         assert isinstance(self.runner, AdapterRunner)
-        used = {sequence.request.adapter for sequence in self._scheduler.sequences.values()}
+        used = {request.adapter for request in self.turnover.unfinished()}
         slot, number = self._adapters.begin(name, used, replace=replace)
         self.runner.set_adapter(slot, number, adapter.pairs)
         self._adapters.add(name, adapter.digest, slot, number)
@@ -275,76 +254,21 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong, and UnknownAdapter if its adapter was unloaded meanwhile."""
         self._adapters.require_loaded(request.adapter)
-        self._scheduler.add(request)
+        self.turnover.add(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request and free its pages at once; return None if it has ended already."""
-        return self._scheduler.abort(request_id)
+        return self.turnover.abort(request_id)
 
     def has_work(self) -> bool:
         """Return whether `step` has anything to do."""
-        return self._scheduler.has_work()
+        return self.turnover.has_work()
 
     def step(self) -> StepEvents:
-        """Launch the next step, then apply the tokens of the previous step while the device works.
-
-        If a mask of the next step depends on those tokens, only the first half of the step is launched before.
-        """
-        begin = time.perf_counter()
-        plan = self._scheduler.plan()
-        planned = time.perf_counter()
-        if plan is not None and self.before_launch is not None:
-            self.before_launch(plan)
-        launched = self.runner.launch(plan) if plan is not None else None
-        self._log.launched(begin, planned, time.perf_counter())
-        self._scheduler.tidy()
-        before, self._pending = self._pending, launched
-        if launched is None and before is None and self._scheduler.has_work():
-            raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self.stats()}")
-        if self._switches.overlap:
-            events = self._apply(before)
-            forced = self._finish(launched)
-        else:
-            self._pending, forced = None, self._finish(launched)
-            events = self._apply(launched)
-        if forced:
-            events = replace(events, others=(*events.others, *forced))
-        if self._switches.check:
-            self.check()
-        return events
-
-    def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
-        """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.
-
-        Returns the ends of texts that their grammars complete, and the tokens that grammars force.
-        """
-        if launched is None or not launched.plan.late:
-            return ()
-        begin = time.perf_counter()
-        self._late_masks, events = self._scheduler.late_masks(launched.plan)
-        filled = time.perf_counter()
-        launched.finish(self._late_masks)
-        self._log.finished(len(events), begin, filled, time.perf_counter())
-        return events
-
-    def _apply(self, step: PendingStep | None) -> StepEvents:
-        if step is None:
-            return StepEvents()
-        begin = time.perf_counter()
-        tokens = step.tokens()
-        there = time.perf_counter()
-        self._scheduler.drafting.landed(step.plan, there)
-        if self.trace is not None:
-            whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
-            write_step(self.trace, whole, tokens)
-        self._late_masks = ()
-        counts = drafted = None
-        if tokens.ndim > 1:
-            tokens, counts, drafted = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
-        events = self._scheduler.apply(step.plan, tokens, step.logprobs(), counts, drafted)
-        self._log.applied(step.plan, len(events), begin, there, time.perf_counter())
-        self._log.log_when_due(self._scheduler)
-        return events
+        """Launch the next step, and return the events of the one before; or only events that wait to be reported."""
+        self.turnover.settle()
+        reports = self.turnover.reports()
+        return self.stepping.step() if reports is None else reports
 
     def prepare(
         self,
@@ -401,7 +325,7 @@ class Engine:
         runner = self.runner
         late = (runner.compiled_in_steps, runner.compiled_beside) if isinstance(runner, CompilingRunner) else (0, 0)
         drafting = self._scheduler.drafting.stats() if self._scheduler.rows.speculates else None
-        return self._log.stats(*late, drafting)
+        return self.stepping.log.stats(*late, drafting)
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""

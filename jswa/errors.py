@@ -119,6 +119,10 @@ class PromptTooLong(RequestError):
     """The prompt and one generated token can never fit."""
 
 
+class WeightsError(RequestError):
+    """New weights for a running engine were refused; nothing has changed. The value names the tensor."""
+
+
 class ModelError(JswaError):
     """The checkpoint is faulty, or jswa cannot run it."""
 

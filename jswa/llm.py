@@ -4,8 +4,9 @@ import copy
 import dataclasses
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import EngineError, InvalidPrompt
 from jswa.frontend.batch import Batch
+from jswa.frontend.changing import PAUSE, Changing
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import CallOptions, Receiver, distribute
 from jswa.grammar.compiler import Grammars
@@ -37,7 +39,7 @@ from jswa.types import RequestOutput, SamplingParams
 _LOADING = threading.Lock()
 
 
-class LLM:
+class LLM(Changing):
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
@@ -330,6 +332,9 @@ class LLM:
             if batch is not None and batch.events:
                 return
             distribute(engine.step(), self._receivers)
+            paused = engine.turnover.paused
+        if paused and not (batch is not None and batch.events):
+            time.sleep(PAUSE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[Engine]:
@@ -339,10 +344,6 @@ class LLM:
                 yield self.engine
         finally:
             self._abort_dropped()
-
-    def _between[T](self, function: Callable[[], T]) -> T:
-        with self._between_steps():
-            return function()
 
     def _abort_dropped(self) -> None:
         """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""

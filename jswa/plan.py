@@ -1,8 +1,4 @@
-"""The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only.
-
-A `Request` goes to the scheduler, and a `StepPlan` from the scheduler to the device side. Tokens and log probabilities
-come back, and the caller gets a `TokenEvent` for each token.
-"""
+"""The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +103,7 @@ class Request:
         adapter: number of the LoRA adapter; 0: none.
         tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
             other tenants' weights (`Turns`).
+        version: that of the engine's weights when the request was made.
     """
 
     request_id: str
@@ -122,12 +119,14 @@ class Request:
     adapter: int = 0
     tenant: str = ""
     weight: float = 1.0
+    version: int = 0
 
 
 class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
 
     Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
+    `drawn` as in `LogprobTable`.
     """
 
     token: int
@@ -135,13 +134,13 @@ class ChoiceLogprobs(NamedTuple):
     rank: int
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    drawn: float | None = None
 
 
 class PromptLogprobs:
     """Log probabilities of the prompt's tokens, from the second on, as arrays; iteration makes entries one by one.
 
-    As objects, the entries of a long prompt would be millions: freeing them, or searching them for reference cycles,
-    holds the GIL for 0.1 s and more.
+    To free millions of entries, or to search them for reference cycles, would hold the GIL for 0.1 s and more.
     """
 
     def __init__(self) -> None:
@@ -174,6 +173,7 @@ class TokenEvent(NamedTuple):
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
     `error` says why there is no token if `finish_reason` is "error". `drafts` counts those so far: it comes with the
     end, and with each token of a step with drafts if a stop string may end the text.
+    An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
     request_id: str
@@ -185,6 +185,7 @@ class TokenEvent(NamedTuple):
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
     error: GenerationError | None = None
+    version: int | None = None
     drafts: DraftCounts | None = None
 
     @property
@@ -197,8 +198,7 @@ class TokenEvent(NamedTuple):
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step, unless it is held to a grammar: then the tokens that the grammar
-    forces and the end of the text may follow in `others`. Iteration yields all as events, in their order.
+    Tokens that a grammar forces, and the end of its text, may follow in `others`. Iteration yields all in their order.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.
@@ -219,21 +219,28 @@ class StepEvents:
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device."""
+    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
+
+    `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
+    """
 
     chosen: Float[np.ndarray, " N"]
     rank: Int[np.ndarray, " N"]
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
+    drawn: Float[np.ndarray, " N"] | None = None
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        return LogprobTable(*(array[first:end].copy() for array in self))
+        drawn = None if self.drawn is None else self.drawn[first:end].copy()
+        chosen, rank, ids, values = (array[first:end].copy() for array in self[:4])
+        return LogprobTable(chosen, rank, ids, values, drawn)
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
-        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values)
+        drawn = None if self.drawn is None else float(self.drawn[index])
+        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn)
 
 
 class StepLogprobs(NamedTuple):
@@ -330,8 +337,7 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
-        drafts: drafts per row in the step program; 0: no row has any. Rows with drafts never run in a step of prompts,
-            unless the engine has a single program.
+        drafts: drafts per row in the step program; 0: no row has any.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
     """
 

@@ -266,6 +266,7 @@ class CompletionOutput:
         events: what the new text of an `LLM.chat` adds to the answer: reasoning, content, tool calls.
         message: in the last item of an `LLM.chat`, the whole answer in OpenAI's form: role, content, reasoning_content
             and tool_calls, whose arguments are JSON in a string.
+        versions: the version of the weights that each token of `token_ids` was sampled with (`LLM.update_weights`).
         drafts: at the end of a text, what speculative decoding has drafted of it; None without, and if a stop string
             has ended the text.
     """
@@ -279,6 +280,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     events: list[AnswerEvent] = field(default_factory=list)
     message: dict[str, Any] | None = None
+    versions: list[int] = field(default_factory=list)
     drafts: DraftCounts | None = None
 
 

@@ -30,10 +30,11 @@ from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
-from jswa.engine import Engine, StepRunner
+from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.model.weights.load import load_checkpoint
 from jswa.plan import Request, StepEvents
+from jswa.running.stepping import StepRunner
 from jswa.storage.hub import TINY
 from tools.cases.geometry import model_of
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from jswa.cache.capacity import peak_slots
 from jswa.commands.evaluate import Question, prompt_logprobs
-from jswa.engine import Engine, PendingStep, StepRunner
+from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import StepPlan
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.types import RequestOutput
 from tools.divergence import forced, forced_logprob
 

@@ -27,9 +27,10 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from jswa.engine import Engine, PendingStep, StepRunner
+from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 

@@ -81,6 +81,7 @@ class CacheManager:
         self.hits = HitCounter()
         self.moves: list[Move] = []
         self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since
+        self.version = 0  # of the weights
         self._sharing = sharing
         self._interval = interval
         self.table = LeaseTable(layout, rows, width)
@@ -98,9 +99,13 @@ class CacheManager:
         """Slots that are free, or can be freed without preempting a row."""
         return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._windows.idle_pages()
 
+    def tree_key(self, root: str) -> str:
+        """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
+        return f"\0v{self.version}\0{root}" if self.version else root
+
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
-        return self.prefix.match(salt, tokens, limit) if self._sharing else _DISABLED
+        return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
@@ -135,7 +140,7 @@ class CacheManager:
         if not self.table.free:
             raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")
         row = self.table.free.pop()
-        lease = self.table.owners[row] = Lease(self.table, row, salt=salt)
+        lease = self.table.owners[row] = Lease(self.table, row, salt=self.tree_key(salt))
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)
@@ -236,6 +241,12 @@ class CacheManager:
         self.epoch += 1
         self.prefix.flush()
         self.hits = HitCounter()
+
+    def next_version(self, version: int) -> None:
+        """Start new trees for new weights, and drop those of the old; rows keep their pages, and publish to the old."""
+        self.version = version
+        self.epoch += 1
+        self.prefix.flush()
 
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""
@@ -345,8 +356,18 @@ class CacheManager:
             return
         step = self._interval
         regular = range(found // step * step + step, length, step) if step is not None else ()
-        lease.window_ends = [*([found] if match.branch and found else []), *regular, length]
+        lease.window_ends = [*([found] if found and (match.branch or self._replaces(match)) else []), *regular, length]
         lease.branch_at = found if match.branch else 0
+
+    def _replaces(self, match: Match) -> bool:
+        """Return whether a row's copy of a partly filled page is to replace the page that kept windows need.
+
+        The row keeps its copy until it is published, even if it leaves the row's window before: without it these
+        windows would be lost (`Retention.replace_partial`).
+        """
+        page = self.layout.page_size
+        first = match.resume.full_to // page * page
+        return first < match.resume.full_to and any(end > first for end in match.path[-1].windows)
 
     def make_room(self, slots: int) -> bool:
         """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible."""

@@ -26,7 +26,7 @@ ENGINE: Groups = {
         "deterministic",
     ),
     "Speculative decoding": ("speculative_config",),
-    "Kernels": ("attention_backend", "moe_backend", "linear_backend"),
+    "Kernels": ("attention_backend", "moe_backend", "linear_backend", "glue_backend", "sampling_backend"),
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip
 OTHER = "Other options"

@@ -1,9 +1,9 @@
-"""A plan as launches: numbers of compiled programs with their argument arrays.
+"""A plan as launches: numbers of compiled programs with their argument arrays; and what comes back from a step.
 
 The first host runs its launches and broadcasts them to the other hosts, one message per step.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,9 @@ from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
 from jswa.exec.programs.lookup import text_batches
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.plan import ExtrasEntry, RowMask, StepPlan, Words
+from jswa.exec.programs.sampling import LogprobRows
+from jswa.exec.programs.step import StepOutputs
+from jswa.plan import ExtrasEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
 from jswa.text.speculation import Speculation
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
@@ -96,3 +98,42 @@ def decode(message: bytes) -> list[Launch]:
             at += size
         out.append(Launch(program, tuple(arrays)))
     return out
+
+
+class Pending:
+    """A step that is on the device.
+
+    Args:
+        outputs: None if only the first half has been launched; `finish` launches the other half with these masks.
+    """
+
+    def __init__(
+        self, plan: StepPlan, outputs: StepOutputs | None, finish: Callable[[tuple[RowMask, ...]], StepOutputs]
+    ) -> None:
+        self.plan = plan
+        self._outputs = outputs
+        self._finish = finish
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half, after the first: set the masks that the plan has left out, and sample."""
+        assert self._outputs is None, "the step has been launched as a whole"
+        self._outputs = self._finish(masks)
+
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """Return the tokens of the plan's rows, as `StepOutputs` has them; wait for the step."""
+        assert self._outputs is not None, "only half of the step has been launched"
+        return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Return log probabilities, if the plan asks for them; wait for the step."""
+        assert self._outputs is not None, "only half of the step has been launched"
+        if self._outputs.sampled is None:
+            return None
+        prompt = self._outputs.prompt
+        return StepLogprobs(_table(self._outputs.sampled), None if prompt is None else _table(prompt))
+
+
+def _table(rows: LogprobRows) -> LogprobTable:
+    drawn = None if rows.drawn is None else np.asarray(rows.drawn)
+    chosen, rank, ids, values = map(np.asarray, rows[:4])
+    return LogprobTable(chosen, rank, ids, values, drawn)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jswa.exec.launches import (
     SET_TEXTS,
     STEP,
     Launch,
+    Pending,
     decode,
     encode,
     extras_launches,
@@ -38,7 +39,7 @@ from jswa.exec.launches import (
     plan_launches,
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
-from jswa.exec.programs.sampling import LogprobRows
+from jswa.exec.programs.drafts.models import PREFIX
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, StepOutputs, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
@@ -52,46 +53,13 @@ from jswa.exec.side_programs import (
     idle_launches,
 )
 from jswa.model.drafters.seam import Drafter
-from jswa.model.lora import Pairs
+from jswa.model.lora import Pairs, without_adapters
 from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params, head_names, run_dtype
-from jswa.plan import Feature, LogprobTable, RowMask, StepLogprobs, StepPlan
+from jswa.plan import Feature, RowMask, StepPlan
 
 _log = logging.getLogger("jswa")
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
-
-
-class Pending:
-    """A step that is on the device.
-
-    Args:
-        outputs: None if only the first half has been launched; `finish` launches the other half with these masks.
-    """
-
-    def __init__(
-        self, plan: StepPlan, outputs: StepOutputs | None, finish: Callable[[tuple[RowMask, ...]], StepOutputs]
-    ) -> None:
-        self.plan = plan
-        self._outputs = outputs
-        self._finish = finish
-
-    def finish(self, masks: tuple[RowMask, ...]) -> None:
-        """Launch the second half, after the first: set the masks that the plan has left out, and sample."""
-        assert self._outputs is None, "the step has been launched as a whole"
-        self._outputs = self._finish(masks)
-
-    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
-        """Return the tokens of the plan's rows, as `StepOutputs` has them; wait for the step."""
-        assert self._outputs is not None, "only half of the step has been launched"
-        return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
-
-    def logprobs(self) -> StepLogprobs | None:
-        """Return log probabilities, if the plan asks for them; wait for the step."""
-        assert self._outputs is not None, "only half of the step has been launched"
-        if self._outputs.sampled is None:
-            return None
-        prompt = self._outputs.prompt
-        return StepLogprobs(_table(self._outputs.sampled), None if prompt is None else _table(prompt))
 
 
 class Runner:
@@ -165,7 +133,8 @@ class Runner:
             texts = self._shapes["texts"]
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
-        self.state: DeviceState = allocate(layout, limits, model.vocab_size, self._shapes, carry)
+        self._carry = carry
+        self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
         self._end_beside: Callable[[], None] = lambda: None
@@ -248,6 +217,26 @@ class Runner:
         assert self._adapters is not None
         for launch in self._adapters.launches(slot, number, pairs):
             self._send([launch])
+
+    def replace_params(self, params: Params) -> None:
+        """Run all later steps with these parameters; keep those that are not among them, such as adapters."""
+        self.params = {**self.params, **params}
+
+    def free_params(self) -> None:
+        """Free the parameters of the base model; no step may run until `replace_params`."""
+        base = {name for name in without_adapters(self.params) if not name.startswith(PREFIX)}  # without a drafter's
+        self.params = {name: value for name, value in self.params.items() if name not in base}
+
+    def free_arena(self) -> None:
+        """Free the device state; no step may run until `allocate_arena`."""
+        self.state = cast(DeviceState, {})
+
+    def allocate_arena(self) -> None:
+        """Allocate a device state that has run nothing."""
+        self.state = self._allocated()
+
+    def _allocated(self) -> DeviceState:
+        return allocate(self.layout, self.limits, self._model.vocab_size, self._shapes, self._carry)
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
@@ -394,7 +383,3 @@ class Runner:
     def _late(self, launches: Sequence[Launch]) -> list[int]:
         """Return the step programs among the launches that are not compiled yet."""
         return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]
-
-
-def _table(rows: LogprobRows) -> LogprobTable:
-    return LogprobTable(*(np.asarray(part) for part in rows))

@@ -12,6 +12,7 @@ from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
 from jswa.plan import Request, StepEvents, TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
@@ -39,6 +40,42 @@ class AdapterReader(Protocol):
         ...
 
 
+class Stager(Protocol):
+    """Turns new weights into parameters, in any thread. It holds no reference to the engine."""
+
+    def stage(self, source: Any) -> Any:
+        """Check and convert new weights; nothing of the engine changes. Raises WeightsError."""
+        ...
+
+
+class Changes(Protocol):
+    """Changes the weights of an engine, and stops and starts its steps; `jswa.running.turnover.Turnover`."""
+
+    version: int
+    paused: bool
+    level: int
+
+    def update(self, params: Any, in_flight: InFlight) -> int:
+        """Change to weights that were staged, now or when older requests have ended; return their version."""
+        ...
+
+    def pause(self, requests: WhilePaused) -> None:
+        """Run no step until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """Run steps again."""
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Free the arena (1), and the weights too (2)."""
+        ...
+
+    def wake(self) -> None:
+        """Allocate the arena and resume."""
+        ...
+
+
 class EngineLike(Protocol):
     """An engine that can be driven: `jswa.engine.Engine`, or the fake of the unit tests, which needs no jax.
 
@@ -63,6 +100,16 @@ class EngineLike(Protocol):
     @property
     def grammars(self) -> Grammars | None:
         """What compiles structured outputs; None: they are refused. Any thread may use it."""
+        ...
+
+    @property
+    def stager(self) -> Stager:
+        """What turns new weights into parameters. Raises RequestError if the engine cannot change them."""
+        ...
+
+    @property
+    def turnover(self) -> Changes:
+        """What changes the weights, pauses and sleeps."""
         ...
 
     @property

@@ -48,6 +48,7 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
+        loading: held while weights or adapters are loaded.
         on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
     """
@@ -83,7 +84,7 @@ class EngineThread:
         self._receivers: dict[str, Receiver] = {}
         self._calls: set[asyncio.Future[object]] = set()
         self._late_programs = LatePrograms(self._notify, lambda: self._closed or self.state != "up")
-        self._loading = asyncio.Lock()
+        self.loading = asyncio.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -178,7 +179,7 @@ class EngineThread:
 
     async def load_lora(self, name: str, folder: str, *, replace: bool = False) -> None:
         """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises JswaError."""
-        async with self._loading:
+        async with self.loading:
             adapter = await asyncio.to_thread(self.engine.lora_reader.read, folder)
             await self.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
 
@@ -378,7 +379,7 @@ class EngineThread:
         self.state = "up"
         self.restarts += 1
         self.on_state()
-        _log.warning("the engine has been rebuilt; its prefix cache is empty")
+        _log.warning("the engine has been rebuilt: its prefix cache is empty, and its weights are those of its start")
 
     def _lost(self, error: JswaError) -> None:
         """Declare the engine dead after the loss of a host: the engine's thread may hang in a step for ever."""

@@ -79,6 +79,8 @@ class _Text:
         pieces: what the assembler has made of a held text.
         parser, answer: of a text that is an answer.
         drafts: those so far.
+        version: that of the weights which the next token comes from.
+        versions: earlier ones, of the tokens before; none as long as the weights have not changed.
     """
 
     index: int
@@ -89,6 +91,13 @@ class _Text:
     answer: AnswerText | None = None
     pieces: list[str] = field(default_factory=list)
     drafts: DraftCounts | None = None
+    version: int = 0
+    versions: list[int] = field(default_factory=list)
+
+    def change(self, version: int, length: int) -> None:
+        """Note that the tokens behind the first `length` come from weights of another version."""
+        self.versions += [self.version] * (length - len(self.versions))
+        self.version = version
 
 
 class PromptTexts:
@@ -135,7 +144,7 @@ class PromptTexts:
         holds = options.whole and answering is None and not params.wants_logprobs
         self.unfinished: dict[str, _Text] = {}
         for index, request in enumerate(self.requests):
-            text = _Text(index, request, [] if holds else None)
+            text = _Text(index, request, [] if holds else None, version=request.version)
             if not holds or params.stop_strings():
                 text.assembler, text.parser = assemblers(answering, tokenizer, prefix, request.prompt, params, table)
                 text.answer = None if answering is None else AnswerText()
@@ -149,6 +158,8 @@ class PromptTexts:
             return Receiver(lambda token: queue(TokenEvent(request_id, token)), queue)
 
         def take(event: TokenEvent) -> None:
+            if event.version is not None:
+                text.change(event.version, len(held))
             if event.token is not None:
                 held.append(event.token)
             if event.finish_reason is not None or event.first_scheduled_time is not None or event.prefix is not None:
@@ -159,6 +170,9 @@ class PromptTexts:
     def push(self, event: TokenEvent) -> RequestOutput | None:
         """Return what an event adds to the output, as a piece of a stream; None if its text is held."""
         text = self.unfinished[event.request_id]
+        if event.version is not None:
+            text.change(event.version, len(text.held or ()))
+            return None
         if event.prefix is not None and self._prefix is None:
             self._prefix = event.prefix
         text.drafts = event.drafts or text.drafts
@@ -181,12 +195,14 @@ class PromptTexts:
             shown = tokens[:-1] if event.is_stop_token else tokens
             skip = self._params.skip_special_tokens
             text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
+        text.change(text.version, len(tokens))
         return CompletionOutput(
             text.index,
             "".join(text.pieces),
             tokens,
             finish_reason=reason,
             stop_reason=stop_reason,
+            versions=text.versions,
             drafts=text.drafts,
         )
 
@@ -212,6 +228,7 @@ class PromptTexts:
             stop_reason=stop_reason,
             events=events,
             message=text.answer.message() if text.answer is not None and reason is not None else None,
+            versions=[] if event.token is None else [text.version],
             drafts=None if reason is None else text.drafts,
         )
 
@@ -262,6 +279,7 @@ class Joined:
         self._parts.setdefault(new.index, []).append(new.text)
         if so_far is not new:
             so_far.token_ids += new.token_ids
+            so_far.versions += new.versions
             so_far.events += new.events
             if so_far.logprobs is not None and new.logprobs is not None:
                 so_far.logprobs += new.logprobs
@@ -289,7 +307,8 @@ class Joined:
         assert self._last is not None
         text = self._text(self._last.outputs[0].index)
         logprobs = None if text.logprobs is None else list(text.logprobs)
-        text = replace(text, token_ids=list(text.token_ids), events=list(text.events), logprobs=logprobs)
+        tokens, versions, events = list(text.token_ids), list(text.versions), list(text.events)
+        text = replace(text, token_ids=tokens, versions=versions, events=events, logprobs=logprobs)
         return replace(self._last, outputs=[text])
 
     def _text(self, index: int) -> CompletionOutput:

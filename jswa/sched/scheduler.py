@@ -79,12 +79,16 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong if prompt + 1 token do not fit an otherwise empty arena."""
+        self.require_fit(request)
+        self._requests.add(request, limit=min(request.max_length, self.capacity))
+
+    def require_fit(self, request: Request) -> None:
+        """Raise PromptTooLong if a request can never run."""
         length = len(request.prompt)
         if length + 1 > self.capacity:
             raise PromptTooLong(
                 "prompt", f"{length} tokens", f"at most {self.capacity - 1} tokens fit with one generated token"
             )
-        self._requests.add(request, limit=min(request.max_length, self.capacity))
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""

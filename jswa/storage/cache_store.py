@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.radix import root_key
-from jswa.engine import Engine, StepRunner
+from jswa.engine import Engine
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
+from jswa.running.stepping import StepRunner
 from jswa.storage import persist
 from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
 from jswa.storage.restore import restore
@@ -67,31 +68,32 @@ def save_cache(
     when the call begins. Pages are read between steps, 64 MiB at a time and device at most (or four slots, if these
     are more); a page that is about to be overwritten is read first. A cache at `path` is replaced once the new one is
     complete. Takes host memory for one copy of the saved KV. Saves and loads of one engine wait for each other. Raises
-    CacheFileError, and ConfigError if the engine has no prefix cache or shares the model with other hosts.
+    CacheFileError, and ConfigError if the engine has no prefix cache, sleeps, or shares the model with other hosts.
     """
     runner, layout = _page_runner(engine, cache_salt), engine.layout
     digest = engine.adapter_digest(lora)
-    root = root_key(cache_salt, digest)
 
     def begin() -> tuple[Captured, Contents, Reading]:
+        _require_awake(engine)
         cache = engine.scheduler.cache
-        taken = capture(cache.prefix, root)
+        taken = capture(cache.prefix, cache.tree_key(root_key(cache_salt, digest)))
         contents = empty_contents(engine, runner, len(taken.slots))
         sources, total = origins(cache.moves, taken.slots), cache.pool.num_blocks * layout.pages_per_block
         reading = Reading(runner, layout, sources, contents, total)
-        engine.before_launch = reading.before_launch
+        engine.stepping.before_launch = reading.before_launch
         return taken, contents, reading
 
-    with _copying(engine):
+    with _copying(engine):  # the weights do not change either
+        identity = cache_identity(engine, runner, cache_salt, digest)
         runner.prepare_copies()
         taken, contents, reading = between(begin)
         while between(reading.more):
             reading.store()
-        engine.before_launch = None
+        engine.stepping.before_launch = None
         reading.finish()
     filled, local = taken.snapshot.filled(layout.page_size), taken.snapshot.local
     clear_stale(contents, layout, filled[: len(filled) if layout.full else 0], filled[local])
-    persist.save(path, taken.snapshot, contents, cache_identity(engine, runner, cache_salt, digest))
+    persist.save(path, taken.snapshot, contents, identity)
     return taken.tokens
 
 
@@ -104,18 +106,17 @@ def load_cache(
     steps, and pages are written between steps, a few at a time; a row that hits a page first has it written at once.
     Nothing is evicted: if memory is short, the texts used longest ago are left out. Raises CacheFileError, and changes
     nothing, if the saved cache is missing, torn, or of another model, weights, adapter, dtype, block_size, salt or
-    version; ConfigError if the engine has no prefix cache or shares the model with other hosts.
+    version; ConfigError if the engine has no prefix cache, sleeps, or shares the model with other hosts.
     """
     runner = _page_runner(engine, cache_salt)
     digest = engine.adapter_digest(lora)
-    root, wanted = root_key(cache_salt, digest), cache_identity(engine, runner, cache_salt, digest)
-    snapshot, contents = persist.load(path, wanted, engine.layout, runner.kv_dtype, engine.model.vocab_size)
-    if engine.trace is not None:
+    if engine.stepping.trace is not None:
         _log.warning("a saved cache was loaded: plans written to JSWA_DUMP_PLANS cannot be replayed")
 
     def begin() -> tuple[int, Writing]:
+        _require_awake(engine)
         cache = engine.scheduler.cache
-        done = restore(cache, root, snapshot)
+        done = restore(cache, cache.tree_key(root_key(cache_salt, digest)), snapshot)
         try:
             # Compaction may have moved pages out of the slots that are written now.
             runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
@@ -124,10 +125,12 @@ def load_cache(
             raise
         total = cache.pool.num_blocks * engine.layout.pages_per_block
         writing = Writing(runner, engine.layout, done.slots, contents, done.rows, total)
-        engine.before_launch = writing.before_launch
+        engine.stepping.before_launch = writing.before_launch
         return done.tokens, writing
 
-    with _copying(engine):
+    with _copying(engine):  # the weights do not change either
+        wanted = cache_identity(engine, runner, cache_salt, digest)
+        snapshot, contents = persist.load(path, wanted, engine.layout, runner.kv_dtype, engine.model.vocab_size)
         runner.prepare_copies()
         tokens, writing = between(begin)
         try:
@@ -153,7 +156,12 @@ def _copying(engine: Engine) -> Iterator[None]:
         try:
             yield
         finally:
-            engine.before_launch = None
+            engine.stepping.before_launch = None
+
+
+def _require_awake(engine: Engine) -> None:
+    if engine.turnover.level:
+        raise ConfigError("sleep", engine.turnover.level, "must be 0: an engine that sleeps has no KV to save or load")
 
 
 def _page_runner(engine: Engine, salt: str) -> PageRunner:

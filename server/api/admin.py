@@ -1,8 +1,9 @@
-"""The routes for operators: metrics, server information, emptying the cache, aborting requests, LoRA adapters."""
+"""The routes for operators: metrics, server information, the cache, aborting requests, LoRA adapters, new weights."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
+from fastapi import Query
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 from starlette.requests import Request
@@ -41,6 +42,19 @@ class UnloadAdapter(Body):
     """The body of POST /v1/unload_lora_adapter, as vLLM has it."""
 
     lora_name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+
+
+class UpdateWeights(Body):
+    """The body of POST /update_weights_from_disk, as SGLang has it. The path is one of the server's machine.
+
+    Attributes:
+        in_flight: what unfinished requests do: "continue" with the new weights, "finish" with the old ones, or "abort".
+        abort_all_requests: SGLang's name for "abort".
+    """
+
+    model_path: Annotated[str, Field(min_length=1, max_length=limits.MAX_PATH_CHARS)]
+    in_flight: Literal["continue", "finish", "abort"] | None = None
+    abort_all_requests: bool | None = None
 
 
 async def metrics(request: Request) -> Response:
@@ -112,3 +126,49 @@ async def unload_lora_adapter(body: UnloadAdapter, request: Request) -> Response
     """Unload a LoRA adapter: new requests for it are refused, those that run end as they would have."""
     await service_of(request).engine.unload_lora(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def update_weights_from_disk(body: UpdateWeights, request: Request) -> Response:
+    """Change the weights to those of a folder of this machine, between two steps."""
+    in_flight = body.in_flight or ("abort" if body.abort_all_requests else "continue")
+    version = await service_of(request).engine.update_weights(body.model_path, in_flight)
+    return JsonResponse({"success": True, "weight_version": version})
+
+
+async def weight_version(request: Request) -> Response:
+    """Return the version of the weights: 0 at the start, and one more with each change."""
+    return JsonResponse({"weight_version": (await service_of(request).engine.standing()).version})
+
+
+async def pause(request: Request, mode: Literal["abort", "keep"] = "abort") -> Response:
+    """Run no step until /resume. Unfinished requests end ("abort"), or wait with their KV ("keep")."""
+    await service_of(request).engine.pause(mode)
+    return JsonResponse({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """Run steps again."""
+    await service_of(request).engine.resume()
+    return JsonResponse({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """Return whether the engine is paused."""
+    return JsonResponse({"is_paused": (await service_of(request).engine.standing()).paused})
+
+
+async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> Response:
+    """Pause, and free the KV arena (1), and the weights too (2). Unfinished requests wait."""
+    await service_of(request).engine.sleep(level)
+    return JsonResponse({"status": "ok"})
+
+
+async def wake_up(request: Request) -> Response:
+    """Take the memory back, and run steps again."""
+    await service_of(request).engine.wake()
+    return JsonResponse({"status": "ok"})
+
+
+async def is_sleeping(request: Request) -> Response:
+    """Return whether the engine sleeps."""
+    return JsonResponse({"is_sleeping": (await service_of(request).engine.standing()).level > 0})

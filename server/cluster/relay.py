@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..http.access import request_id_of
-from ..http.auth import LORA, Keys, error_response, path_of
+from ..http.auth import CHANGES, LORA, Keys, error_response, path_of
 from ..http.errors import ApiError
 from ..http.sse import event, unless_gone
 from .merge import Answer, merged
@@ -143,8 +143,8 @@ class Relay:
         body = await self._read(scope, receive) if scope["method"] not in _WITHOUT_BODY else b""
         if body is None:
             return
-        if path_of(scope) in LORA:
-            await _refuse(_fixed_adapters(), scope, send_shown)
+        if path_of(scope) in (*LORA, *CHANGES):
+            await _refuse(_fixed(), scope, send_shown)
             return
         seen, path = {name: scope[name] for name in _SEEN if name in scope}, path_of(scope)
         work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
@@ -232,10 +232,10 @@ class _Passed:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _fixed_adapters() -> ApiError:
+def _fixed() -> ApiError:
     return ApiError(
-        400, "adapters cannot be loaded on several replicas, since one that starts later would lack them: "
-        "start the replicas with lora_modules", code="unsupported",
+        400, "adapters and weights cannot be loaded on several replicas, nor can these sleep, since one that starts "
+        "later would differ: start the replicas with lora_modules and other weights", code="unsupported",
     )  # fmt: skip
 
 

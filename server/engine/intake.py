@@ -59,6 +59,8 @@ class Intake:
 
         def received(event: TokenEvent | JswaError) -> None:
             if isinstance(event, TokenEvent):
+                if event.version is not None:
+                    return  # answers do not say which weights their tokens come from
                 self.begun(event.request_id)
             put(event)
 

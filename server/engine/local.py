@@ -9,9 +9,11 @@ from typing import Any
 from jswa.cache.prefix.stats import CacheStats, for_clients
 from jswa.cache.view import CacheView
 from jswa.errors import EngineDead
+from jswa.frontend.changing import update_weights
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
 from jswa.grammar.compiler import Grammars
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
@@ -23,7 +25,7 @@ from ..http.errors import engine_errors
 from ..options import ServeConfig
 from .intake import Ids, Intake, Put
 from .responses import ResponseStore
-from .side import FrontEnd, Info
+from .side import FrontEnd, Info, Standing
 
 _REPORT_SECONDS = 2.0  # for which a scrape waits for the reports of all processes
 
@@ -117,7 +119,7 @@ class LocalEngine:
         with engine_errors():
             await self.thread.call(lambda engine: engine.flush_cache())
 
-    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
         """Load a LoRA adapter. Its files are read in a thread, while the engine works."""
         with engine_errors():
             await self.thread.load_lora(name, folder, replace=replace)
@@ -126,6 +128,37 @@ class LocalEngine:
         """Unload a LoRA adapter."""
         with engine_errors():
             await self.thread.unload_lora(name)
+
+    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
+        """Change the weights to those of a folder, which is read in a thread, while the engine works."""
+        with engine_errors():
+            return await update_weights(self.thread, folder, in_flight)
+
+    async def pause(self, requests: WhilePaused) -> None:
+        """Run no step until `resume`."""
+        with engine_errors():
+            await self.thread.call(lambda engine: engine.turnover.pause(requests))
+
+    async def resume(self) -> None:
+        """Run steps again."""
+        with engine_errors():
+            await self.thread.call(lambda engine: engine.turnover.resume())
+
+    async def sleep(self, level: int) -> None:
+        """Pause, and free the KV arena (1), and the weights too (2)."""
+        with engine_errors():
+            await self.thread.call(lambda engine: engine.turnover.sleep(level))
+
+    async def wake(self) -> None:
+        """Allocate the KV arena and resume."""
+        with engine_errors():
+            await self.thread.call(lambda engine: engine.turnover.wake())
+
+    async def standing(self) -> Standing:
+        """Return which weights the engine has, and whether it runs."""
+        with engine_errors():
+            now = self.thread.engine.turnover
+        return Standing(now.version, now.paused, now.level)
 
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, of all front ends; return their number."""

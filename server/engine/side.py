@@ -8,6 +8,7 @@ from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
@@ -63,6 +64,14 @@ class Info(NamedTuple):
 
     load: dict[str, Any]
     rest: dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """Which weights an engine has, and whether it runs. `level`: 1 if its KV arena sleeps, 2 if its weights do too."""
+
+    version: int
+    paused: bool
+    level: int
 
 
 @runtime_checkable
@@ -129,12 +138,36 @@ class EngineSide(Protocol):
         """Empty the prefix cache."""
         ...
 
-    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
         """Load a LoRA adapter, one at a time."""
         ...
 
     async def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter."""
+        ...
+
+    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
+        """Change the weights to those of a folder, one change at a time; return their version."""
+        ...
+
+    async def pause(self, requests: WhilePaused) -> None:
+        """Run no step until `resume`."""
+        ...
+
+    async def resume(self) -> None:
+        """Run steps again."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Pause, and free the KV arena (1), and the weights too (2)."""
+        ...
+
+    async def wake(self) -> None:
+        """Allocate the KV arena and resume."""
+        ...
+
+    async def standing(self) -> Standing:
+        """Return which weights the engine has, and whether it runs."""
         ...
 
     async def abort_named(self, name: str | None) -> int:

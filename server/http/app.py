@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jswa import __version__
 
+from ..api import admin
 from ..api.admin import (
     abort,
     flush_cache,
@@ -158,6 +159,15 @@ def _add_routes(app: FastAPI) -> None:
     errors = _responses(400, 401, 403, 404, 413, 500, 503)
     app.post("/v1/load_lora_adapter", responses=errors, response_class=PlainTextResponse)(load_lora_adapter)
     app.post("/v1/unload_lora_adapter", responses=errors, response_class=PlainTextResponse)(unload_lora_adapter)
+    changes = _responses(400, 401, 403, 500, 503)
+    app.post("/update_weights_from_disk", responses=errors)(admin.update_weights_from_disk)
+    app.get("/weight_version", responses=changes)(admin.weight_version)
+    app.post("/pause", responses=changes)(admin.pause)
+    app.post("/resume", responses=changes)(admin.resume)
+    app.get("/is_paused", responses=changes)(admin.is_paused)
+    app.post("/sleep", responses=changes)(admin.sleep)
+    app.post("/wake_up", responses=changes)(admin.wake_up)
+    app.get("/is_sleeping", responses=changes)(admin.is_sleeping)
     app.get("/health", responses=_responses(503))(health)
     app.get("/ready", responses=_responses(503))(ready)
     app.get("/version", responses=_responses(401))(version)

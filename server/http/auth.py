@@ -16,6 +16,16 @@ from .sse import JsonResponse
 
 OPEN = ("/health", "/ready")  # routes for probes, which need no key
 LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+CHANGES = (
+    "/update_weights_from_disk",
+    "/weight_version",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+)
 ADMIN = (
     "/flush_cache",
     "/abort",
@@ -23,6 +33,7 @@ ADMIN = (
     "/start_profile",
     "/stop_profile",
     *LORA,
+    *CHANGES,
 )  # routes that need the admin key
 EITHER = ("/metrics",)  # routes that accept either kind of key
 

@@ -4,6 +4,7 @@ A text has a number, which is unique in its front end. Arrays are bytes.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -75,16 +76,13 @@ class Compiled(Message):
 
 
 class Operate(Message):
-    """Call of a front end for an operator.
+    """Call of a front end for an operator: a method of `EngineSide`, and its arguments in order."""
 
-    It names a method of `EngineSide`: "flush_cache", "abort_named", "load_lora", "unload_lora", "view", "profile",
-    "metrics", "info". The arguments are those of the method.
-    """
-
-    what: str
-    name: str | None = None
-    folder: str = ""
-    replace: bool = False
+    what: Literal[
+        "flush_cache", "abort_named", "load_lora", "unload_lora", "view", "profile", "metrics", "info",
+        "update_weights", "pause", "resume", "sleep", "wake", "standing",
+    ]  # fmt: skip
+    arguments: tuple[str | int | bool | None, ...] = ()
 
 
 class Abort(Message):
@@ -227,7 +225,7 @@ def event_out(event: TokenEvent, number: int) -> Event:
     scores = event.prompt_logprobs
     arrays = None
     if isinstance(scores, PromptLogprobs):
-        parts = [(tokens, *table) for tokens, table in scores.parts]
+        parts = [(tokens, *table[:4]) for tokens, table in scores.parts]  # tables of prompts have no more
         arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
     listed = None if scores is None or arrays is not None else list(scores)
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
@@ -249,7 +247,7 @@ def event_in(event: Event) -> TokenEvent:
         error = getattr(errors, event.error[0], GenerationError)(event.error[1])
     return TokenEvent(
         str(event.number), event.token, event.finish_reason, event.stop_reason, event.logprobs, scores,
-        event.first_scheduled_time, event.prefix, error, event.drafts,
+        event.first_scheduled_time, event.prefix, error, drafts=event.drafts,
     )  # fmt: skip
 
 

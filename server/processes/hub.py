@@ -94,6 +94,8 @@ class Hub:
         found = np.array([place(name, -1) for name in events.request_ids.tolist()], np.int64)
         others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
         for event in events.others:
+            if event.version is not None:  # see `Intake.submit`
+                continue
             at = place(event.request_id, -1)
             self.engine.intake.begun(event.request_id)
             if event.finish_reason is not None:
@@ -301,24 +303,7 @@ class Connection:
         return frames.Compiled(made.text)
 
     async def _operate(self, asked: frames.Operate) -> Any:
-        engine, name = self._engine, asked.name or ""
-        match asked.what:
-            case "flush_cache":
-                await engine.flush_cache()
-            case "load_lora":
-                await engine.load_lora(name, asked.folder, replace=asked.replace)
-                self._hub.tell_state()
-            case "unload_lora":
-                await engine.unload_lora(name)
-                self._hub.tell_state()
-            case "abort_named":
-                return await engine.abort_named(asked.name)
-            case "view":
-                return frames.packed_view(await engine.view(int(name)))
-            case "profile":
-                await engine.profile(asked.name)
-            case "metrics":
-                return await engine.metrics()
-            case "info":
-                return await engine.info()
-        return None
+        found = await getattr(self._engine, asked.what)(*asked.arguments)
+        if asked.what in ("load_lora", "unload_lora"):
+            self._hub.tell_state()
+        return frames.packed_view(found) if asked.what == "view" else found

@@ -15,6 +15,7 @@ from jswa.frontend.outputs import Receiver
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.llg import Grammar
 from jswa.grammar.vocabulary import describe
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
 
@@ -22,7 +23,7 @@ from ..core.counts import Report
 from ..core.fairness import Key
 from ..core.texts import Order
 from ..engine.intake import Ids, Put
-from ..engine.side import FrontEnd, Info, Shares
+from ..engine.side import FrontEnd, Info, Shares, Standing
 from ..http.errors import ApiError
 from ..options import ServeConfig
 from . import frames
@@ -134,25 +135,49 @@ class RemoteEngine:
         """Empty the prefix cache."""
         await self._call(frames.Operate("flush_cache"), type(None))
 
-    async def load_lora(self, name: str, folder: str, *, replace: bool) -> None:
+    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
         """Load a LoRA adapter."""
-        await self._call(frames.Operate("load_lora", name, folder, replace), type(None))
+        await self._call(frames.Operate("load_lora", (name, folder, replace)), type(None))
 
     async def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter."""
-        await self._call(frames.Operate("unload_lora", name), type(None))
+        await self._call(frames.Operate("unload_lora", (name,)), type(None))
+
+    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
+        """Change the weights to those of a folder."""
+        return await self._call(frames.Operate("update_weights", (folder, in_flight)), int)
+
+    async def pause(self, requests: WhilePaused) -> None:
+        """Run no step until `resume`."""
+        await self._call(frames.Operate("pause", (requests,)), type(None))
+
+    async def resume(self) -> None:
+        """Run steps again."""
+        await self._call(frames.Operate("resume"), type(None))
+
+    async def sleep(self, level: int) -> None:
+        """Pause, and free the KV arena (1), and the weights too (2)."""
+        await self._call(frames.Operate("sleep", (level,)), type(None))
+
+    async def wake(self) -> None:
+        """Allocate the KV arena and resume."""
+        await self._call(frames.Operate("wake"), type(None))
+
+    async def standing(self) -> Standing:
+        """Return which weights the engine has, and whether it runs."""
+        return await self._call(frames.Operate("standing"), Standing)
 
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, of all front ends; return their number."""
-        return await self._call(frames.Operate("abort_named", name), int)
+        return await self._call(frames.Operate("abort_named", (name,)), int)
 
     async def view(self, edges: int) -> CacheView:
         """Return what the KV cache holds, with so many edges of the prefix tree."""
-        return frames.unpacked_view(await self._call(frames.Operate("view", str(edges)), bytes))
+        return frames.unpacked_view(await self._call(frames.Operate("view", (edges,)), bytes))
 
     async def profile(self, folder: str | None) -> None:
         """Begin a profile in a folder; None ends it."""
-        await self._call(frames.Operate("profile", folder), type(None))
+        await self._call(frames.Operate("profile", (folder,)), type(None))
 
     async def metrics(self) -> bytes:
         """Return the metrics of all front ends and of the engine."""

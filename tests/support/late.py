@@ -28,8 +28,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
 from jswa.exec.compile import steps as steps_module
+from jswa.exec.launches import Pending
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.runner import Pending, Runner
+from jswa.exec.runner import Runner
 from jswa.plan import NOT_FINITE, RowMask, StepLogprobs, StepPlan
 from tests.support.oracles import quick_compiles
 

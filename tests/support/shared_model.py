@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import load_file
 
 from jswa.config import LoraRoom
 from jswa.errors import CacheFileError
@@ -25,10 +26,12 @@ from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
 from jswa.model.partition import cut_of
+from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import room_bytes
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
+from jswa.updates.staging import WeightsStager, held_shapes
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
 from tests.parity.load import read_config
@@ -249,6 +252,22 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
                     runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]
                     expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
+        if mode == "none":
+            check_staged(
+                source,
+                WeightsStager(model, float32, Placement(model, mesh), held_shapes(shared), "none", "xla", False, False),
+                shared,
+            )
+
+
+def check_staged(source: Path, stager: WeightsStager, shared: Params) -> None:
+    """Assert that each device gets the same part of weights that come as arrays."""
+    staged = stager.stage(load_file(source / "model.safetensors"))
+    for key, value in shared.items():
+        assert staged[key].sharding == value.sharding
+        for one, other in zip(staged[key].addressable_shards, value.addressable_shards, strict=True):
+            assert one.device == other.device
+            assert np.array_equal(np.asarray(one.data), np.asarray(other.data)), f"{key} as new weights"
 
 
 def check_int4(folder: Path, mesh: Any, source: Path | None = None) -> None:

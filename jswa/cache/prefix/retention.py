@@ -70,7 +70,7 @@ class Retention:
         while node.start >= end:
             assert node.parent is not None
             node = node.parent
-        kind = node.places.setdefault(end, place if place is not None else BRANCH if branch else TEXT_END)
+        node.places.setdefault(end, place if place is not None else BRANCH if branch else TEXT_END)
         if len(node.places) > max(_WINDOWS, len(node.local)):
             del node.places[min(node.places)]
         window = node.windows.get(end)
@@ -84,7 +84,7 @@ class Retention:
         self._uses[blocks] += 1
         self._forget(blocks)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
-        self.tree.candidates.add(window, kind)
+        self.tree.candidates.add(window)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
             others = (w for w in node.windows.values() if w is not window)
             self.drop_window(min(others, key=lambda w: (w.branch, w.hits > 1, w.last)))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
-from jswa.cache.prefix.edges import LEAF, Ghost, Node
+from jswa.cache.prefix.edges import UNKNOWN, Ghost, Node
 from jswa.cache.prefix.radix import RadixTree
 
 # Kinds of places, for `Node.places`: the end of a text 0 turns ago, of a prompt 0 turns ago, of a text 1 turn ago, …
@@ -35,13 +35,13 @@ _LEAST_AT_LAST_TURN = 1 / 32
 
 
 class Places:
-    """How often requests go on from each kind of place. `share`: by kind, for `Node.places`; 1 for a whole leaf."""
+    """How often requests go on from each kind of place. `share`: by kind, for `Node.places`."""
 
     def __init__(self) -> None:
-        self._asked = np.full(LEAF, _PRIOR_ELSEWHERE)
+        self._asked = np.full(BRANCH + 1, _PRIOR_ELSEWHERE)
         self._asked[TEXT_END] = _PRIOR_AT_END
-        self._shown = np.full(LEAF, _PRIOR_TURNS)
-        self.share = np.ones(LEAF + 1)
+        self._shown = np.full(BRANCH + 1, _PRIOR_TURNS)
+        self.share = np.ones(BRANCH + 1)
         self.learn()
 
     def ask(self, kind: int) -> None:
@@ -50,7 +50,7 @@ class Places:
 
     def show(self, kinds: list[int]) -> None:
         """Count the places of a text that has ended: its next request may go on from any."""
-        self._shown += np.bincount(kinds, minlength=LEAF)
+        self._shown += np.bincount(kinds, minlength=BRANCH + 1)
 
     def learn(self) -> None:
         """Compute the shares anew.
@@ -123,18 +123,24 @@ class Visits:
                 top = max(below, key=lambda child: child.last, default=None)
 
     def end_turn(self, node: Node, published: int, prompt: int, end: int) -> None:
-        """Let the places on a path be those of one turn before, but for the ends of this turn's prompt and text."""
+        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside."""
         kinds: list[int] = []
+        seen = [0, 0]  # ends of texts and of prompts, from the last one on
         node.last = self.clock
         above: Node | None = node
         while above is not None:
             above.kind = USED if above.kind == LEFT else above.kind
             self._tree.candidates.refresh(above)
-            for at, kind in above.places.items():
-                if at <= published:
-                    older = kind + 2 if kind < BRANCH - 2 else kind
-                    above.places[at] = TEXT_END if at == end else PROMPT_END if at == prompt else older
-                    kinds.append(above.places[at])
+            for at in sorted(above.places, reverse=True):
+                if at > published:
+                    continue
+                kind = TEXT_END if at == end else PROMPT_END if at == prompt else above.places[at]
+                if kind != BRANCH:
+                    first = kind % 2
+                    kind = first + 2 * min(seen[first], _DEPTHS - 1)
+                    seen[first] += 1
+                above.places[at] = kind
+                kinds.append(kind)
             for window in above.windows.values():
                 self._tree.candidates.forget(window)
             above = above.parent
@@ -180,12 +186,12 @@ class Visits:
 
     def _learn(self) -> None:
         candidates = self._tree.candidates
-        count = len(candidates.items)
-        slots = candidates.slots[:count][candidates.places[:count] == LEAF]
+        slots = np.array([item.slot for item in candidates.items if isinstance(item, Node)], np.intp)
         ghosts: Int[np.ndarray, "n 2"] = np.fromiter(chain.from_iterable(self._ghosts.values()), np.int64).reshape(
             -1, 2
         )
         last = np.concatenate([candidates.last[slots], ghosts[:, 0]])
         self.ageing.learn(self.clock - last, np.concatenate([candidates.kinds[slots], ghosts[:, 1]]))
         self.places.learn()
+        candidates.values[: len(candidates.items)] = UNKNOWN
         self._until_learning = _LEARN_EVERY + len(self._ghosts) // 16

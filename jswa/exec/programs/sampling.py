@@ -2,7 +2,8 @@
 
 There is no sort: the k-th largest logit, and the logit that completes the nucleus, are found digit by digit in the
 ordered bit patterns of float32, in 16 passes of compare and sum. A step whose rows are all greedy, or use no limit,
-skips this. A row's draw depends on its key, its position and its logits alone.
+skips this. A row's draw depends on its key, its position and its logits alone. `pallas_kernels.sampling` makes the same
+draws in fewer readings of the logits.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from jswa.model.collectives import (
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
 from jswa.types import MAX_LOGPROBS
+from pallas_kernels.sampling import api as kernels
+from pallas_kernels.sampling.plan import Limits
 
 _TINY = 2.0**-126  # smallest normal float32
 
@@ -62,12 +65,17 @@ class Sampling(NamedTuple):
 
 
 class LogprobRows(NamedTuple):
-    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs."""
+    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
+
+    `drawn`: the chosen token's in the distribution that it was drawn from, behind penalties, temperature and limits; 0
+    where the choice was greedy. None for tokens of prompts.
+    """
 
     chosen: Float[Array, " N"]
     rank: Int[Array, " N"]
     ids: Int[Array, "N top"]
     values: Float[Array, "N top"]
+    drawn: Float[Array, " N"] | None = None
 
 
 def sample(
@@ -78,6 +86,7 @@ def sample(
     devices: int = 1,
     finite: Bool[Array, " R"] | bool = True,
     few: int = 0,
+    sampler: kernels.Implementation = "xla",
 ) -> Int[Array, " R"]:
     """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
@@ -89,15 +98,21 @@ def sample(
         finite: whether what this device has computed for the row besides its logits is finite.
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
+        sampler: the implementation of what follows the constraints. "triton" is for one device.
     """
-    finite = true_on_all(finite & jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["seen"])
+    given = logits
     logits = _for_rows(
         constrained,
         logits,
         lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices),
         few,
     )
+    if sampler != "xla":
+        # What is forbidden is -inf, so that the kernels cannot tell whether the model's own logits are finite.
+        own = lax.cond(constrained.any(), lambda: jnp.isfinite(given).all(axis=-1), lambda: jnp.ones(len(given), bool))
+        return _sample_on_kernels(logits, positions, rows, finite & own, constrained, few)
+    finite = true_on_all(finite & jnp.isfinite(given).all(axis=-1), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
@@ -113,6 +128,23 @@ def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices:
     values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
     rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
     return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
+
+
+def drawn_logprobs(
+    logits: Float[Array, "R V"], tokens: Int[Array, " R"], rows: Sampling, extras: Extras, devices: int = 1
+) -> LogprobRows:
+    """Return log probabilities of the tokens that `sample` has drawn from these logits."""
+    random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
+
+    def behind_limits() -> Float[Array, " R"]:
+        changed = _for_rows(
+            constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices), 0
+        )
+        kept = _log_softmax(_kept(changed, rows, random, devices, 0), devices)
+        return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
+
+    drawn = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
+    return logprob_rows(logits, tokens, devices)._replace(drawn=drawn)
 
 
 def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
@@ -211,6 +243,58 @@ def _draw(
     few: int,
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens of the random rows (Gumbel 1954); the others keep the greedy token."""
+    kept = _kept(logits, rows, random, devices, few)
+
+    def drawn(take: _Take) -> Int[Array, " n"]:
+        whole = (kept.shape[1] * devices,)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(
+            _row_keys(*take((rows.keys, positions)))
+        )
+        return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
+
+    return _for_rows(random, greedy, drawn, few)
+
+
+def _row_keys(keys: UInt[Array, "n 2"], positions: Int[Array, " n"]) -> Shaped[Array, " n"]:
+    """Return the keys of the draws: a row's own, with the position folded in."""
+    keyed: Shaped[Array, " n"] = jax.vmap(
+        lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position)
+    )(keys, positions)
+    return keyed
+
+
+def _sample_on_kernels(
+    logits: Float[Array, "R V"],
+    positions: Int[Array, " R"],
+    rows: Sampling,
+    finite: Bool[Array, " R"],
+    constrained: Bool[Array, " R"],
+    few: int,
+) -> Int[Array, " R"]:
+    """Sample from logits under constraints. Rows that the kernels leave undecided are drawn on XLA."""
+    limits = Limits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    summary = kernels.summarize(logits, limits)
+    finite &= constrained | summary.finite
+    random = rows.temperature > 0
+
+    def draws() -> Int[Array, " R"]:
+        keys = jax.random.key_data(_row_keys(rows.keys, positions))
+        tokens, undecided = kernels.draw(logits, keys, limits, summary)
+
+        def plain(take: _Take) -> Int[Array, " n"]:
+            scores, greedy, at, own, warm = take((logits, summary.greedy, positions, rows, random))
+            return _draw(scores, greedy, at, own, warm, devices=1, few=0)
+
+        return _for_rows(undecided & finite, tokens, plain, few)
+
+    drawn = lax.cond(random.any(), draws, lambda: summary.greedy)
+    return jnp.where(finite & summary.possible, drawn, jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE))
+
+
+def _kept(
+    logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int
+) -> Float[Array, "R V"]:
+    """Return the logits of the random rows by temperature, -inf for tokens that the limits do not keep."""
     # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
     most = pmax(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
@@ -219,16 +303,7 @@ def _draw(
     def cut(take: _Take) -> Float[Array, "n V"]:
         return jnp.where(within_limits(take(scaled), take(rows), devices), take(scaled), -jnp.inf)
 
-    kept = _for_rows(limited, scaled, cut, few)
-
-    def drawn(take: _Take) -> Int[Array, " n"]:
-        keys, at = take((rows.keys, positions))
-        row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys, at)
-        whole = (kept.shape[1] * devices,)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
-        return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
-
-    return _for_rows(random, greedy, drawn, few)
+    return _for_rows(limited, scaled, cut, few)
 
 
 def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:

@@ -28,6 +28,7 @@ from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
 from jswa.model.drafters.seam import Drafter
+from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
@@ -166,6 +167,7 @@ def finish_half(
             devices=devices,
             want_logprobs=config.logprobs != "none",
             deterministic=config.deterministic,
+            sampler=config.backends.sampling,
         )
 
     def skip() -> Draws:
@@ -205,8 +207,9 @@ def _forward_rows(
 ) -> tuple[DeviceState, Half, LogprobRows | None]:
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
-    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last.
-    every = config.logprobs == "prompt" or bucket.drafts > 0 or _shared_tail_too(config)
+    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
+    # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
+    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
@@ -273,13 +276,14 @@ def forward(
 
     def attend(
         layer: int,
-        q: Float[Array, "T H D"],
+        q: Float[Array, "T H D"] | Projection,
         kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         nonlocal finite
-        if layer == config.model.tail - 1 and kv is not None:
-            finite = _finite_rows(kv, indices, config)
+        stored = q.stored() if isinstance(q, Projection) else kv
+        if layer == config.model.tail - 1 and stored is not None:
+            finite = _finite_rows(stored, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales(layer), last=last)
         return out
@@ -297,7 +301,8 @@ def forward(
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
-    return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
+    own = config.backends
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:
@@ -320,8 +325,13 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
 
 
 def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
-    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
-    model, size = decoder_of(config, params), min(_LOGPROB_BLOCK, len(hidden))
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes.
+
+    A block of a deterministic engine has as many tokens as a step has rows, so that the numbers are those of a token
+    that is sampled.
+    """
+    model = decoder_of(config, params)
+    size = min(config.bucket.rows if config.deterministic else _LOGPROB_BLOCK, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
@@ -329,7 +339,8 @@ def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs
     rows: LogprobRows = lax.map(
         lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
     )
-    return LogprobRows(*(part.reshape(-1, *part.shape[2:])[: len(hidden)] for part in rows))
+    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+    return whole
 
 
 def attend_layer(
@@ -337,7 +348,7 @@ def attend_layer(
     indices: StepIndices,
     layer: int,
     lane: Float[Array, "1 blocks elems"],
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,

@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
@@ -54,6 +56,16 @@ class Placement:
         local = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
         shards = [(array if cut is None else _shard(array, cut, number), device) for number, device in local]
         return self.from_shards(name, [jax.device_put(shard, device) for shard, device in shards])
+
+    def spread(self, name: str, whole: jax.Array) -> jax.Array:
+        """Return a parameter that is whole on each device of the mesh in shards; nothing passes through the host."""
+        if self.mesh is None:
+            return whole
+        cut = self._cut(name, whole.shape)
+        local = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
+        copies = self.shards(whole)
+        parts = [one if cut is None else _shard(one, cut, n) for (n, _), one in zip(local, copies, strict=True)]
+        return self.from_shards(name, [jax.device_put(part, at) for part, (_, at) in zip(parts, local, strict=True)])
 
     def shards(self, array: jax.Array) -> list[jax.Array]:
         """Return the shards of a parameter on the devices of this host, in the mesh's order."""
@@ -103,13 +115,15 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
 
 
-def _shard(array: Shaped[np.ndarray, "..."], cut: Cut, device: int) -> Shaped[np.ndarray, "..."]:
+def _shard[A: (np.ndarray, jax.Array)](array: A, cut: Cut, device: int) -> A:
     """Return a device's shard."""
-    axis = cut.axis % array.ndim
-    slices = [array[(slice(None),) * axis + (slice(*one),)] for one in cut.ranges[device]]
+    axis: int = cut.axis % array.ndim
+    slices: list[A] = [array[(slice(None),) * axis + (slice(*one),)] for one in cut.ranges[device]]
+    module: Any = np if isinstance(array, np.ndarray) else jnp
     if not slices:
-        return np.zeros((*array.shape[:axis], cut.size, *array.shape[axis + 1 :]), array.dtype)
-    return slices[0] if len(slices) == 1 else np.concatenate(slices, axis=axis)
+        slices = [module.zeros((*array.shape[:axis], cut.size, *array.shape[axis + 1 :]), array.dtype)]
+    joined: A = slices[0] if len(slices) == 1 else module.concatenate(slices, axis=axis)
+    return joined
 
 
 def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:

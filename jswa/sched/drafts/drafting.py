@@ -109,7 +109,8 @@ class Drafting:
         speculation = self._speculation
         if speculation is None or not speculation.reference:
             return None, 0
-        tree, salt, before = self._cache.prefix.tree, sequence.request.cache_salt, speculation.longest
+        tree, before = self._cache.prefix.tree, speculation.longest
+        salt = self._cache.tree_key(sequence.request.cache_salt)
         most = speculation.reference
         found, first = continuations(tree, salt, sequence.tokens, most, before=before, behind=_BEHIND)
         return found, -first

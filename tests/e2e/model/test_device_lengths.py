@@ -28,7 +28,7 @@ def generate(lengths: Lengths | None, bad_words: tuple[tuple[int, ...], ...]) ->
     """Return the tokens of all prompts, sampled together with keys of their own."""
     model, _, layout, limits, runner = small_engine_parts()
     engine = Engine(model, limits, layout, runner)
-    engine.before_launch = lengths
+    engine.stepping.before_launch = lengths
     said: dict[str, list[int | None]] = {}
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(temperature=1.0, seed=number, max_tokens=20, ignore_eos=True)

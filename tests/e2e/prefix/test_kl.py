@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
-from jswa.engine import PendingStep, StepRunner
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FIXTURES

@@ -9,9 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from jswa.engine import Engine, PendingStep
+from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import StepPlan
+from jswa.running.stepping import PendingStep
 from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams

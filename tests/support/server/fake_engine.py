@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -19,9 +20,11 @@ from jswa.errors import (
     PromptTooLong,
     RequestError,
     UnknownAdapter,
+    WeightsError,
 )
 from jswa.grammar.compiler import Grammars
 from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
@@ -52,6 +55,45 @@ class FakeReader:
         if "torn" in folder:
             raise RequestError("lora_path", folder, "is torn")
         return folder
+
+
+class FakeChanges:
+    """What changes a fake engine: counts versions, and stops its steps. New weights are any object."""
+
+    def __init__(self) -> None:
+        self.version = self.level = 0
+        self.paused = False
+        self.given: list[tuple[Any, InFlight]] = []
+
+    def stage(self, source: Any) -> Any:
+        """Refuse a source that is named "bad"."""
+        if source == "bad":
+            raise WeightsError("weights", "model.norm.weight", "must be among the new weights")
+        return source
+
+    def update(self, params: Any, in_flight: InFlight) -> int:
+        """Count a version."""
+        self.given.append((params, in_flight))
+        self.version += 1
+        return self.version
+
+    def pause(self, requests: WhilePaused) -> None:
+        """Stop the steps."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Run steps again, unless the engine sleeps."""
+        if self.level:
+            raise RequestError("sleep", self.level, "call wake")
+        self.paused = False
+
+    def sleep(self, level: int) -> None:
+        """Stop the steps."""
+        self.level, self.paused = level, True
+
+    def wake(self) -> None:
+        """Run steps again."""
+        self.level, self.paused = 0, False
 
 
 class FakeEngine:
@@ -86,6 +128,7 @@ class FakeEngine:
         self.waiting: list[Request] = []
         self._requests: dict[str, Request] = {}
         self._hits = HitCounter()
+        self.turnover = self.stager = FakeChanges()
 
     def request(
         self,
@@ -174,7 +217,7 @@ class FakeEngine:
 
     def has_work(self) -> bool:
         """Return whether any request is unfinished."""
-        return bool(self._requests)
+        return bool(self._requests) and not self.turnover.paused
 
     def step(self) -> StepEvents:
         """Sleep for `delay`, admit waiting requests (first of tenants with few rows), and return each row's event."""

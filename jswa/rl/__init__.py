@@ -1,0 +1,1 @@
+"""Rollouts for reinforcement learning: texts with their log probabilities, and the same numbers by scoring."""

@@ -1,0 +1,110 @@
+"""Rollouts: token ids in; token ids, log probabilities, versions of the weights and reasons to end out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jswa.errors import GenerationError
+from jswa.frontend.outputs import Receiver
+from jswa.frontend.requests import make_requests
+from jswa.llm import LLM
+from jswa.plan import Request, TokenEvent
+from jswa.types import FinishReason, SamplingParams
+
+
+class Completion(NamedTuple):
+    """One text behind a prompt. All arrays have an entry for each token.
+
+    Attributes:
+        tokens: the ids; an end token is the last.
+        logprobs: log probabilities of the model itself, at temperature 1 and without limits (natural logarithm).
+        drawn_logprobs: those in the distribution that the token was drawn from, behind penalties, temperature and
+            limits; 0 where the choice was greedy.
+        versions: the version of the weights that each token was sampled with.
+        finish_reason: "stop", "length", or "abort".
+    """
+
+    tokens: Int[np.ndarray, " T"]
+    logprobs: Float[np.ndarray, " T"]
+    drawn_logprobs: Float[np.ndarray, " T"]
+    versions: Int[np.ndarray, " T"]
+    finish_reason: FinishReason
+
+
+class Rollout(NamedTuple):
+    """A prompt and its n completions."""
+
+    prompt: Int[np.ndarray, " P"]
+    completions: list[Completion]
+
+
+@dataclass
+class _Text:
+    """What has come of one text."""
+
+    request: Request
+    version: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    drawn: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    error: GenerationError | None = None
+
+    def take(self, event: TokenEvent) -> None:
+        """Add the event of a token, or of the end."""
+        self.version = self.version if event.version is None else event.version
+        if event.token is not None:
+            assert event.logprobs is not None
+            assert event.logprobs.drawn is not None
+            self.tokens.append(event.token)
+            self.logprobs.append(event.logprobs.logprob)
+            self.drawn.append(event.logprobs.drawn)
+            self.versions.append(self.version)
+        self.reason, self.error = event.finish_reason or self.reason, event.error or self.error
+
+    def completion(self) -> Completion:
+        """Return the whole text. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.reason is not None
+        tokens, versions = (np.array(one, np.int32) for one in (self.tokens, self.versions))
+        logprobs, drawn = (np.array(one, np.float32) for one in (self.logprobs, self.drawn))
+        return Completion(tokens, logprobs, drawn, versions, self.reason)
+
+
+def generate(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams | None = None, **sampling: Any
+) -> list[Rollout]:
+    """Sample `n` texts behind each prompt of token ids; return them in the order of the prompts.
+
+    Texts of a prompt compute it once. Requests of other threads share the steps, and other threads may change the
+    weights meanwhile (`LLM.update_weights`). Nothing is decoded, so stop strings are not looked for: name stop tokens.
+
+    Args:
+        params: or its fields as keywords. A rollout needs no seed: two calls draw other texts.
+
+    Raises RequestError, GenerationError.
+    """
+    wanted = replace(params or SamplingParams(**sampling), logprobs=0)
+    groups: list[list[_Text]] = []
+    try:
+        for prompt in prompts:
+            ids = np.array(prompt, np.int32)
+            requests = make_requests(llm.engine, llm.tokenizer, llm.new_id, [ids], wanted)
+            groups.append([_Text(request, request.version) for request in requests])
+            for text in groups[-1]:
+                llm.add(text.request, Receiver(_never, text.take))
+        while any(text.reason is None for group in groups for text in group):
+            llm.advance()
+    finally:
+        for text in (text for group in groups for text in group):
+            llm.abort(text.request.request_id)
+    return [Rollout(group[0].request.prompt, [text.completion() for text in group]) for group in groups]
+
+
+def _never(token: int) -> None:
+    raise AssertionError(f"token {token} came without its log probability")

@@ -1,0 +1,137 @@
+"""Runs the steps of an engine: plans, launches and applies them, with one step in flight."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import IO, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.env import Switches
+from jswa.errors import EngineError
+from jswa.plan import RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.sched.scheduler import Scheduler
+from jswa.sched.steplog import StepLog
+from jswa.storage.plan_trace import write_step
+
+
+@runtime_checkable
+class PendingStep(Protocol):
+    """A launched step whose tokens can be waited for."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan that was launched."""
+        ...
+
+    def finish(self, masks: tuple[RowMask, ...]) -> None:
+        """Launch the second half of a step whose plan has late masks."""
+        ...
+
+    def tokens(self) -> Int[np.ndarray, " R"] | Int[np.ndarray, "R n"]:
+        """The tokens of the plan's rows: one of each, or several, their number, and that of the drafts."""
+        ...
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Log probabilities, if the plan asks for them."""
+        ...
+
+
+@runtime_checkable
+class StepRunner(Protocol):
+    """The device side as the engine sees it; tests use a fake."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step, or the first half of one whose plan has late masks, and return at once."""
+        ...
+
+
+class Stepping:
+    """Drives a scheduler and a runner.
+
+    Args:
+        trace: gets each plan and its tokens.
+
+    Attributes:
+        before_launch: called with each plan before its launch while the prefix cache is saved or loaded.
+        log: counters and times.
+    """
+
+    def __init__(
+        self, runner: StepRunner, scheduler: Scheduler, switches: Switches, trace: IO[str] | None = None
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._switches = switches
+        self.trace = trace
+        self.log = StepLog()
+        self.before_launch: Callable[[StepPlan], None] | None = None
+        self._pending: PendingStep | None = None
+        self._late_masks: tuple[RowMask, ...] = ()  # those of the pending step
+
+    def step(self) -> StepEvents:
+        """Launch the next step, then apply the tokens of the previous step while the device works.
+
+        If a mask of the next step depends on those tokens, only the first half of the step is launched before.
+        """
+        begin = time.perf_counter()
+        plan = self._scheduler.plan()
+        planned = time.perf_counter()
+        if plan is not None and self.before_launch is not None:
+            self.before_launch(plan)
+        launched = self._runner.launch(plan) if plan is not None else None
+        self.log.launched(begin, planned, time.perf_counter())
+        self._scheduler.tidy()
+        before, self._pending = self._pending, launched
+        if launched is None and before is None and self._scheduler.has_work():
+            raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self._scheduler.stats()}")
+        if self._switches.overlap:
+            events = self._apply(before)
+            forced = self._finish(launched)
+        else:
+            self._pending, forced = None, self._finish(launched)
+            events = self._apply(launched)
+        if forced:
+            events = replace(events, others=(*events.others, *forced))
+        if self._switches.check:
+            self._scheduler.check()
+        return events
+
+    def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
+        """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.
+
+        Returns the ends of texts that their grammars complete, and the tokens that grammars force.
+        """
+        if launched is None or not launched.plan.late:
+            return ()
+        begin = time.perf_counter()
+        self._late_masks, events = self._scheduler.late_masks(launched.plan)
+        filled = time.perf_counter()
+        launched.finish(self._late_masks)
+        self.log.finished(len(events), begin, filled, time.perf_counter())
+        return events
+
+    def drain(self) -> StepEvents:
+        """Apply the step in flight, so that none is, and return its events."""
+        step, self._pending = self._pending, None
+        return self._apply(step)
+
+    def _apply(self, step: PendingStep | None) -> StepEvents:
+        if step is None:
+            return StepEvents()
+        begin = time.perf_counter()
+        tokens = step.tokens()
+        there = time.perf_counter()
+        self._scheduler.drafting.landed(step.plan, there)
+        if self.trace is not None:
+            whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
+            write_step(self.trace, whole, tokens)
+        self._late_masks = ()
+        counts = drafted = None
+        if tokens.ndim > 1:
+            tokens, counts, drafted = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
+        events = self._scheduler.apply(step.plan, tokens, step.logprobs(), counts, drafted)
+        self.log.applied(step.plan, len(events), begin, there, time.perf_counter())
+        self.log.log_when_due(self._scheduler)
+        return events

@@ -1,0 +1,35 @@
+"""Scoring gives the bits of the rollout for every family: one of them in each run, and nightly all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jswa
+from jswa.rl.rollout import generate
+from jswa.rl.score import score
+from tests.parity.load import load_fixture, names, read_config
+from tests.parity.weights import write_checkpoint
+from tests.support.turns import by_turns
+
+FAMILIES = list({read_config(name)["model_type"]: name for name in reversed(names())}.values())
+PROMPTS = [[5, 9, 21, 40, 8, 3, 77, 31, 12, 60, 2], [7, 7, 30]]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", by_turns(sorted(FAMILIES), len(FAMILIES)))
+def test_scores_have_the_bits_of_the_rollout(name: str, tmp_path: Path) -> None:
+    """Decoded token by token, in steps with other rows; scored as prompts in chunks."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
+    options = {"max_model_len": 48, "max_num_seqs": 3, "max_num_batched_tokens": 16, "deterministic": True}
+    with jswa.LLM(tmp_path, dtype="float32", **options) as llm:
+        rollouts = generate(llm, PROMPTS, n=2, max_tokens=16, temperature=1.0, ignore_eos=True)
+        rolled = [completion for rollout in rollouts for completion in rollout.completions]
+        texts = [np.concatenate([r.prompt, c.tokens]) for r in rollouts for c in r.completions]
+        scored = score(llm, texts)
+    for text, completion, found in zip(texts, rolled, scored, strict=True):
+        assert len(completion.tokens) == 16
+        assert len(found) == len(text) - 1
+        np.testing.assert_array_equal(found[-16:], completion.logprobs)
+        assert np.isfinite(found).all()

@@ -1,0 +1,124 @@
+"""New weights become what loading them from a folder gives; bad ones are refused by name, before anything changes."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jswa.errors import WeightsError
+from jswa.model.panels import lay_out
+from jswa.model.transformer import Params
+from jswa.model.weights.formats import QuantizationMode
+from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.placement import Placement
+from jswa.updates.staging import WeightsStager, held_shapes
+from tests.parity.load import Fixture, load_fixture
+from tests.parity.weights import write_checkpoint
+
+BFLOAT16 = jnp.dtype("bfloat16")
+NORM = "model.norm.weight"
+
+
+def load(
+    name: str, folder: Path, *, quantization: QuantizationMode = "none", panels: bool = False
+) -> tuple[Fixture, Params, WeightsStager]:
+    """Write and load a fixture; return it with its parameters and what stages others like them."""
+    fixture = load_fixture(name)
+    write_checkpoint(folder, fixture.config, fixture.tensors)
+    model, params = load_checkpoint(folder, BFLOAT16, quantization=quantization)
+    lay_out(params, linear=panels, experts=panels)
+    placement, held = Placement(model), held_shapes(params)
+    return fixture, params, WeightsStager(model, BFLOAT16, placement, held, quantization, "xla", panels, panels)
+
+
+def require_same(found: Params, wanted: Params) -> None:
+    """Require the same parameters, bit for bit and on the same devices."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].sharding == value.sharding, name
+        np.testing.assert_array_equal(bits(found[name]), bits(value), name)
+
+
+def bits(array: Any) -> np.ndarray:
+    """The bytes of an array."""
+    return np.asarray(array).view(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama_gqa", "afmoe_base", "gemma4_unified_shared", "gpt_oss_layer_types_top1", "mimo_v2_flash_value_scale_null"],
+)
+def test_arrays_become_what_their_files_would(name: str, tmp_path: Path) -> None:
+    """Every layout: fused, transposed, stacked, interleaved and folded tensors, in a type other than the engine's."""
+    fixture, params, stager = load(name, tmp_path)
+    require_same(stager.stage({key: jnp.asarray(value) for key, value in fixture.tensors.items()}), params)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+def test_arrays_get_the_form_in_which_the_engine_holds_them(quantization: QuantizationMode, tmp_path: Path) -> None:
+    """In panels, and in 8 bits."""
+    fixture, params, stager = load("llama_gqa", tmp_path, quantization=quantization, panels=quantization == "none")
+    require_same(stager.stage(iter(fixture.tensors.items())), params)
+
+
+def test_a_tree_a_folder_and_parameters_are_sources(tmp_path: Path) -> None:
+    """Keys on the way to an array are its name; the decoder's own names are names too."""
+    fixture, params, stager = load("llama_gqa", tmp_path)
+    tree: dict[str, Any] = {}
+    for name, value in fixture.tensors.items():
+        *way, last = name.split(".")
+        node = tree
+        for key in way:
+            node = node.setdefault(key, {})
+        node[last] = value
+    for source in (tree, tmp_path, params):
+        require_same(stager.stage(source), params)
+
+
+def test_new_parameters_share_no_memory_with_their_source(tmp_path: Path) -> None:
+    """A trainer donates or changes its arrays afterwards."""
+    _, params, stager = load("llama_gqa", tmp_path)
+    given = {name: jnp.array(value, copy=True) for name, value in params.items()}
+    staged = stager.stage(given)
+    for value in given.values():
+        value.delete()
+    require_same(staged, params)
+
+
+def without(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Leave the last norm out."""
+    return ((name, value) for name, value in tensors.items() if name != NORM)
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor", "why"),
+    [
+        (without, NORM, "must be among the new weights"),
+        (lambda t: {**t, "model.extra.weight": t[NORM]}, "model.extra.weight", "must be a tensor of the model"),
+        (lambda t: [*t.items(), (NORM, t[NORM])], NORM, "must be given once"),
+        (lambda t: {**t, f"language_{NORM}": t[NORM]}, None, "must be given once"),
+        (lambda t: {**t, NORM: t[NORM][:-1]}, NORM, "has the shape"),
+        (lambda t: {**t, NORM: t[NORM].astype(np.int32)}, NORM, "has the type int32"),
+        (lambda t: {**t, NORM: 1.0}, NORM, "must be an array, not float"),
+        (lambda _: "nowhere", "nowhere", "must be a folder"),
+    ],
+)
+def test_bad_weights_are_refused_by_name(
+    change: Callable[[dict[str, Any]], Any], tensor: str | None, why: str, tmp_path: Path
+) -> None:
+    """The error names the tensor."""
+    fixture, _, stager = load("llama_gqa", tmp_path)
+    with pytest.raises(WeightsError, match=why) as caught:
+        stager.stage(change(dict(fixture.tensors)))
+    assert tensor is None or caught.value.value == tensor
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Its config differs."""
+    _, _, stager = load("llama_gqa", tmp_path / "one")
+    load("cohere2_bias_untied", tmp_path / "other")
+    with pytest.raises(WeightsError, match="must have the config"):
+        stager.stage(tmp_path / "other")
