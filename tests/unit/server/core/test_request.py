@@ -58,14 +58,9 @@ def test_the_drafts_of_all_texts_are_added_up() -> None:
         made = {name: Assembler(None, prompt.ids, params, StopTable(())) for name in ("a", "b")}
         texts = {name: Text(index, prompt, made[name], None) for index, name in enumerate(made)}
         job = Job(texts, lambda *_, **__: None, Budget(2**30), Order(), Recorder())
-        for name, end, accepted, rejected in (
-            ("a", None, 2, 1),
-            ("b", None, 3, 0),
-            ("b", None, 5, 2),
-            ("a", "length", 4, 4),
-        ):
-            event = event_in(event_out(TokenEvent(name, 5, end, drafts=DraftCounts(accepted, rejected)), 1))
-            job.put(event._replace(request_id=name))
+        for name, accepted, rejected in (("a", 2, 1), ("b", 3, 0), ("b", 5, 2), ("a", 4, 4)):
+            sent = TokenEvent(name, 5, "length" if accepted == 4 else None, drafts=DraftCounts(accepted, rejected))
+            job.put(event_in(event_out(sent, 1))._replace(request_id=name))
         job.put(TokenEvent("b", None, "abort"))
         async for _ in job.deltas():
             pass
