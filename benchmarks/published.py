@@ -212,6 +212,16 @@ def _span(rows: Sequence[dict[str, Any]], name: str) -> str:
     return f"{min(values):.0f} to {max(values):.0f}"
 
 
+def drafts() -> str:
+    """Return tokens per second with and without speculative decoding."""
+    rows = []
+    for row in results("cpu/speculation")["rows"]:
+        share = f"{row['accepted']:,} of {row['drafted']:,}"
+        ratios = f"{row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
+        rows.append([f"{row['text']}, {row['method']}", str(row["rows"]), f"{row['without']:,.0f}", ratios, share])
+    return _table(("text, method", "rows", "tokens/s without", "times with", "right of drafted"), rows)
+
+
 def fleets() -> str:
     """Return hit rate, median time to the first token, and requests, of simulated fleets."""
     rows = []
@@ -231,7 +241,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (saves, found, memory, sessions, prefixes, quality, evidence, speed, fleets)
+    table.__name__: table
+    for table in (saves, found, memory, sessions, prefixes, quality, evidence, speed, drafts, fleets)
 }
 
 

@@ -1,8 +1,4 @@
-"""The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only.
-
-A `Request` goes to the scheduler, and a `StepPlan` from the scheduler to the device side. Tokens and log probabilities
-come back, and the caller gets a `TokenEvent` for each token.
-"""
+"""The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -144,8 +140,7 @@ class ChoiceLogprobs(NamedTuple):
 class PromptLogprobs:
     """Log probabilities of the prompt's tokens, from the second on, as arrays; iteration makes entries one by one.
 
-    As objects, the entries of a long prompt would be millions: freeing them, or searching them for reference cycles,
-    holds the GIL for 0.1 s and more.
+    To free millions of entries, or to search them for reference cycles, would hold the GIL for 0.1 s and more.
     """
 
     def __init__(self) -> None:
@@ -176,7 +171,8 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `error` says why there is no token if `finish_reason` is "error". `drafts` comes with the end, if there were any.
+    `error` says why there is no token if `finish_reason` is "error". `drafts` counts those so far: it comes with the
+    end, and with each token of a step with drafts if a stop string may end the text.
     An event with a `version` has nothing else: the request's next tokens come from weights of that version.
     """
 
@@ -202,8 +198,7 @@ class TokenEvent(NamedTuple):
 class StepEvents:
     """The results of one step. A token of a request that goes on is an entry of two arrays; all else is a `TokenEvent`.
 
-    A request has at most one token or event in a step, unless it is held to a grammar: then the tokens that the grammar
-    forces and the end of the text may follow in `others`. Iteration yields all as events, in their order.
+    Tokens that a grammar forces, and the end of its text, may follow in `others`. Iteration yields all in their order.
 
     Attributes:
         request_ids, tokens: the requests that got a token and nothing else, and that token.
@@ -356,8 +351,7 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
-        drafts: drafts per row in the step program; 0: no row has any. Rows with drafts never run in a step of prompts,
-            unless the engine has a single program.
+        drafts: drafts per row in the step program; 0: no row has any.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
         transfers: pages that go to host memory, and come back; None: none do.
     """

@@ -5,7 +5,7 @@
 Two engines in one process, with the model in the box; they take turns, so that other work on the machine hits both. The
 same prompts, seeds and lengths; the tokens are compared. Texts:
 
-    records   JSON lines, continued greedily: n-grams of the text itself
+    records   JSON lines, continued greedily: `tiny` writes JSON of its own, calls of tools with some talk between them
     copies    unrelated words, which the model writes again, as it has been taught
     edits     the same for a version in which every eleventh word differs from what stands twice before it
     stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
@@ -15,7 +15,7 @@ same prompts, seeds and lengths; the tokens are compared. Texts:
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,57 +70,70 @@ KINDS: dict[str, tuple[Any, float, str]] = {
 
 
 def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[int]]]:
-    """Return generated tokens per second, and the tokens."""
+    """Return generated tokens per second, behind prompts that are cached, and the tokens."""
     prompt_of, temperature, _ = KINDS[kind]
     prompts = [prompt_of(row + 16 * seed) for row in range(rows)]
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True)
+    llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)  # so that the prompts are cached
     begin = time.perf_counter()
     found = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
     return rows * TOKENS / seconds, [output.outputs[0].token_ids for output in found]
 
 
-def measure(kind: str, rows: int, repeats: int) -> dict[str, Any]:
-    """Return the rates of both engines, the median of the ratios, and how much was drafted."""
-    method = KINDS[kind][2]
+def measure(method: str, kinds: Sequence[str], rows: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield what `compare` finds for texts that are drafted by one method, by the same two engines."""
     options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1536}
-    drafts = {"method": method, "num_speculative_tokens": 7}
+    drafts = {"method": method, "num_speculative_tokens": PROGRAMS[-1]}
     with LLM("tiny", **options) as plain, LLM("tiny", speculative_config=drafts, **options) as drafting:
-        both = (plain, drafting)
-        settle(both, kind, rows)
-        before = drafting.engine.step_stats()
-        rates: list[tuple[float, float]] = []
-        same = True
-        for repeat in range(repeats):
-            seed = 0 if kind == "replays" else repeat
-            order = both if repeat % 2 else both[::-1]
-            found = {llm: rate(llm, kind, rows, seed) for llm in order}
-            rates.append((found[plain][0], found[drafting][0]))
-            same &= found[plain][1] == found[drafting][1]
-        after = drafting.engine.step_stats()
-        assert before.drafts is not None
-        assert after.drafts is not None
-        drafted, accepted = (new - old for new, old in zip(after.drafts.sums, before.drafts.sums, strict=True))
-        return {
-            "text": kind, "rows": rows, "method": method,
-            "without": statistics.median(a for a, _ in rates), "with": statistics.median(b for _, b in rates),
-            "ratio": statistics.median(b / a for a, b in rates), "ratios": [b / a for a, b in rates],
-            "drafted": drafted, "accepted": accepted, "steps": after.steps - before.steps, "same tokens": same,
-        }  # fmt: skip
+        for kind in kinds:
+            settle((plain, drafting), kind, rows)
+            yield compare(plain, drafting, kind, rows, repeats)
+
+
+def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int) -> dict[str, Any]:
+    """Return the rates of both engines, the median of the ratios, and how much was drafted."""
+    before = drafting.engine.step_stats()
+    rates: list[tuple[float, float]] = []
+    same = True
+    for repeat in range(repeats):
+        seed = 0 if kind == "replays" else repeat
+        order = (plain, drafting) if repeat % 2 else (drafting, plain)
+        found = {llm: rate(llm, kind, rows, seed) for llm in order}
+        rates.append((found[plain][0], found[drafting][0]))
+        same &= found[plain][1] == found[drafting][1]
+    after = drafting.engine.step_stats()
+    assert before.drafts is not None
+    assert after.drafts is not None
+    drafted, accepted = (new - old for new, old in zip(after.drafts.sums, before.drafts.sums, strict=True))
+    return {
+        "text": kind, "rows": rows, "method": KINDS[kind][2],
+        "without": statistics.median(a for a, _ in rates), "with": statistics.median(b for _, b in rates),
+        "ratio": statistics.median(b / a for a, b in rates), "ratios": [b / a for a, b in rates],
+        "drafted": drafted, "accepted": accepted, "steps": after.steps - before.steps, "same tokens": same,
+    }  # fmt: skip
 
 
 def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
-    drafting, quiet = both[1].engine, 0
-    assert isinstance(drafting.runner, DraftingRunner)
-    while drafting.runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
+    runner, quiet = both[1].engine.runner, 0
+    assert isinstance(runner, DraftingRunner)
+    while runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
         time.sleep(0.5)
     while quiet < 2:
         before = [llm.engine.step_stats().compiled_beside for llm in both]
         for llm in both:
             rate(llm, kind, rows, 0)
-        time.sleep(1.0)
+        while _is_compiling():
+            pass
         quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
+
+
+def _is_compiling() -> bool:
+    """Return whether the process computes while no request runs: it compiles what the last steps wanted."""
+    before = time.process_time()
+    time.sleep(0.5)
+    return time.process_time() - before > 0.1
 
 
 def main() -> None:
@@ -131,7 +144,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = [measure(kind, count, options.repeats) for count in options.rows for kind in options.only]
+    rows: list[dict[str, Any]] = []
+    for count in options.rows:
+        for method in ("ngram", "suffix"):
+            kinds = [kind for kind in options.only if KINDS[kind][2] == method]
+            rows += measure(method, kinds, count, options.repeats) if kinds else ()
     print(f"{'text':10}{'rows':>5}{'without':>10}{'with':>10}{'ratio':>7}   right of drafted, same tokens")
     for row in rows:
         counts = f"{row['accepted']:6} of {row['drafted']:6}, {row['same tokens']}"

@@ -23,6 +23,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import (
     AnswerEvent,
     CompletionOutput,
+    DraftCounts,
     FinishReason,
     Logprob,
     PrefixHit,
@@ -77,6 +78,7 @@ class _Text:
         assembler: None if the text is decoded when it ends.
         pieces: what the assembler has made of a held text.
         parser, answer: of a text that is an answer.
+        drafts: those so far.
         version: that of the weights which the next token comes from.
         versions: earlier ones, of the tokens before; none as long as the weights have not changed.
     """
@@ -88,6 +90,7 @@ class _Text:
     parser: AnswerParser | None = None
     answer: AnswerText | None = None
     pieces: list[str] = field(default_factory=list)
+    drafts: DraftCounts | None = None
     version: int = 0
     versions: list[int] = field(default_factory=list)
 
@@ -172,6 +175,7 @@ class PromptTexts:
             return None
         if event.prefix is not None and self._prefix is None:
             self._prefix = event.prefix
+        text.drafts = event.drafts or text.drafts
         completion = self._new(text, event) if text.held is None else self._whole(text, text.held, event)
         if completion is not None and completion.finish_reason is not None:
             del self.unfinished[event.request_id]
@@ -199,7 +203,7 @@ class PromptTexts:
             finish_reason=reason,
             stop_reason=stop_reason,
             versions=text.versions,
-            drafts=event.drafts,
+            drafts=text.drafts,
         )
 
     def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
@@ -225,7 +229,7 @@ class PromptTexts:
             events=events,
             message=text.answer.message() if text.answer is not None and reason is not None else None,
             versions=[] if event.token is None else [text.version],
-            drafts=event.drafts,
+            drafts=None if reason is None else text.drafts,
         )
 
     def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:

@@ -22,7 +22,7 @@ from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import RECENT, Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
-from jswa.types import DraftCounts, FinishReason
+from jswa.types import FinishReason
 
 
 class Requests:
@@ -189,7 +189,7 @@ class Requests:
         sequence.status = Status.FINISHED
         del self._unfinished[sequence.request.request_id]
         self.turns.unregister(sequence)
-        drafts = DraftCounts(sequence.accepted, sequence.rejected) if self.rows.speculates else None
+        drafts = sequence.drafts if self.rows.speculates else None
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error, drafts=drafts)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -251,6 +251,8 @@ class Requests:
         if sequence.status is Status.PREEMPTED and not sequence.returning:
             self.requeue(sequence)
         given = [event for event in events if event is not None]
+        if sequence.rows is not None and self.rows.counts_drafts[sequence.row_id]:
+            given = [event._replace(drafts=sequence.drafts) for event in given]
         results = [with_results(event, sequence, at + place, logprobs) for place, event in enumerate(given)]
         if sequence.rows is not None:
             self.rows.plain[sequence.row_id] = _is_plain(sequence)

@@ -101,6 +101,7 @@ class Rows:
         wants_logprobs: whether the request wants log probabilities of its generated tokens.
         prompt_logprobs_to: the length up to which it wants those of its prompt.
         logprob_rows: the number of rows that want either.
+        counts_drafts: whether each token of a step with drafts comes with the counts of the row's drafts.
         names, tenants: request id and tenant, as objects.
         stops: the tokens that end rows.
         adapters: index of the LoRA adapter; 0: none.
@@ -114,7 +115,7 @@ class Rows:
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
         self.flights: deque[Flight] = deque()
-        self.plain, self.wants_logprobs = np.zeros((2, max_rows), bool)
+        self.plain, self.wants_logprobs, self.counts_drafts = np.zeros((3, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
         self.stops = TokenCounts()
@@ -134,6 +135,7 @@ class Rows:
         self.wants_logprobs[row] = params.logprobs is not None
         self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
         self.logprob_rows += params.wants_logprobs
+        self.counts_drafts[row] = self.speculates and bool(params.stop)
         self.names[row], self.tenants[row] = request.request_id, request.tenant
         self.adapters[row] = request.adapter
         self._records[row, _FULL_WRITE_FROM] = lease.full_write_from

@@ -170,6 +170,7 @@ class Scheduler:
         width = 1 if counts is None else tokens.shape[1]
         if counts is not None and drafted is not None:
             self.drafting.apply(plan, flight, counts, drafted)
+            plain &= ~self.rows.counts_drafts.take(flight.row_ids)
         plain &= (tokens if counts is None else tokens[:, 0]) >= 0
         row_ids, others = flight.row_ids, []
         if np.count_nonzero(plain) < len(plain):

@@ -10,7 +10,7 @@ from jswa.cache.lease import Lease
 from jswa.grammar.llg import Matcher
 from jswa.plan import PromptLogprobs, Request
 from jswa.sched.rows import RECENT, Rows
-from jswa.types import PrefixHit
+from jswa.types import DraftCounts, PrefixHit
 
 Rank = tuple[int, int]  # priority and arrival
 
@@ -109,6 +109,14 @@ class Sequence:
     def in_flight(self) -> int:
         """Steps on the device that run this row, or the row that the sequence has left."""
         return self.returning if self.rows is None else self.rows.in_flight(self.row_id)
+
+    @property
+    def drafts(self) -> DraftCounts:
+        """The drafts so far."""
+        if self.rows is None:
+            return DraftCounts(self.accepted, self.rejected)
+        accepted, rejected = self.rows.accepted[self.row_id], self.rows.rejected[self.row_id]
+        return DraftCounts(self.accepted + int(accepted), self.rejected + int(rejected))
 
     @property
     def tokens(self) -> Int[np.ndarray, " T"]:

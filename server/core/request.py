@@ -248,6 +248,8 @@ class Job:
         if event.error is not None:
             raise ApiError.of(event.error)
         self._count(event, text)
+        if event.drafts is not None:
+            event = event._replace(drafts=None)
         offset = text.text.offset
         new, events, ended = self._read(text, text.text.push(event), event.token is not None)
         text.unsent += 1
@@ -281,8 +283,11 @@ class Job:
             self.cached_tokens += event.prefix.cached_tokens
             self.missed_tokens.update(for_clients(event.prefix.missed()))
         if event.drafts is not None:
-            accepted, rejected = self.drafts or (0, 0)
-            self.drafts = DraftCounts(accepted + event.drafts.accepted, rejected + event.drafts.rejected)
+            before, text.drafts = text.drafts, event.drafts
+            changes = (
+                new - old + all_ for new, old, all_ in zip(event.drafts, before, self.drafts or (0, 0), strict=True)
+            )
+            self.drafts = DraftCounts(*changes)
 
     def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
         """Return new characters, the answer's events of them, and whether the text ends by what it says.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jswa.plan import ChoiceLogprobs, PromptLogprobs, TokenEvent
 from jswa.text.answers.parser import Answering, AnswerParser
 from jswa.text.assembler import Assembler
-from jswa.types import AnswerEvent, FinishReason
+from jswa.types import AnswerEvent, DraftCounts, FinishReason
 
 from ..text.prompts import Prompt
 from .fairness import Key
@@ -31,6 +31,7 @@ class Text:
         frames: how its new parts are written to a stream.
         unsent: tokens since the last part that was sent.
         ended: no further token belongs to the text.
+        drafts: those so far.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Text:
     frames: Frames = field(default_factory=dict)
     unsent: int = 0
     ended: bool = False
+    drafts: DraftCounts = field(default_factory=lambda: DraftCounts(0, 0))
     _held: str = ""
     _events: list[AnswerEvent] = field(default_factory=list)
 

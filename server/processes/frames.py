@@ -15,7 +15,7 @@ from jswa.cache.view import CacheView, Geometry
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, TokenEvent
-from jswa.types import FinishReason, PrefixHit, SamplingParams, StructuredOutputsParams
+from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams, StructuredOutputsParams
 
 from ..core.counts import Report
 
@@ -167,6 +167,7 @@ class Event(msgspec.Struct, array_like=True):
     first_scheduled_time: float | None
     prefix: PrefixHit | None
     error: tuple[str, str] | None
+    drafts: DraftCounts | None
 
 
 class Step(Message):
@@ -230,7 +231,7 @@ def event_out(event: TokenEvent, number: int) -> Event:
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
     return Event(
         number, event.token, event.finish_reason, event.stop_reason, event.logprobs, listed, arrays,
-        event.first_scheduled_time, event.prefix, error,
+        event.first_scheduled_time, event.prefix, error, event.drafts,
     )  # fmt: skip
 
 
@@ -246,7 +247,7 @@ def event_in(event: Event) -> TokenEvent:
         error = getattr(errors, event.error[0], GenerationError)(event.error[1])
     return TokenEvent(
         str(event.number), event.token, event.finish_reason, event.stop_reason, event.logprobs, scores,
-        event.first_scheduled_time, event.prefix, error,
+        event.first_scheduled_time, event.prefix, error, drafts=event.drafts,
     )  # fmt: skip
 
 

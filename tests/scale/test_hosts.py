@@ -55,6 +55,7 @@ def process(log: Path, *command: object) -> Iterator[subprocess.Popen[bytes]]:
         pytest.param("gpt_oss", 4, 4, marks=pytest.mark.nightly),
         pytest.param("llama4", 2, 2, marks=pytest.mark.nightly),
         pytest.param("llama", 8, 2, marks=pytest.mark.nightly),
+        pytest.param("gemma3+drafts", 2, 2, marks=pytest.mark.nightly),
         pytest.param("llama+lora", 2, 2, marks=pytest.mark.nightly),
         pytest.param("llama+room", 2, 2, marks=pytest.mark.nightly),
         pytest.param("mimo_v2_flash+int8", 4, 2, marks=pytest.mark.nightly),

@@ -9,6 +9,7 @@ each parameter a device has. Run by test_tensor_parallel.
 """
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import mxfp4, write
+from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
 from tools.aot.programs import collectives
 
@@ -67,6 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+DRAFTS = {"method": "suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 # Options of the engine by form.
 FORMS: dict[str, dict[str, Any]] = {
     "": {},
@@ -78,6 +81,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "lora": {},
     "room": {"max_loras": 2, "max_lora_rank": 5},
     "kv": {"kv_cache_dtype": "fp8"},
+    "drafts": {"speculative_config": DRAFTS},
 }
 # Packed integers by form. 32 inputs share a scale, also where devices have 8 or 16 of them.
 PACKED = {"int4": Case("compressed"), "order": Case("gptq", act_order=True)}
@@ -141,6 +145,9 @@ def load(model: Path, devices: int, **more: Any) -> LLM:
     llm = LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
     if form == "room":
         load_and_unload(llm, model)
+    scheduler = llm.engine.scheduler
+    if scheduler.limits.speculation is not None:
+        scheduler.drafting.choice = Drawn(random.Random(1), scheduler.rows.max_rows)
     return llm
 
 

@@ -6,6 +6,7 @@ run, drafts that are looked up are compared with the tokens that come back (`wat
 What is not known is tried, but only for what was saved for that: a share of the time of all steps.
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from jaxtyping import Float, Int
 _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
-_RESTS = 32  # steps for which the choice of no drafts holds: nothing of drafts is computed in them
+_RESTS = 8, 32  # steps for which the choice of no drafts holds at first and, doubled each time, at most
 _TIMED = 4  # the last of these, which are measured
 _NEW = 8  # steps for which a choice holds at most once a row has begun
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
@@ -77,13 +78,14 @@ class Choice:
         self._measured: dict[tuple[int, int], tuple[int, int]] = {}
         self._steps: dict[int, int] = {}
         self._saved = 0.0  # seconds for trials
+        self._rest = _RESTS[0]
         self._kept = (0, 0, 0)  # the last choice, the rows of its step, and for how many more steps it holds
 
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
         self._counts[:, :, row_id] = 0.0
         last, size, left = self._kept
-        self._kept = last, size, min(left, _NEW)
+        self._kept, self._rest = (last, size, min(left, _NEW)), _RESTS[0]
 
     def kept(self, rows: int) -> int | None:
         """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew."""
@@ -138,10 +140,15 @@ class Choice:
             if self._is_known(size, drafts):
                 guess = self._seconds[size, drafts]
             seconds[drafts] = guess
+        # A step with fewer drafts takes no longer: what says so was measured while the machine did something else.
+        least = math.inf
+        for drafts in sorted(seconds, reverse=True):
+            least = seconds[drafts] = min(least, seconds[drafts])
         known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
-        self._kept = (best, rows, _HOLDS if best else _RESTS) if trial is None else (0, 0, 0)
+        self._kept = (best, rows, _HOLDS if best else self._rest) if trial is None else (0, 0, 0)
+        self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
         return best if trial is None else trial
 
     def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
@@ -206,7 +213,7 @@ class Choice:
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""
         size, rests = rows.bit_length(), not drafts and self._kept[:2] == (0, rows)
-        stands_for = _RESTS // _TIMED if rests else 1
+        stands_for = self._rest // _TIMED if rests else 1
         key, step = (size, drafts), self._steps.get(size, 0) + stands_for
         last, times = self._measured.get(key, (step, 0))
         if drafts and step - last >= _FORGOTTEN:

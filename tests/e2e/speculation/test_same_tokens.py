@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import Int
 
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.plan import TokenEvent
-from jswa.sched.drafts.choice import Choice
 from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
+from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import small_engine_parts
 
@@ -32,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no stop yet": {"temperature": 0.4, "seed": 11, "stop_token_ids": (11, 12, 13), "min_tokens": 6},
     "short": {"temperature": 0.2, "seed": 12, "max_tokens": 3},
     "prompt": {"temperature": 0.2, "seed": 13, "prompt_logprobs": 1},
+    "stop strings": {"temperature": 0.2, "seed": 14, "stop": ["never"]},
 }
 Said = dict[str, list[TokenEvent]]
 
@@ -49,21 +49,6 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
             for values in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"bad_words": ("a b",)}):
                 engine.prepare(SamplingParams(**values))
         yield engines[0], engines[1]
-
-
-class Drawn(Choice):
-    """Draws the number of drafts of each step."""
-
-    def __init__(self, chance: random.Random, max_rows: int) -> None:
-        super().__init__(max_rows)
-        self._chance = chance
-
-    def kept(self, rows: int) -> None:
-        """No choice holds."""
-
-    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
-        """Return any."""
-        return self._chance.choice((0, *lengths))
 
 
 def generate(engine: Engine, kinds: list[str], seed: int, *, preempt: bool = False) -> Said:
@@ -117,3 +102,6 @@ def test_tokens_are_the_same_with_drafts(engines: tuple[Engine, Engine], *, pree
         assert drafts is not None
         accepts = name.split()[0] not in ("penalties", "bad", "no")
         assert accepts or drafts == (0, 0), "a row whose mask depends on its text has run drafts"
+        if name.startswith("stop strings"):
+            assert all(drafts >= (event.drafts or (0, 0)) for event in events)
+            assert drafts == (0, 0) or any(event.drafts is not None for event in events[:-1])

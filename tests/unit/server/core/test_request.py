@@ -9,11 +9,12 @@ import pytest
 from jswa.plan import ChoiceLogprobs, LogprobTable, TokenEvent
 from jswa.text.assembler import Assembler
 from jswa.text.stop_strings import StopTable
-from jswa.types import SamplingParams
+from jswa.types import DraftCounts, SamplingParams
 from server.core.counts import Recorder
 from server.core.fairness import Budget
 from server.core.request import Job
 from server.core.texts import Order, Text
+from server.processes.frames import event_in, event_out
 from server.text.prompts import Prompt
 
 
@@ -47,6 +48,25 @@ async def _turns(logprobs: int | None, most: int) -> None:
     ticking.cancel()
     assert sum(turns) == 200
     assert most / 2 < max(turns) <= most
+
+
+def test_the_drafts_of_all_texts_are_added_up() -> None:
+    """Events have the counts of their text so far, also over the frames between processes; a stop string ends `b`."""
+
+    async def run() -> Job:
+        prompt, params = Prompt(None, np.zeros(1, np.int32)), SamplingParams(stop=["x"])
+        made = {name: Assembler(None, prompt.ids, params, StopTable(())) for name in ("a", "b")}
+        texts = {name: Text(index, prompt, made[name], None) for index, name in enumerate(made)}
+        job = Job(texts, lambda *_, **__: None, Budget(2**30), Order(), Recorder())
+        for name, accepted, rejected in (("a", 2, 1), ("b", 3, 0), ("b", 5, 2), ("a", 4, 4)):
+            sent = TokenEvent(name, 5, "length" if accepted == 4 else None, drafts=DraftCounts(accepted, rejected))
+            job.put(event_in(event_out(sent, 1))._replace(request_id=name))
+        job.put(TokenEvent("b", None, "abort"))
+        async for _ in job.deltas():
+            pass
+        return job
+
+    assert asyncio.run(run()).drafts == (9, 6)
 
 
 def test_log_probabilities_that_wait_for_a_client_are_not_looked_at_by_each_garbage_collection() -> None:

@@ -1,0 +1,67 @@
+"""What lookups would have drafted, told from the texts alone (jswa/sched/drafts/watch.py)."""
+
+import numpy as np
+
+from jswa.sched.drafts.choice import Choice
+from jswa.sched.drafts.watch import Watch
+from jswa.sched.rows import Rows
+
+
+def watched(prompt: list[int], said: list[int], reference: list[int] | None = None) -> list[bool]:
+    """The hits of a row that has said this behind its prompt."""
+    rows, watch = Rows(1, 7), Watch()
+    rows.set_known(0, np.array(prompt, np.int32))
+    watch.begin(0, np.array(prompt, np.int32), None if reference is None else np.array(reference, np.int32))
+    for token in said:
+        rows.append_one(0, token)
+    return watch.hits(rows, 0)
+
+
+def test_a_text_that_repeats_itself_would_be_drafted() -> None:
+    """Behind three tokens that stood before; the first two that are said have fewer before them."""
+    text = list(range(20, 32))
+    assert watched(text, text) == [False, *[True] * 9]
+    assert watched(text, [*text[:6], 99, *text[7:]]) == [False, True, True, True, False, *[False] * 3, True, True]
+    assert not any(watched(text, list(range(60, 72))))
+
+
+def test_an_earlier_text_would_be_drafted() -> None:
+    hits = watched([1, 2, 3], [4, 5, 6, 7, 8, 10], reference=[2, 3, 4, 5, 6, 7, 9])
+    assert hits == [True, True, False, False]
+
+
+def test_only_new_tokens_are_compared() -> None:
+    """And at most the last 64."""
+    rows, watch, text = Rows(1, 7), Watch(), np.arange(3, 23, dtype=np.int32)
+    rows.set_known(0, text)
+    watch.begin(0, text, None)
+    counts = []
+    for length in (3, 10, 100, 1):
+        for token in range(length):
+            rows.append_one(0, token)
+        counts.append(len(watch.hits(rows, 0)))
+    assert counts == [0, 11, 64, 0]
+
+
+def test_hits_make_a_row_draft() -> None:
+    """No step is spent on trials while hits are rare; as soon as they are many, drafts are tried, and then chosen."""
+    choice, ids = Choice(1, watched=True), np.arange(1)
+    times = {0: 1e-3, 1: 1.1e-3, 3: 1.2e-3, 7: 1.5e-3}
+
+    def run(hits: list[bool]) -> list[int]:
+        found = []
+        for _ in range(400):
+            kept = 0 if choice.rests(1) else choice.kept(1)
+            if kept is None:
+                if not choice.last:
+                    choice.watched(0, hits)
+                kept = choice.choose(ids, 1, (1, 3, 7))
+            if kept:
+                choice.note(ids, np.array([kept]), np.array([kept if hits[0] else 0]))
+            choice.took(1, kept, times[kept])
+            found.append(kept)
+        return found
+
+    run([False] * 16)
+    assert not any(run([False] * 16))
+    assert run([True] * 16)[-100:].count(7) > 90
