@@ -100,6 +100,20 @@ def sessions() -> str:
     return _table(head, rows)
 
 
+def live() -> str:
+    """Return hit rates of live traffic, beside the bound and other engines' caches."""
+    head = (
+        "text that will be asked again / memory", "model", "infinite cache", "bound", "jswa", "best peer, any setting",
+        "SGLang, 0.8", "vLLM",
+    )  # fmt: skip
+    rows = []
+    for row in results("cpu/live")["rows"]:
+        ours = [percent(row[key]) for key in ("ideal", "bound", "jswa")]
+        theirs = [str(row[key]) for key in ("best_peer", "sglang", "vllm")]
+        rows.append([f"{100 * row['share']:.0f} %", row["model"], *ours, *theirs])
+    return _table(head, rows)
+
+
 def peer(workload: str, model: str, engine: str) -> float:
     """Return the hit rate of another engine's cache manager."""
     return float(row_of("cpu/prefix-peers", workload=workload, model=model, engine=engine)["hit"])
@@ -242,7 +256,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (saves, found, memory, sessions, prefixes, quality, evidence, speed, drafts, fleets)
+    for table in (saves, found, memory, sessions, live, prefixes, quality, evidence, speed, drafts, fleets)
 }
 
 
