@@ -1,6 +1,8 @@
 """Builds an engine from a checkpoint and options: weights, memory, programs. Hosts that only follow build the same."""
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import weakref
@@ -9,14 +11,18 @@ from typing import NamedTuple, Never
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
+from jswa.cache.disk.records import Geometry
+from jswa.cache.disk.store import DiskStore
+from jswa.cache.disk.texts import DiskCache
 from jswa.cache.layout import KVLayout
 from jswa.cache.view import geometry_of
 from jswa.cluster.hosts import Hosts, join
 from jswa.cluster.rank import find_member
-from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.config import EngineConfig, Limits, disk_folder, resolve_limits
 from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning
 from jswa.errors import ConfigError, RequestError
@@ -50,6 +56,7 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
+from jswa.storage import persist
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
@@ -109,6 +116,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
         hosts=hosts,
         host_pages=_host_pages(built.runner),
     )
+    _open_disk(engine, built, options)
     for name, adapter in modules.items():
         engine.load_lora(name, adapter)
     if trace is not None:
@@ -124,6 +132,27 @@ def _host_pages(runner: Runner) -> HostPages | None:
         return None
     runner.prepare_copies()
     return HostPages(runner, host_contents(runner.limits.host, runner.layout, runner.kv_dtype))
+
+
+def _open_disk(engine: Engine, built: Built, options: EngineConfig) -> None:
+    """Give the second prefix cache of an engine the files behind it, if the options name a folder."""
+    found, host, memory = disk_folder(options.disk_kv), engine.scheduler.cache.host, built.limits.host
+    if found is None or host is None or memory is None:
+        return
+    layout, runner = built.layout, built.runner
+    bits = persist.bits_of(built.limits)
+    identity = persist.identity(built.model, runner.params, layout, runner.kv_dtype, "", deterministic=bits)
+    geometry = Geometry(
+        hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        layout.page_size,
+        layout.pages_per_block,
+        layout.num_lanes * layout.devices,
+        layout.block_elems // layout.pages_per_block,
+        np.dtype(runner.kv_dtype),
+    )
+    store = DiskStore(*found, geometry)
+    host.disk = DiskCache(host.tier, store, memory.slots_per_step, memory.seconds_per_token)
+    weakref.finalize(engine, store.close)
 
 
 def check_model(folder: Path, options: EngineConfig) -> None:

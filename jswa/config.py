@@ -1,6 +1,7 @@
 """The options that the user gives (`EngineConfig`) and the limits that follow from them (`Limits`). No jax here."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,9 @@ class EngineConfig:
             diverge.
         host_kv_bytes: Give a second prefix cache this many bytes of host memory, for all devices together. What the
             device evicts stays there, and comes back when a request asks for it. 0: there is none.
+        disk_kv: PATH:BYTES. Write what is in the second prefix cache (host_kv_bytes) to files in this folder, too, up
+            to so many bytes. A request that asks for it later, also after a restart, has it read back. The files hold
+            KV of all clients. Default: there are no files.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
@@ -112,6 +116,7 @@ class EngineConfig:
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     host_kv_bytes: int = 0
+    disk_kv: str | None = None
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
@@ -188,11 +193,13 @@ class HostMemory(NamedTuple):
         blocks: of the size of the arena's, one of which is not used, as block 0 is not on the device.
         slots_per_step: slots that are copied to the device with each step, or a few more.
         tokens_per_slot: tokens that could be computed in the time in which a slot is copied to the device.
+        seconds_per_token: time in which a token is computed.
     """
 
     blocks: int
     slots_per_step: int
     tokens_per_slot: float
+    seconds_per_token: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -272,6 +279,18 @@ def _check_host_memory(options: EngineConfig) -> None:
         raise ConfigError("host_kv_bytes", given, "must be 0 with prefix_cache = False: it is a second prefix cache")
     if given and options.nnodes > 1:
         raise ConfigError("host_kv_bytes", given, f"must be 0 with nnodes = {options.nnodes}: one host is supported")
+    if disk_folder(options.disk_kv) is not None and not given:
+        raise ConfigError("disk_kv", options.disk_kv, "must be left out without host_kv_bytes: texts go there first")
+
+
+def disk_folder(given: object) -> tuple[Path, int] | None:
+    """Return folder and bytes of `disk_kv`; None if it is not given. Raises ConfigError."""
+    if given is None:
+        return None
+    folder, colon, size = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    if not folder or not colon or not re.fullmatch("[0-9]{1,18}", size) or not int(size):
+        raise ConfigError("disk_kv", given, "must be PATH:BYTES, a folder and a whole number of at least 1")
+    return Path(folder).expanduser(), int(size)
 
 
 def _check_text(name: str, value: object) -> None:

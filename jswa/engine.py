@@ -314,12 +314,17 @@ class Engine:
             self.hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
-        """Compile nothing any more, and release the other hosts, if there are any. Closing twice is fine.
+        """Compile nothing any more, write what waits for the disk (at most 5 s), and release the other hosts.
+
+        Closing twice is fine.
 
         The engine cannot be used afterwards.
         """
         if isinstance(self.runner, CompilingRunner):
             self.runner.close()
+        host = self._scheduler.cache.host
+        if host is not None and host.disk is not None:
+            host.disk.store.close()
         if self.hosts is not None:
             self.hosts.close()
 
@@ -360,5 +365,8 @@ class Engine:
         self._profiles = folder is not None
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache. Running rows keep their pages."""
-        self._scheduler.cache.flush()
+        """Empty the prefix cache, on the disk too. Running rows keep their pages."""
+        cache = self._scheduler.cache
+        cache.flush()
+        if cache.host is not None and cache.host.disk is not None:
+            cache.host.disk.clear()

@@ -1,6 +1,6 @@
 """The values that pass between the engine's parts: requests in, step plans down, tokens up. Ints and numpy only."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -303,6 +303,21 @@ class TableRow(NamedTuple):
     local: Int[np.ndarray, " L"]
 
 
+class Write(NamedTuple):
+    """Rows of arrays to copy to slots of host memory. The arrays are by lane, and in each lane by device."""
+
+    slots: Int[np.ndarray, " n"]
+    lanes: list[Shaped[np.ndarray, "rows elems"]]
+    rows: Int[np.ndarray, " n"]
+
+
+class Save(NamedTuple):
+    """Slots of host memory to copy, and what takes the copies, by lane and in each lane by device."""
+
+    slots: Int[np.ndarray, " n"]
+    keep: Callable[[list[Shaped[np.ndarray, "n elems"]]], None]
+
+
 class Transfers(NamedTuple):
     """Slots to copy between the device and the second prefix cache in host memory, by pairs (source, destination).
 
@@ -310,11 +325,15 @@ class Transfers(NamedTuple):
         moves: within host memory, before all others.
         downloads: to host memory, before the device changes anything: as the last step has left them.
         uploads: to the device, after the step.
+        writes: to host memory from the disk, after the moves.
+        saves: from host memory to the disk, after the writes.
     """
 
     moves: Int[np.ndarray, "M 2"]
     downloads: Int[np.ndarray, "D 2"]
     uploads: Int[np.ndarray, "U 2"]
+    writes: tuple[Write, ...] = ()
+    saves: tuple[Save, ...] = ()
 
 
 SAMPLING_ROW = np.dtype([

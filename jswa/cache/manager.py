@@ -222,10 +222,10 @@ class CacheManager:
         self.epoch += 1
         self.prefix.withdraw(salt, tokens)
         if self.host is not None:
-            self.host.tier.prefix.withdraw(salt, tokens)
+            self.host.withdraw(salt, tokens)
 
     def flush(self) -> None:
-        """Empty the cache and reset its counters. Rows keep their pages."""
+        """Empty the cache and reset its counters. Rows keep their pages, and the disk its files."""
         self.epoch += 1
         self.prefix.flush()
         self.hits = HitCounter()
@@ -238,7 +238,7 @@ class CacheManager:
         self.epoch += 1
         self.prefix.flush()
         if self.host is not None:
-            self.host.flush()
+            self.host.retire()
 
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""

@@ -16,6 +16,8 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog
 from jswa.storage.plan_trace import write_step
 
+_LOOK = 0.005  # seconds after which the engine looks for new requests while it waits for the disk
+
 
 @runtime_checkable
 class PendingStep(Protocol):
@@ -94,7 +96,8 @@ class Stepping:
         self.log.launched(begin, planned, time.perf_counter())
         self._scheduler.tidy()
         before, self._pending = self._pending, launched
-        if launched is None and before is None and not copied and self._scheduler.has_work():
+        idle = launched is None and before is None and not copied and self._scheduler.has_work()
+        if idle and not self._wait_for_disk():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self._scheduler.stats()}")
         if self._switches.overlap:
             events = self._apply(before)
@@ -126,6 +129,14 @@ class Stepping:
         if host is not None and self._host_pages is not None:
             landed = self._host_pages.land()
             host.land(landed.batches, lost=landed.lost)
+
+    def _wait_for_disk(self) -> bool:
+        """Wait for what is being read from the disk, since nothing else can be done; return whether anything is."""
+        host = self._scheduler.cache.host
+        if host is None or host.disk is None or host.disk.wanted is None:
+            return False
+        host.disk.settle(_LOOK)
+        return True
 
     def _launch(self, plan: StepPlan) -> PendingStep:
         """Launch a plan, between the pages that go to host memory before it and those that come back behind it."""

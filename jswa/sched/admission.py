@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from jswa.cache.disk.texts import DiskCache
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
@@ -75,9 +76,12 @@ class Recalling:
     def waits(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Return whether a waiting request waits for text from host memory, which may begin to come now.
 
-        Each request has text brought back once, and only when it has room to begin.
+        Each request has text brought back once, and only when it has room to begin. What the disk has comes to host
+        memory before.
         """
         host = self._cache.host
+        if host is not None and host.disk is not None and self._waits_for(host.disk, draft, sequence, match):
+            return True
         if host is None or not sequence.reads_cache or sequence.recalled_from is not None:
             return host is not None and self.owner is sequence
         tokens = sequence.tokens
@@ -92,6 +96,8 @@ class Recalling:
     def settle(self) -> None:
         """Let the owner match its text if all of it has been sent to the device, or if it has been given up."""
         host = self._cache.host
+        if host is not None and host.disk is not None:
+            host.disk.settle()
         if host is not None and self.owner is not None:
             host.finish(self._cache.epoch)
             self.owner = None if host.active is None else self.owner
@@ -101,6 +107,29 @@ class Recalling:
         if self.owner is sequence and self._cache.host is not None:
             self._cache.host.cancel()
             self.owner = None
+
+    def _waits_for(self, disk: DiskCache, draft: Draft, sequence: Sequence, match: Match) -> bool:
+        """Return whether a request waits for text from the disk, which may begin to be read now."""
+        if not sequence.reads_cache or sequence.disk_until == 0 or sequence is self.owner:
+            return False
+        if sequence.disk_until is not None and time.monotonic() > sequence.disk_until:
+            sequence.disk_until = 0.0
+            disk.give_up()
+            return False
+        if disk.wanted is not None and sequence.disk_until is not None:
+            return True
+        if not self._has_room(draft, sequence, match):
+            return False
+        salt, start = self._cache.tree_key(sequence.request.cache_salt), match.resume.start
+        found = disk.find(salt, sequence.tokens[:-1], start)
+        if found is None:
+            sequence.disk_until = 0.0
+            return False
+        if sequence.disk_until is None:
+            sequence.disk_until = time.monotonic() + disk.patience(found)
+        if disk.wanted is None:
+            disk.begin(found)
+        return True
 
 
 def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[Lease, Match] | None:

@@ -65,6 +65,7 @@ class Sequence:
     failed_to: int = 0
     passed_by: int = 0
     recalled_from: int | None = None
+    disk_until: float | None = None
     blocked: tuple[int, ...] | None = None
     foretold: int = 0
     accepted: int = 0

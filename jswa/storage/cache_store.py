@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -185,15 +184,12 @@ def cache_identity(engine: Engine, runner: PageRunner, salt: str, adapter: str |
     Args:
         adapter: digest of the LoRA adapter.
     """
-    limits = engine.limits
-    # The bits of the KV also depend on the shape of the step and on the compiler.
-    bits = f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
     return persist.identity(
         engine.model,
         runner.params,
         engine.layout,
         runner.kv_dtype,
         salt,
-        deterministic=bits if limits.one_bucket else "",
+        deterministic=persist.bits_of(engine.limits),
         adapter=adapter or "",
     )

@@ -22,6 +22,7 @@ import numpy as np
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import root_key
+from jswa.config import Limits
 from jswa.errors import CacheFileError
 from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
@@ -67,6 +68,14 @@ def identity(
         **own,
         "salt": _sha256(root_key(salt, adapter or None).encode(errors="surrogatepass")),
     }
+
+
+def bits_of(limits: Limits) -> str:
+    """Return what the bits of the KV depend on besides, if the engine is deterministic; else nothing."""
+    if not limits.one_bucket:
+        return ""
+    # The shape of the step and the compiler.
+    return f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
 
 
 def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Identity) -> None:

@@ -198,6 +198,10 @@ class _Families(Collector):
             "prefix_cache_host_read_slots", "Slots copied back from host memory.", cache.host_read_slots
         )
         yield self._gauge("prefix_cache_host_usage", "Share of the host memory that texts take.", cache.host_usage)
+        yield self._counter("prefix_cache_disk_written_bytes", "Bytes written to files.", cache.disk_written_bytes)
+        yield self._counter("prefix_cache_disk_read_bytes", "Bytes read from files.", cache.disk_read_bytes)
+        yield self._counter("prefix_cache_disk_dropped", "Files not written: slow or full disk.", cache.disk_dropped)
+        yield self._gauge("prefix_cache_disk_usage", "Share of the disk's bytes that files take.", cache.disk_usage)
         yield self._counter("prefix_cache_evictions", "Evicted windows and ends of texts.", cache.evictions)
         yield self._gauge("prefix_cache_windows", "Windows at which a request can resume.", cache.windows)
         missed = CounterMetricFamily(

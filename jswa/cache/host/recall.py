@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jswa.cache.disk.texts import DiskCache
 from jswa.cache.host.texts import Pages, pages_of, publish, text_of
 from jswa.cache.host.tier import HostTier
 from jswa.cache.moves import Move
@@ -89,6 +90,7 @@ class HostCache:
 
     Attributes:
         active: the text on its way.
+        disk: the files behind host memory; None: there are none.
         changes: counts texts that began and ended to come back.
         recalled: slots that were copied back so far.
     """
@@ -96,6 +98,7 @@ class HostCache:
     def __init__(self, device: PrefixCache, memory: HostMemory, moves: Callable[[], list[Move]]) -> None:
         self.tier = tier = HostTier(device, memory)
         self.active: Recall | None = None
+        self.disk: DiskCache | None = None
         self.changes = self.recalled = 0
         device.retention.demote = lambda item: tier.keep(item, moves())
         self._device = device
@@ -172,7 +175,9 @@ class HostCache:
         if self.active is not None:
             pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_block)
             self.recalled += len(pairs)
-        found = Transfers(*self.tier.drain(), np.array(pairs, np.int32).reshape(-1, 2))
+        moves, downloads, writes = self.tier.drain()
+        saves = () if self.disk is None else self.disk.saves()
+        found = Transfers(moves, downloads, np.array(pairs, np.int32).reshape(-1, 2), writes, saves)
         return found if any(map(len, found)) else None
 
     def land(self, batches: int, *, lost: bool) -> None:
@@ -185,7 +190,17 @@ class HostCache:
         """Return the figures of the cache with those of host memory."""
         pool = self.tier.pool
         usage = 1 - pool.free_slots / pool.total_slots
-        return replace(stats, host_written_slots=self.tier.copied, host_read_slots=self.recalled, host_usage=usage)
+        stats = replace(stats, host_written_slots=self.tier.copied, host_read_slots=self.recalled, host_usage=usage)
+        if self.disk is None:
+            return stats
+        store = self.disk.store
+        return replace(
+            stats,
+            disk_written_bytes=store.written,
+            disk_read_bytes=store.read,
+            disk_dropped=store.dropped,
+            disk_usage=store.used / store.limit,
+        )
 
     def finish(self, epoch: int) -> None:
         """Publish the text on its way, if all of it has been sent. What was drained has been launched."""
@@ -206,8 +221,20 @@ class HostCache:
             self._end()
             self.changes += 1
 
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Remove a text, with everything that continues it or a part of it, here and on the disk."""
+        self.tier.prefix.withdraw(salt, tokens)
+        if self.disk is not None:
+            self.disk.withdraw(salt, tokens)
+
+    def retire(self) -> None:
+        """Forget everything: the weights have changed. The files stay, and are not used any more."""
+        self.flush()
+        if self.disk is not None:
+            self.disk.retire()
+
     def flush(self) -> None:
-        """Forget everything."""
+        """Forget everything that is in memory."""
         self.cancel()
         self.tier.flush()
 

@@ -8,8 +8,10 @@ The contents are copied by whoever drains `transfers`; a page whose contents hav
 fails empties this cache: a miss, never a wrong page.
 """
 
+from collections import deque
+
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 
 from jswa.cache.host.texts import Pages, pages_of, path_to, publish, text_of
 from jswa.cache.moves import Move, origins, slots_of
@@ -18,10 +20,14 @@ from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Node, Window
 from jswa.cache.prefix.radix import NONE
 from jswa.config import HostMemory
+from jswa.plan import Write
+
+Row = tuple[list[Shaped[np.ndarray, "rows elems"]], int]  # arrays by lane and device, and a row of them
+Kept = tuple[str, Int[np.ndarray, " T"], int]  # salt and tokens of a text, number of the batch of its contents
 
 
 class HostTier:
-    """Owns the pages in host memory. `copied`: slots that were copied to it so far.
+    """Owns the pages in host memory. `copied`: slots that were copied to it so far. `kept`: texts that were copied.
 
     Args:
         device: the prefix cache on the device.
@@ -32,10 +38,12 @@ class HostTier:
         self.pool = PagePool(memory.blocks, device.layout.pages_per_block)
         self.prefix = PrefixCache(device.layout, self.pool)
         self.copied = 0
+        self.kept: deque[Kept] = deque(maxlen=0)
         self.reading: list[Pages] = []  # pages of this pool that others hold
         self._device = device
         self._moves: list[tuple[int, int]] = []
         self._downloads: dict[int, int] = {}  # by slot here: the slot of the device
+        self._writes: dict[int, Row] = {}  # by slot: the row that comes from the disk
         # By slot: the number of the batch of downloads that brings its contents.
         self._batch = np.zeros(memory.blocks * self.pool.pages_per_block, np.int64)
         self._drained = self._arrived = 0
@@ -65,6 +73,7 @@ class HostTier:
         cursor = publish(self.prefix, node.salt, tokens, target)
         since = self.prefix.retention.clock - self._device.retention.clock
         if cursor.node is not None and (target.full.any() or target.local.any()):
+            self.kept.append((node.salt, tokens, self._drained + 1))
             cursor.node.last, cursor.node.kind = node.last + since, node.kind
             self.prefix.tree.candidates.refresh(cursor.node)
         for window in windows:
@@ -76,6 +85,37 @@ class HostTier:
         self._download(source, target, moves)
         target.release(self.pool, self.prefix.retention)
         self.prefix.detach(cursor)
+
+    def take(self, salt: str, tokens: Int[np.ndarray, " T"], source: Pages, rows: list[Row], boundary: int = 0) -> bool:
+        """Publish a text with pages from elsewhere, as far as it is not here; False, and no change, if it cannot be.
+
+        Args:
+            source: by page position the number of a row of `rows`, from 1 on; of a local page, of the first of its rows.
+            boundary: end of a window to keep; 0: none.
+        """
+        target = self._room(salt, tokens, source, source.local != NONE)
+        if target is None:
+            return False
+        if np.any((target.full != NONE) & (source.full == NONE)):  # what was here has been evicted
+            target.release(self.pool, self.prefix.retention)
+            return False
+        cursor = publish(self.prefix, salt, tokens, target)
+        m = self.pool.pages_per_block
+        for kind, size in (("full", 1), ("local", m)):
+            ids, numbers = getattr(target, kind), getattr(source, kind)
+            for page, number in zip(ids.tolist(), numbers.tolist(), strict=True):
+                if page != NONE and getattr(self.pool, f"{kind}_cached")[page]:
+                    lanes, first = rows[number - 1]
+                    for i in range(size):
+                        slot = page * size + i
+                        self._writes[slot] = lanes, first + i
+                        self._downloads.pop(slot, None)
+                        self._batch[slot] = 0
+        if boundary and cursor.node is not None:
+            self.prefix.retention.add_window(cursor.node, boundary)
+        target.release(self.pool, self.prefix.retention)
+        self.prefix.detach(cursor)
+        return True
 
     def visit(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
         """Count a row that starts with a text: what it has here is used, wherever it was found."""
@@ -97,20 +137,34 @@ class HostTier:
         local = (pages.local != NONE) & (self._batch[first[:, None] + np.arange(m)] <= self._arrived).all(axis=1)
         return full, local
 
-    def drain(self) -> tuple[Int[np.ndarray, "M 2"], Int[np.ndarray, "D 2"]]:
-        """Return the moves within this memory, and the downloads, that must be carried out now, in this order.
+    def landed(self, batch: int) -> bool:
+        """Return whether a batch has arrived."""
+        return batch <= self._arrived
+
+    def drain(self) -> tuple[Int[np.ndarray, "M 2"], Int[np.ndarray, "D 2"], tuple[Write, ...]]:
+        """Return the moves within this memory, the downloads, and what comes from the disk, to be carried out now.
 
         If there are downloads, they are one batch: `land` takes the batches in the order in which they were drained.
         """
         moves, downloads = self._moves, [(source, target) for target, source in self._downloads.items()]
         self._moves, self._downloads = [], {}
         self._drained += bool(downloads)
-        return np.array(moves, np.int32).reshape(-1, 2), np.array(downloads, np.int32).reshape(-1, 2)
+        groups: dict[int, list[tuple[int, Row]]] = {}
+        for slot, row in self._writes.items():
+            groups.setdefault(id(row[0]), []).append((slot, row))
+        self._writes = {}
+        writes = tuple(
+            Write(np.array([slot for slot, _ in group]), group[0][1][0], np.array([row for _, (_, row) in group]))
+            for group in groups.values()
+        )
+        return np.array(moves, np.int32).reshape(-1, 2), np.array(downloads, np.int32).reshape(-1, 2), writes
 
     def flush(self) -> None:
         """Forget everything, and what has not been copied yet."""
         self.prefix.flush()
         self._downloads = {}
+        self._writes = {}
+        self.kept.clear()
 
     def land(self, batches: int) -> None:
         """Note that so many more batches of downloads have arrived."""
@@ -167,6 +221,7 @@ class HostTier:
         sources = origins(moves, slots_of(source.full[full], source.local[local], m))
         for slot, origin in zip(slots.tolist(), sources.tolist(), strict=True):
             self._downloads[slot] = origin
+            self._writes.pop(slot, None)
         self._batch[slots] = self._drained + 1
         self.copied += len(slots)
 
@@ -177,7 +232,13 @@ class HostTier:
             for pages in self.reading:
                 pages.rename(source, target)
             self._moves.append((source, target))
-            self._downloads.pop(target, None)
-            if source in self._downloads:
-                self._downloads[target] = self._downloads.pop(source)
+            _rename(self._downloads, source, target)
+            _rename(self._writes, source, target)
             self._batch[target] = self._batch[source]
+
+
+def _rename[T](by_slot: dict[int, T], source: int, target: int) -> None:
+    """Follow a slot that has moved; what was meant for its new place is void."""
+    by_slot.pop(target, None)
+    if source in by_slot:
+        by_slot[target] = by_slot.pop(source)

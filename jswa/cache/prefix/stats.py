@@ -15,6 +15,9 @@ class CacheStats:
         host_tokens: cached tokens that only pages from host memory made possible.
         host_written_slots, host_read_slots: slots copied to host memory, and back.
         host_usage: share of the host memory that texts take.
+        disk_written_bytes, disk_read_bytes: of files behind host memory.
+        disk_dropped: files that were not written, because the disk was too slow or full.
+        disk_usage: share of the bytes that the files may take.
         missed: prompt tokens that were computed, by reason.
         full_pages, local_pages: pages that the cache holds, alone or with rows.
         evictable_full_pages, evictable_local_pages: pages that the cache holds alone.
@@ -41,6 +44,10 @@ class CacheStats:
     host_written_slots: int = 0
     host_read_slots: int = 0
     host_usage: float = 0.0
+    disk_written_bytes: int = 0
+    disk_read_bytes: int = 0
+    disk_dropped: int = 0
+    disk_usage: float = 0.0
 
     @property
     def hit_rate(self) -> float:

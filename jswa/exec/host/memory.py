@@ -53,6 +53,7 @@ def with_host_memory(
         blocks=blocks,
         slots_per_step=batches * copy_width(layout, itemsize),
         tokens_per_slot=slot / _LINK_BYTES[device] / seconds_per_token,
+        seconds_per_token=seconds_per_token,
     )
     _log.info(
         "host memory for the prefix cache: %.2f GiB, %.1f times the arena; a slot comes back if that saves %.2f tokens",

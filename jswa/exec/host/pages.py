@@ -64,13 +64,20 @@ class HostPages:
         self._coming: deque[list[Part]] = deque()  # the parts of each batch of downloads
 
     def before_launch(self, transfers: Transfers) -> None:
-        """Move slots here, and begin to read slots of the device."""
+        """Move slots here, exchange slots with the disk, and begin to read slots of the device."""
         for source, target in transfers.moves.tolist():
             for lane in self._contents:
                 lane[target] = lane[source]
             for slots, _ in (part for batch in self._coming for part in batch):
                 slots[slots == target] = -1
                 slots[slots == source] = target
+        for write in transfers.writes:
+            for whole, lane in zip(self._contents, write.lanes, strict=True):
+                whole[write.slots] = lane[write.rows]
+            for slots, _ in (part for batch in self._coming for part in batch):
+                slots[np.isin(slots, write.slots)] = -1
+        for save in transfers.saves:
+            save.keep([lane[save.slots] for lane in self._contents])
         if not len(transfers.downloads):
             return
         width, batch = self._runner.slots_per_copy, list[Part]()

@@ -1,0 +1,128 @@
+"""What the disk adds to a text of which host memory has a part."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jswa.cache.disk.records import Record, next_key, page_keys, tree_digest
+from jswa.cache.disk.store import DiskStore
+from jswa.cache.host.texts import pages_of
+from jswa.cache.host.tier import HostTier
+from jswa.cache.prefix.resume import COLD, Resume, resume
+
+_CANDIDATES = 4  # ends of a text that are compared, the last ones
+
+Place = tuple[Record, int]  # a record, and the first row of a page
+
+
+class Wanted(NamedTuple):
+    """A text to read.
+
+    Attributes:
+        salt, tokens: the text, as in `PrefixCache`.
+        at: where a row starts with it.
+        gain: tokens that need not be computed.
+        full, local: by page position where the pages are; None: not wanted from the disk.
+        records: the files to read.
+    """
+
+    salt: str
+    tokens: Int[np.ndarray, " T"]
+    at: Resume
+    gain: int
+    full: list[Place | None]
+    local: list[Place | None]
+    records: list[Record]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(record.size for record in self.records)
+
+
+class _Part(NamedTuple):
+    """What there is of the first tokens of a text, by page position: here, and on the disk if not here."""
+
+    full_here: Bool[np.ndarray, " n"]
+    local_here: Bool[np.ndarray, " n"]
+    full: list[Place | None]
+    local: list[Place | None]
+
+    @property
+    def live(self) -> Bool[np.ndarray, " n"]:
+        """Whether there is a local page."""
+        return self.local_here | np.array([place is not None for place in self.local], bool)
+
+    @property
+    def held(self) -> Bool[np.ndarray, " n"]:
+        """Whether there is a full page."""
+        return self.full_here | np.array([place is not None for place in self.full], bool)
+
+
+class _Text:
+    """A text, and where its pages may be."""
+
+    def __init__(self, tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        self.tier, self.store, self.tokens = tier, store, tokens
+        self.page = page = tier.prefix.layout.page_size
+        root = tree_digest(store.geometry.identity, salt)
+        self.keys = [root, *page_keys(root, tokens[: len(tokens) // page * page], page)]  # by whole pages before it
+        self.path, self.agreed = tier.prefix.tree.walk(salt, tokens)
+
+    def part(self, end: int) -> _Part:
+        """Return what there is of the first `end` tokens."""
+        whole = end // self.page
+        keys = self.keys[1 : 1 + whole]
+        if end % self.page:
+            keys.append(next_key(self.keys[whole], self.tokens[whole * self.page : end].astype(np.int32).tobytes()))
+        pages = pages_of(self.tier.prefix.tree, self.path, min(self.agreed, end), end)
+        full, local = self.tier.arrived(pages)
+        return _Part(
+            full,
+            local,
+            [None if there else self.store.find(("full", key)) for there, key in zip(full, keys, strict=True)],
+            [None if there else self.store.find(("local", key)) for there, key in zip(local, keys, strict=True)],
+        )
+
+    def ends(self, whole: int) -> list[int]:
+        """Return where texts end that may be there, the last ones first, if so many whole pages are."""
+        ends = {whole * self.page}
+        for i in range(whole + 1):
+            ends |= {i * self.page + count for count in self.store.tails(self.keys[i])}
+        return sorted((end for end in ends if 0 < end <= len(self.tokens)), reverse=True)[:_CANDIDATES]
+
+
+def find(tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> Wanted | None:
+    """Return the most that the disk adds to a text; None if it adds nothing.
+
+    Args:
+        start: where a row would start without disk and host memory.
+    """
+    layout = tier.prefix.layout
+    if len(tokens) < layout.page_size or not store.used:
+        return None
+    text = _Text(tier, store, salt, tokens)
+    whole = len(text.keys) - 1
+    if layout.full is not None:
+        missing = np.flatnonzero(~text.part(whole * layout.page_size).held)
+        whole = int(missing[0]) if len(missing) else whole
+    best, at, length = None, COLD, 0
+    for end in text.ends(whole):
+        part = text.part(end)
+        found = resume(layout, end, part.live)
+        if found.start > at.start and (layout.full is None or part.held.all()):
+            best, at, length = part, found, end
+    if best is None:
+        return None
+    here = text.part(text.agreed)
+    if layout.full is None or here.full_here.all():
+        start = max(start, resume(layout, text.agreed, here.local_here).start)
+    first = at.local_visible_from // layout.page_size
+    last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
+    local = [place if first <= i < last else None for i, place in enumerate(best.local)]
+    full = best.full if layout.full is not None else [None] * len(local)
+    records = list(dict.fromkeys(place[0] for place in (*full, *local) if place is not None))
+    if not records or at.start - start <= layout.page_size:
+        return None
+    return Wanted(salt, tokens[:length].copy(), at, at.start - start, full, local, records)

@@ -1,0 +1,205 @@
+"""Texts between host memory and the disk: what of them is written, and what is read for a request that waits.
+
+A text is written once its pages have arrived in host memory, ahead of their eviction there, as far as no file has them:
+so a process that is killed leaves all that the device has evicted. Pages are found by digests of the whole text before
+them, identity and salt included, so a page of another text, tenant or model cannot be found at all.
+
+What is read becomes a text of host memory, a part with each step, from where `Recall` takes it to the device.
+"""
+
+import time
+from collections import deque
+from functools import partial
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.disk.find import Place, Wanted, find
+from jswa.cache.disk.records import Key, Lanes, Record, Tail, page_keys, tree_digest
+from jswa.cache.disk.store import DiskStore
+from jswa.cache.host.texts import Pages, pages_of
+from jswa.cache.host.tier import HostTier, Row
+from jswa.cache.moves import slots_of
+from jswa.plan import Save
+
+_TEXTS = 256  # that wait to be written
+_PATIENCE = 1.0  # seconds that a request waits at least for what it has asked for, and once
+
+
+class DiskCache:
+    """Owns the store, and the text that is being read, if there is one.
+
+    Args:
+        slots_per_step: slots that one step writes or takes in at most.
+        seconds_per_token: time to compute a token: what takes longer to read is not read.
+
+    Attributes:
+        wanted: the text that is being read, or taken in.
+    """
+
+    def __init__(
+        self,
+        tier: HostTier,
+        store: DiskStore,
+        slots_per_step: int,
+        seconds_per_token: float,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self.store = store
+        self.wanted: Wanted | None = None
+        self._tier = tier
+        self._slots = max(slots_per_step, 1 + tier.pool.pages_per_block)
+        self._seconds_per_token = seconds_per_token
+        self._patience = patience
+        self._retired = False
+        self._lanes: dict[Record, Lanes] = {}  # what has been read
+        self._asked = 0.0  # when
+        self._taken = 0  # pages that have been taken in
+        tier.kept = deque(maxlen=_TEXTS)
+
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> Wanted | None:
+        """Return what the disk adds to a text; None if it is not worth the time to read it, or does not fit here.
+
+        Args:
+            start: where a row would start without disk and host memory.
+        """
+        if self._retired:
+            return None
+        wanted = find(self._tier, self.store, salt, tokens, start)
+        if wanted is None or wanted.size > self.store.rate * wanted.gain * self._seconds_per_token:
+            return None
+        m, pool = self._tier.pool.pages_per_block, self._tier.pool
+        slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
+        return wanted if slots <= pool.free_slots + pool.evictable_slots else None
+
+    def patience(self, wanted: Wanted) -> float:
+        """Return how many seconds a request should wait for what it wants."""
+        return max(self._patience, wanted.gain * self._seconds_per_token)
+
+    def begin(self, wanted: Wanted) -> None:
+        """Begin to read a text."""
+        assert self.wanted is None
+        self.wanted, self._lanes, self._taken, self._asked = wanted, {}, 0, time.monotonic()
+        self.store.use(wanted.records)
+        for record in wanted.records:
+            self.store.fetch(record, partial(self._arrive, wanted, record))
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Take in what has been read; wait so long for it. Once a step."""
+        self.store.settle(seconds if self.wanted is not None else 0.0)
+        wanted = self.wanted
+        if wanted is not None and len(self._lanes) == len(wanted.records):
+            self._take(wanted)
+
+    def give_up(self) -> None:
+        """Note that nobody waits any more for what is being read, because it takes too long."""
+        if self.wanted is not None:
+            self.store.slow(max(time.monotonic() - self._asked, 1e-3), self.wanted.size)
+
+    def saves(self) -> tuple[Save, ...]:
+        """Return what to write with this step, from the slots of host memory as its moves have left them."""
+        kept = self._tier.kept
+        while kept and not self._retired:
+            salt, tokens, batch = kept[0]
+            if not self._tier.landed(batch):
+                break
+            save, more = self._save(salt, tokens)
+            if not more:
+                kept.popleft()
+            if save is not None:
+                return (save,)
+        return ()
+
+    def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Delete a text, with all texts of the same first page; of a text without a whole page, all of its salt."""
+        page, root = self._tier.prefix.layout.page_size, tree_digest(self.store.geometry.identity, salt)
+        first = page_keys(root, tokens[:page], page)[0] if len(tokens) >= page else None
+        self._cancel()
+        self.store.forget(lambda record: record.tree == root if first is None else record.first == first)
+
+    def clear(self) -> None:
+        """Delete all texts of this engine."""
+        self._cancel()
+        self._tier.kept.clear()
+        self.store.forget(lambda _: True)
+
+    def retire(self) -> None:
+        """Write and find nothing any more: the weights have changed. The files stay, for an engine with the old ones."""
+        self._cancel()
+        self._retired = True
+        self._tier.kept = deque(maxlen=0)
+
+    def _cancel(self) -> None:
+        self.wanted, self._lanes = None, {}
+
+    def _arrive(self, wanted: Wanted, record: Record, lanes: Lanes | None) -> None:
+        """Keep what has been read; without one of the records the text is given up, and may be asked for again."""
+        if self.wanted is not wanted:
+            return
+        if lanes is None:
+            self._cancel()
+        else:
+            self._lanes[record] = lanes
+
+    def _take(self, wanted: Wanted) -> None:
+        """Make a part of what has been read a text of host memory, as much as a step takes in."""
+        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_block
+        count, slots, to = len(wanted.full), 0, self._taken
+        while to < count:
+            slots += (wanted.full[to] is not None) + m * (wanted.local[to] is not None)
+            if slots > self._slots:
+                break
+            to += 1
+        end, rows = min(to * page, len(wanted.tokens)), list[Row]()
+
+        def numbers(places: list[Place | None]) -> Int[np.ndarray, " n"]:
+            found = np.zeros(to, np.int32)
+            for i, place in enumerate(places[:to]):
+                if place is not None:
+                    rows.append((self._lanes[place[0]], place[1]))
+                    found[i] = len(rows)
+            return found
+
+        source = Pages(numbers(wanted.full), numbers(wanted.local))
+        boundary = wanted.at.boundary if to == count else 0
+        if not self._tier.take(wanted.salt, wanted.tokens[:end], source, rows, boundary) or to == count:
+            self._cancel()
+        self._taken = to
+
+    def _save(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[Save | None, bool]:
+        """Return what to write of a text now, and whether there is more."""
+        tier, geometry = self._tier, self.store.geometry
+        page, m = tier.prefix.layout.page_size, tier.pool.pages_per_block
+        path, agreed = tier.prefix.tree.walk(salt, tokens)
+        if agreed < len(tokens):
+            agreed -= agreed % page  # its end has been evicted
+        if agreed < page:
+            return None, False
+        pages = pages_of(tier.prefix.tree, path, agreed, agreed)
+        there = dict(zip(("full", "local"), tier.arrived(pages), strict=True))
+        root = tree_digest(geometry.identity, salt)
+        keys = page_keys(root, tokens[:agreed], page)
+        chosen, known, slots, more = list[tuple[int, Key]](), dict[Record, None](), 0, False
+        for at, digest in enumerate(keys):
+            for kind in ("full", "local"):
+                key = kind, digest
+                if found := self.store.find(key):
+                    known[found[0]] = None
+                elif there[kind][at] and not self.store.has(key):
+                    more = more or slots + geometry.rows(key) > self._slots
+                    if not more:
+                        slots += geometry.rows(key)
+                        chosen.append((at, key))
+        self.store.use(known)  # else the beginning of a text that grows would be the oldest
+        if not chosen or not self.store.room(slots):
+            return None, False
+        own = [slots_of(*_ids(pages, at, kind), m) for at, (kind, _) in chosen]
+        tail = Tail(keys[-2], agreed % page) if chosen[-1][0] == len(keys) - 1 and agreed % page else None
+        record = Record(geometry.identity, root, keys[0], tuple(key for _, key in chosen), tail)
+        return Save(np.concatenate(own), partial(self.store.put, record)), more
+
+
+def _ids(pages: Pages, at: int, kind: str) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " k"]]:
+    """Return a page as full pages and local pages."""
+    none, own = np.zeros(0, np.int32), getattr(pages, kind)[at : at + 1]
+    return (own, none) if kind == "full" else (none, own)
