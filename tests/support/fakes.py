@@ -178,6 +178,7 @@ class FakeRunner:
         assert len(ids) <= self.slots_per_copy
         for array, whole in zip(self.memory, contents, strict=True):
             array[ids] = whole[rows]
+        self._any_nan = self._any_nan or bool(self._full_nan[ids].any() or self._local_nan[ids].any())
 
     def _set_row(self, row: TableRow, start: int, full_write_from: int, local_visible_from: int) -> None:
         """Write the table entries of a row that starts on cached pages; the pages after them are new."""
@@ -393,6 +394,10 @@ class Loop:
             host.land(landed.batches, lost=landed.lost)
         plan = self.scheduler.plan()
         copies = plan or self.scheduler.plan_copies()
+        disk = None if host is None else host.disk
+        if copies is None and self.pending is None and disk is not None and disk.wanted is not None:
+            disk.settle(1.0)
+            return None
         assert copies is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
         if copies is not None and self.before_launch is not None:
             self.before_launch(copies)

@@ -52,12 +52,12 @@ class _Part(NamedTuple):
     @property
     def live(self) -> Bool[np.ndarray, " n"]:
         """Whether there is a local page."""
-        return self.local_here | np.array([place is not None for place in self.local], bool)
+        return _or(self.local_here, self.local)
 
     @property
     def held(self) -> Bool[np.ndarray, " n"]:
         """Whether there is a full page."""
-        return self.full_here | np.array([place is not None for place in self.full], bool)
+        return _or(self.full_here, self.full)
 
 
 class _Text:
@@ -121,8 +121,14 @@ def find(tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " 
     first = at.local_visible_from // layout.page_size
     last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
     local = [place if first <= i < last else None for i, place in enumerate(best.local)]
-    full = best.full if layout.full is not None else [None] * len(local)
+    full: list[Place | None] = best.full if layout.full is not None else [None for _ in local]
     records = list(dict.fromkeys(place[0] for place in (*full, *local) if place is not None))
     if not records or at.start - start <= layout.page_size:
         return None
     return Wanted(salt, tokens[:length].copy(), at, at.start - start, full, local, records)
+
+
+def _or(here: Bool[np.ndarray, " n"], places: list[Place | None]) -> Bool[np.ndarray, " n"]:
+    there = here.copy()
+    there[[i for i, place in enumerate(places) if place is not None]] = True
+    return there

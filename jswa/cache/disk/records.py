@@ -58,10 +58,10 @@ class Geometry(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """A last page that is filled in part: the digest of the text before it, and its tokens."""
+    """A last page that is filled in part: the digest of the text before it, and the number of its tokens."""
 
     before: bytes
-    count: int
+    tokens: int
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class Record:
     @cached_property
     def header(self) -> bytes:
         """The header of the file."""
-        tail = None if self.tail is None else [self.tail.before.hex(), self.tail.count]
+        tail = None if self.tail is None else [self.tail.before.hex(), self.tail.tokens]
         said = {
             "identity": self.identity,
             "tree": self.tree.hex(),

@@ -36,7 +36,7 @@ from jswa.errors import ConfigError
 
 _log = logging.getLogger("jswa")
 _MOST_QUEUED = 256 * 2**20  # bytes that wait to be written
-_REST = 10.0  # seconds in which nothing is written after a write has failed
+_REST = 10.0  # seconds
 _RATE = 1e9  # bytes per second that a disk is assumed to read, if it has not read lately
 _LATELY = 60.0  # seconds
 _OWN = re.compile(rf"[0-9a-f]{{40}}({re.escape(SUFFIX)}|{re.escape(PARTIAL)})")
@@ -50,6 +50,7 @@ class DiskStore:
     Args:
         limit: bytes that the files may take.
         write: writes a file; tests let it fail.
+        rest: seconds in which nothing is written after a write has failed.
 
     Attributes:
         written, read: bytes written and read so far.
@@ -57,13 +58,16 @@ class DiskStore:
         used: bytes of the files.
     """
 
-    def __init__(self, folder: Path, limit: int, geometry: Geometry, write: Write = write_record) -> None:
+    def __init__(
+        self, folder: Path, limit: int, geometry: Geometry, write: Write = write_record, rest: float = _REST
+    ) -> None:
         self.geometry = geometry
         self.limit = limit
         self.written = self.read = self.dropped = self.used = 0
         self._rate, self._rated = _RATE, 0.0
         self._folder = folder
         self._write = write
+        self._rest = rest
         self._records: dict[str, Record] = {}  # by name, used longest ago first
         self._index: dict[Key, tuple[Record, int]] = {}
         self._tails: dict[
@@ -112,15 +116,15 @@ class DiskStore:
         self._add(name, record)
         self._queued += record.size
 
-        def done(result: None | Exception) -> None:
+        def done(result: Exception | None) -> None:
             self._queued -= record.size
             if not isinstance(result, Exception):
                 self.written += record.size
                 record.ready = True
                 return
             self.dropped += 1
-            self._rest_until = time.monotonic() + _REST
-            _log.warning("%s cannot be written, and nothing is for %d s: %s", self._folder / name, _REST, result)
+            self._rest_until = time.monotonic() + self._rest
+            _log.warning("%s cannot be written, and nothing is for %g s: %s", self._folder / name, self._rest, result)
             if self._records.get(name) is record:
                 self._remove(name)
 
@@ -195,13 +199,13 @@ class DiskStore:
         own = [record for record in self._records.values() if record.identity == self.geometry.identity]
         assert self.used == sum(record.size for record in self._records.values()) <= self.limit
         pages = [(key, record) for record in own for key in record.pages]
-        assert {key: record for key, record in pages} == {key: found[0] for key, found in self._index.items()}
+        assert dict(pages) == {key: found[0] for key, found in self._index.items()}
         assert len(pages) == len(self._index), "a page is in two records"
         tails = dict[bytes, dict[int, int]]()
         for record in own:
             if record.tail is not None:
                 counts = tails.setdefault(record.tail.before, {})
-                counts[record.tail.count] = counts.get(record.tail.count, 0) + 1
+                counts[record.tail.tokens] = counts.get(record.tail.tokens, 0) + 1
         assert tails == self._tails
 
     def _note_rate(self, rate: float) -> None:
@@ -218,9 +222,34 @@ class DiskStore:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            lock.close()
             raise ConfigError("disk_kv", str(folder), "is used by another engine: give another folder") from error
+        self._fill()
+        return lock
+
+    def _fill(self) -> None:
+        """Make the index from the files; those of other engines count, and go when they are the oldest."""
+        folder, others = self._folder, 0
+        for name, record in self._scan():
+            own = record.identity == self.geometry.identity
+            if own and any(key in self._index for key in record.pages):
+                (folder / name).unlink(missing_ok=True)
+                continue
+            others += not own
+            self._add(name, record)
+        while self.used > self.limit:
+            name = next(iter(self._records))
+            self._drop(name)
+            (folder / name).unlink(missing_ok=True)
+        _log.info(
+            "%s has %d bytes of the prefix cache in %d files; %d are of another model, weights, dtype or page size",
+            folder, self.used, len(self._records), others,
+        )  # fmt: skip
+
+    def _scan(self) -> list[tuple[str, Record]]:
+        """Return the files with their headers, used longest ago first; delete those that are torn."""
         found: list[tuple[float, str, Record]] = []
-        for path in folder.iterdir():
+        for path in self._folder.iterdir():
             if not _OWN.fullmatch(path.name):
                 continue  # not ours: it is left alone, and does not count
             try:
@@ -234,22 +263,7 @@ class DiskStore:
                 path.unlink(missing_ok=True)
             else:
                 found.append((path.stat().st_mtime, path.name, record))
-        others = 0
-        for _, name, record in sorted(found, key=lambda entry: entry[:2]):
-            if record.identity == self.geometry.identity and any(key in self._index for key in record.pages):
-                (folder / name).unlink(missing_ok=True)
-                continue
-            others += record.identity != self.geometry.identity
-            self._add(name, record)
-        while self.used > self.limit:
-            name = next(iter(self._records))
-            self._drop(name)
-            (folder / name).unlink(missing_ok=True)
-        _log.info(
-            "%s has %d bytes of the prefix cache in %d files; %d are of another model, weights, dtype or page size",
-            folder, self.used, len(self._records), others,
-        )  # fmt: skip
-        return lock
+        return [(name, record) for _, name, record in sorted(found, key=lambda entry: entry[:2])]
 
     def _add(self, name: str, record: Record) -> None:
         self._records[name] = record
@@ -260,7 +274,7 @@ class DiskStore:
             self._index[key] = record, row
         if record.tail is not None:
             counts = self._tails.setdefault(record.tail.before, {})
-            counts[record.tail.count] = counts.get(record.tail.count, 0) + 1
+            counts[record.tail.tokens] = counts.get(record.tail.tokens, 0) + 1
 
     def _drop(self, name: str) -> None:
         record = self._records.pop(name)
@@ -271,9 +285,9 @@ class DiskStore:
             del self._index[key]
         if record.tail is not None:
             counts = self._tails[record.tail.before]
-            counts[record.tail.count] -= 1
-            if not counts[record.tail.count]:
-                del counts[record.tail.count]
+            counts[record.tail.tokens] -= 1
+            if not counts[record.tail.tokens]:
+                del counts[record.tail.tokens]
             if not counts:
                 del self._tails[record.tail.before]
 

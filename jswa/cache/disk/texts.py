@@ -124,7 +124,7 @@ class DiskCache:
         self.store.forget(lambda _: True)
 
     def retire(self) -> None:
-        """Write and find nothing any more: the weights have changed. The files stay, for an engine with the old ones."""
+        """Write and find nothing any more: the weights have changed. The files stay for an engine with the old ones."""
         self._cancel()
         self._retired = True
         self._tier.kept = deque(maxlen=0)

@@ -178,7 +178,7 @@ class HostCache:
         moves, downloads, writes = self.tier.drain()
         saves = () if self.disk is None else self.disk.saves()
         found = Transfers(moves, downloads, np.array(pairs, np.int32).reshape(-1, 2), writes, saves)
-        return found if any(map(len, found)) else None
+        return found if any(len(part) for part in found) else None
 
     def land(self, batches: int, *, lost: bool) -> None:
         """Note that so many more batches of downloads have arrived. `lost`: forget everything, contents were lost."""

@@ -90,7 +90,7 @@ class HostTier:
         """Publish a text with pages from elsewhere, as far as it is not here; False, and no change, if it cannot be.
 
         Args:
-            source: by page position the number of a row of `rows`, from 1 on; of a local page, of the first of its rows.
+            source: by page position the number of a row of `rows`, from 1 on; of a local page, that of its first row.
             boundary: end of a window to keep; 0: none.
         """
         target = self._room(salt, tokens, source, source.local != NONE)

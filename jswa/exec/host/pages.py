@@ -65,17 +65,7 @@ class HostPages:
 
     def before_launch(self, transfers: Transfers) -> None:
         """Move slots here, exchange slots with the disk, and begin to read slots of the device."""
-        for source, target in transfers.moves.tolist():
-            for lane in self._contents:
-                lane[target] = lane[source]
-            for slots, _ in (part for batch in self._coming for part in batch):
-                slots[slots == target] = -1
-                slots[slots == source] = target
-        for write in transfers.writes:
-            for whole, lane in zip(self._contents, write.lanes, strict=True):
-                whole[write.slots] = lane[write.rows]
-            for slots, _ in (part for batch in self._coming for part in batch):
-                slots[np.isin(slots, write.slots)] = -1
+        self._change(transfers)
         for save in transfers.saves:
             save.keep([lane[save.slots] for lane in self._contents])
         if not len(transfers.downloads):
@@ -112,6 +102,20 @@ class HostPages:
             batches += 1
         lost, self._lost = self._lost, False
         return Landed(batches, lost)
+
+    def _change(self, transfers: Transfers) -> None:
+        """Carry out moves, and what comes from the disk. Copies on their way follow, or are void."""
+        for source, target in transfers.moves.tolist():
+            for lane in self._contents:
+                lane[target] = lane[source]
+            for slots, _ in (part for batch in self._coming for part in batch):
+                slots[slots == target] = -1
+                slots[slots == source] = target
+        for write in transfers.writes:
+            for whole, lane in zip(self._contents, write.lanes, strict=True):
+                whole[write.slots] = lane[write.rows]
+            for slots, _ in (part for batch in self._coming for part in batch):
+                slots[np.isin(slots, write.slots)] = -1
 
     def _store(self, batch: list[Part]) -> None:
         """Wait for the first part of a batch, and keep it."""

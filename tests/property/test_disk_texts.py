@@ -1,0 +1,109 @@
+"""Files behind host memory under random traffic, on a fake device that checks what every row reads."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jswa.architecture import Reach
+from jswa.cache.disk.records import Geometry, Lanes, Record, write_record
+from jswa.cache.disk.store import DiskStore
+from jswa.cache.disk.texts import DiskCache
+from jswa.config import HostMemory, Limits
+from tests.property.test_scheduler import VOCAB, Conversation, make_conversation
+from tests.support.builders import LAYOUTS
+
+SHAPES = [(4, Reach(6)), (1, Reach(3)), (4, Reach(8, chunked=True))]
+
+
+def write(path: Path, record: Record, lanes: Lanes) -> None:
+    """Write a file, with all lanes of the fake device in one type."""
+    write_record(path, record, [lane.astype(np.int64) for lane in lanes])
+
+
+def traffic(kind: str, shape: tuple[int, Reach], seed: int, folder: Path, texts: list[list[int]]) -> Counter[str]:
+    """Run sessions that go on, also from `texts`, which earlier engines have left; return what happened."""
+    choose = random.Random(seed)
+    page, reach = shape
+    limits = Limits(
+        120,
+        choose.randint(1, 5),
+        choose.choice([8, 24]),
+        page,
+        num_blocks=1 + choose.choice([6, 20]) * (1 + 3 // page),
+        host=HostMemory(1 + choose.choice([12, 60]) * (1 + 3 // page), choose.choice([1, 8, 50]), 0.05),
+    )
+    failures = choose.choice([0, 0, 50])  # as if each were another model
+    talk = make_conversation(LAYOUTS[kind], reach, limits, failures)
+    host, layout = talk.scheduler.cache.host, talk.scheduler.layout
+    assert host is not None
+    geometry = Geometry(f"{kind} {shape} {failures}", page, layout.pages_per_block, 5, page, np.dtype(np.int64))
+    store = DiskStore(folder, choose.choice([20_000, 2_000_000]), geometry, write)
+    host.disk = DiskCache(host.tier, store, choose.choice([1, 8, 50]), 1e3, patience=choose.choice([0.0, 10.0, 10.0]))
+    for number in range(150):
+        _operate(talk, choose, texts)
+        if choose.random() < 0.02:
+            _damage(folder, choose)
+        if number % 16 == 0:
+            talk.check()
+            store.check()
+        if len(talk.scheduler.sequences) > 6:
+            talk.step()
+    talk.drain()
+    host.tier.check()
+    store.close()
+    texts += [[*request.prompt, *request.tokens] for request in talk.requests.values()]
+    figures = {"written": store.written, "read": store.read, "host_tokens": talk.hits.host_tokens}
+    return Counter(figures)
+
+
+def _operate(talk: Conversation, choose: random.Random, texts: list[list[int]]) -> None:
+    """Do one random operation."""
+    kind = choose.random()
+    if kind < 0.25:
+        prompt: list[int] = []
+        before = [*texts, *([*r.prompt, *r.tokens] for r in talk.requests.values())]
+        if before and choose.random() < 0.8:
+            prompt = choose.choice(before)
+            prompt = prompt[: choose.choice([len(prompt), choose.randint(1, len(prompt))])]
+        prompt = (prompt + [choose.randrange(VOCAB) for _ in range(choose.randint(1, 20))])[:110]
+        talk.add(prompt, choose.randint(1, 8), set(), choose.choice(["", "", "", "other"]))
+    elif kind < 0.28 and talk.requests:
+        talk.abort(choose.choice(list(talk.requests)[-4:]))
+    elif kind < 0.285:
+        talk.scheduler.cache.flush()
+    elif kind < 0.29:
+        talk.spoil(choose.randrange(999), full=choose.random() < 0.5)
+    elif kind < 0.30 and talk.scheduler.running:
+        talk.scheduler.preempt(choose.choice(talk.scheduler.running).request.request_id)
+    else:
+        talk.step()
+
+
+def _damage(folder: Path, choose: random.Random) -> None:
+    """Tear or delete a file."""
+    files = sorted(folder.glob("*.kv"))
+    if not files:
+        return
+    path = choose.choice(files)
+    if choose.random() < 0.5:
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        data = bytearray(path.read_bytes())
+        data[choose.randrange(len(data))] ^= 255
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+def test_texts_come_back_from_the_disk_as_they_were(kind: str, tmp_path: Path) -> None:
+    """Every token is that of a request alone, after restarts too, though files are torn and deleted."""
+    happened: Counter[str] = Counter()
+    for number, shape in enumerate(SHAPES[: 2 if kind == "full only" else 3]):
+        texts: list[list[int]] = []
+        for run in range(2):
+            happened += traffic(kind, shape, 10 * number + run, tmp_path / str(number), texts)
+    assert happened["written"] > 0
+    assert happened["read"] > 0
+    assert happened["host_tokens"] > 0
