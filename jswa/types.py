@@ -198,6 +198,7 @@ class PrefixHit(NamedTuple):
             again because logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache
             ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not to clients.
         host_tokens: cached tokens that would have been computed without those pages that came from host memory.
+        disk_tokens: those of them that came to host memory from the disk.
     """
 
     prompt_tokens: int
@@ -207,6 +208,7 @@ class PrefixHit(NamedTuple):
     reason: MissReason
     revived: bool = False
     host_tokens: int = 0
+    disk_tokens: int = 0
 
     def missed(self) -> dict[MissReason, int]:
         """Return the prompt tokens that were computed, by reason. The last token always is."""

@@ -295,7 +295,7 @@ class CacheManager:
         check_leases(self.layout, self._leases, self._windows.waiting, dict(launched), ahead)
         check_owners(self.pool, self._leases, () if self.host is None else self.host.held)
         if self.host is not None:
-            self.host.tier.check()
+            self.host.check()
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)
 

@@ -129,6 +129,7 @@ class Recalling:
             sequence.disk_until = time.monotonic() + disk.patience(found)
         if disk.wanted is None:
             disk.begin(found)
+            sequence.disk_gain = found.at.start - found.gain, found.at.start
         return True
 
 
@@ -186,4 +187,5 @@ def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> N
         reason = "not finite" if sequence.failed_to else "prompt logprobs"
     replayed, revived = at.full_to - at.start, 0 < at.start < at.exact_from
     host = 0 if sequence.recalled_from is None else max(0, at.start - sequence.recalled_from)
-    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived=revived, host_tokens=host)
+    disk = min(host, max(0, min(at.start, sequence.disk_gain[1]) - sequence.disk_gain[0]))
+    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived, host, disk)

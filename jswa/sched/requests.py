@@ -106,7 +106,7 @@ class Requests:
         if sequence.reads_cache:
             sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self._cache.epoch
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
-        sequence.recalled_from = sequence.disk_until = None
+        sequence.recalled_from, sequence.disk_until, sequence.disk_gain = None, None, (0, 0)
         if self._cache.host is not None and sequence.reads_cache:
             self._cache.host.tier.visit(lease.salt, tokens[:-1])
         self.by_row[row_id] = sequence

@@ -66,6 +66,7 @@ class Sequence:
     passed_by: int = 0
     recalled_from: int | None = None
     disk_until: float | None = None
+    disk_gain: tuple[int, int] = (0, 0)
     blocked: tuple[int, ...] | None = None
     foretold: int = 0
     accepted: int = 0

@@ -198,6 +198,7 @@ class _Families(Collector):
             "prefix_cache_host_read_slots", "Slots copied back from host memory.", cache.host_read_slots
         )
         yield self._gauge("prefix_cache_host_usage", "Share of the host memory that texts take.", cache.host_usage)
+        yield self._counter("prefix_cache_disk_hits", "Cached tokens that the disk gave.", cache.disk_tokens)
         yield self._counter("prefix_cache_disk_written_bytes", "Bytes written to files.", cache.disk_written_bytes)
         yield self._counter("prefix_cache_disk_read_bytes", "Bytes read from files.", cache.disk_read_bytes)
         yield self._counter("prefix_cache_disk_dropped", "Files not written: slow or full disk.", cache.disk_dropped)

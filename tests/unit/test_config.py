@@ -1,12 +1,13 @@
 """Options of the engine, and the limits made of them (jswa/config.py)."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jswa.architecture import Reach
-from jswa.config import EngineConfig, Limits, resolve_limits
+from jswa.config import EngineConfig, Limits, disk_folder, resolve_limits
 from jswa.errors import ConfigError
 from tests.support.builders import make_layer, make_model
 
@@ -30,6 +31,7 @@ BAD: dict[str, list[Any]] = {
     "prefix_cache": [1, "yes", None],
     "prefix_cache_interval": WHOLE,
     "host_kv_bytes": [-1, 1.5, "64", True, None],
+    "disk_kv": ["", "/kv", ":5", "/kv:", "/kv:0", "/kv:-1", "/kv:1e9", "/kv: 5", 5, True],
     "max_loras": [*WHOLE, 65],
     "max_lora_rank": [*WHOLE, 257],
 }
@@ -114,3 +116,11 @@ def test_host_memory_needs_a_prefix_cache_on_one_host(other: dict[str, Any]) -> 
     """Other combinations are refused by name."""
     with pytest.raises(ConfigError, match="host_kv_bytes"):
         EngineConfig(host_kv_bytes=2**30, **other)
+
+
+def test_files_need_host_memory_before_them() -> None:
+    """A folder has a path, which may contain colons, and a number of bytes."""
+    with pytest.raises(ConfigError, match="disk_kv") as refused:
+        EngineConfig(disk_kv="/kv:5")
+    assert "host_kv_bytes" in str(refused.value)
+    assert disk_folder(EngineConfig(disk_kv="/a:b/kv:1000", host_kv_bytes=1).disk_kv) == (Path("/a:b/kv"), 1000)

@@ -238,6 +238,12 @@ class HostCache:
         self.cancel()
         self.tier.flush()
 
+    def check(self) -> None:
+        """Assert the laws of host memory and of the files."""
+        self.tier.check()
+        if self.disk is not None:
+            self.disk.store.check()
+
     def rename(self, renamed: Int[np.ndarray, " pages"]) -> None:
         """Follow the full pages of the device that the pool has moved."""
         for pages in self.held:

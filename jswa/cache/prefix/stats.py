@@ -15,6 +15,7 @@ class CacheStats:
         host_tokens: cached tokens that only pages from host memory made possible.
         host_written_slots, host_read_slots: slots copied to host memory, and back.
         host_usage: share of the host memory that texts take.
+        disk_tokens: those of them that came to host memory from the disk.
         disk_written_bytes, disk_read_bytes: of files behind host memory.
         disk_dropped: files that were not written, because the disk was too slow or full.
         disk_usage: share of the bytes that the files may take.
@@ -44,6 +45,7 @@ class CacheStats:
     host_written_slots: int = 0
     host_read_slots: int = 0
     host_usage: float = 0.0
+    disk_tokens: int = 0
     disk_written_bytes: int = 0
     disk_read_bytes: int = 0
     disk_dropped: int = 0
@@ -67,6 +69,7 @@ class HitCounter:
     revived_tokens: int = 0
     missed: dict[MissReason, int] = field(default_factory=dict)
     host_tokens: int = 0
+    disk_tokens: int = 0
 
     @property
     def rate(self) -> float:
@@ -82,6 +85,7 @@ class HitCounter:
         self.replayed_tokens += hit.replayed_tokens
         self.revived_tokens += hit.cached_tokens if hit.revived else 0
         self.host_tokens += hit.host_tokens
+        self.disk_tokens += hit.disk_tokens
         for reason, tokens in hit.missed().items():
             self.missed[reason] = self.missed.get(reason, 0) + tokens
 

@@ -27,6 +27,31 @@ def test_conversations_that_went_to_host_memory_go_on_as_if_alone() -> None:
             assert turn.tokens == alone(engine, turn)[: len(turn.tokens)]
 
 
+def test_conversations_that_went_to_the_disk_go_on_after_a_restart(tmp_path: Path) -> None:
+    """Conversations begin again with the texts of an engine that has ended; one of its files is torn."""
+    options = {**OPTIONS, "host_kv_bytes": 8_000_000, "disk_kv": f"{tmp_path}/kv:50000000"}
+    with LLM("tiny", deterministic=True, **options) as llm:
+        Talk(llm, 5, 16).run()
+        assert llm.cache_stats().disk_written_bytes > 0
+    torn, *others = sorted((tmp_path / "kv").glob("*.kv"))
+    assert others
+    torn.write_bytes(torn.read_bytes()[:-1])
+    with LLM("tiny", deterministic=True, **options) as llm:
+        turns = Talk(llm, 5, 16).run()
+        stats = llm.cache_stats()
+        assert stats.disk_tokens > 0
+        assert stats.disk_read_bytes > 0
+        assert 0 < stats.disk_usage <= 1
+        restored = [turn for turn in turns if turn.prefix is not None and turn.prefix.disk_tokens]
+        assert all(turn.prefix and turn.prefix.disk_tokens <= turn.prefix.host_tokens for turn in restored)
+        engine = cold_engine(llm)  # flushes the cache
+        for turn in restored:
+            assert turn.tokens == alone(engine, turn)[: len(turn.tokens)]
+        with pytest.raises(ConfigError, match="another engine"):
+            LLM("tiny", **options)
+    assert not list((tmp_path / "kv").glob("*.kv"))
+
+
 def test_plans_that_need_host_memory_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They could not be replayed."""
     monkeypatch.setenv("JSWA_DUMP_PLANS", str(tmp_path / "plans"))

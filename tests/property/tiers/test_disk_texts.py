@@ -42,7 +42,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, folder: Path, texts:
     geometry = Geometry(f"{kind} {shape} {failures}", page, layout.pages_per_block, 5, page, np.dtype(np.int64))
     store = DiskStore(folder, choose.choice([20_000, 2_000_000]), geometry, write)
     host.disk = DiskCache(host.tier, store, choose.choice([1, 8, 50]), 1e3, patience=choose.choice([0.0, 10.0, 10.0]))
-    for number in range(150):
+    for number in range(100):
         _operate(talk, choose, texts)
         if choose.random() < 0.02:
             _damage(folder, choose)
