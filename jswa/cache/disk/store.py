@@ -36,6 +36,7 @@ from jswa.errors import ConfigError
 
 _log = logging.getLogger("jswa")
 _MOST_QUEUED = 256 * 2**20  # bytes that wait to be written
+_MOST_TOUCHED = 1_000  # changes that may wait for the disk until uses are not written down any more
 _REST = 10.0  # seconds
 _RATE = 1e9  # bytes per second that a disk is assumed to read, if it has not read lately
 _LATELY = 60.0  # seconds
@@ -77,6 +78,11 @@ class DiskStore:
         self._rest_until = 0.0
         self._lock = self._open()
         self._writer, self._reader = Worker("jswa-disk-write"), Worker("jswa-disk-read")
+
+    @property
+    def reading(self) -> bool:
+        """Whether anything is being read."""
+        return self._reader.left > 0
 
     @property
     def rate(self) -> float:
@@ -136,7 +142,7 @@ class DiskStore:
             name = record.name
             if self._records.get(name) is record:
                 self._records[name] = self._records.pop(name)
-                if record.ready:
+                if record.ready and self._writer.left < _MOST_TOUCHED:
                     self._writer.submit(partial(os.utime, self._folder / name), lambda _: None)
 
     def fetch(self, record: Record, then: Callable[[Lanes | None], None]) -> None:

@@ -52,6 +52,7 @@ class DiskCache:
         self._seconds_per_token = seconds_per_token
         self._patience = patience
         self._retired = False
+        self._late = False  # somebody has given up waiting for what is being read
         self._lanes: dict[Record, Lanes] = {}  # what has been read
         self._asked = 0.0  # when
         self._taken = 0  # pages that have been taken in
@@ -63,8 +64,9 @@ class DiskCache:
         Args:
             start: where a row would start without disk and host memory.
         """
-        if self._retired:
+        if self._retired or (self._late and self.store.reading):
             return None
+        self._late = False
         wanted = find(self._tier, self.store, salt, tokens, start)
         if wanted is None or wanted.size > self.store.rate * wanted.gain * self._seconds_per_token:
             return None
@@ -94,6 +96,7 @@ class DiskCache:
     def give_up(self) -> None:
         """Note that nobody waits any more for what is being read, because it takes too long."""
         if self.wanted is not None:
+            self._late = True
             self.store.slow(max(time.monotonic() - self._asked, 1e-3), self.wanted.size)
 
     def saves(self) -> tuple[Save, ...]:

@@ -1,6 +1,10 @@
 """Files behind host memory under random traffic, on a fake device that checks what every row reads."""
 
+import contextlib
+import errno
+import os
 import random
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +27,19 @@ def write(path: Path, record: Record, lanes: Lanes) -> None:
     write_record(path, record, [lane.astype(np.int64) for lane in lanes])
 
 
+def attach(
+    talk: Conversation, folder: Path, identity: str, *, limit: int = 2_000_000, slots: int = 50, patience: float = 10.0
+) -> DiskStore:
+    """Give a conversation files behind its host memory; computing is slow, so that all is worth to be read."""
+    host, layout = talk.scheduler.cache.host, talk.scheduler.layout
+    assert host is not None
+    page = layout.page_size
+    geometry = Geometry(identity, page, layout.pages_per_block, len(talk.loop.runner.memory), page, np.dtype(np.int64))
+    store = DiskStore(folder, limit, geometry, write)
+    host.disk = DiskCache(host.tier, store, slots, 1e-3 if patience < 1 else 1e3, patience)
+    return store
+
+
 def traffic(kind: str, shape: tuple[int, Reach], seed: int, folder: Path, texts: list[list[int]]) -> Counter[str]:
     """Run sessions that go on, also from `texts`, which earlier engines have left; return what happened."""
     choose = random.Random(seed)
@@ -37,11 +54,14 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, folder: Path, texts:
     )
     failures = choose.choice([0, 0, 50])  # as if each were another model
     talk = make_conversation(LAYOUTS[kind], reach, limits, failures)
-    host, layout = talk.scheduler.cache.host, talk.scheduler.layout
+    host, limit = talk.scheduler.cache.host, choose.choice([20_000, 2_000_000])
     assert host is not None
-    geometry = Geometry(f"{kind} {shape} {failures}", page, layout.pages_per_block, 5, page, np.dtype(np.int64))
-    store = DiskStore(folder, choose.choice([20_000, 2_000_000]), geometry, write)
-    host.disk = DiskCache(host.tier, store, choose.choice([1, 8, 50]), 1e3, patience=choose.choice([0.0, 10.0, 10.0]))
+    identity, slots, patience = (
+        f"{kind} {shape} {failures}",
+        choose.choice([1, 8, 50]),
+        choose.choice([0.0, 10.0, 10.0]),
+    )
+    store = attach(talk, folder, identity, limit=limit, slots=slots, patience=patience)
     for number in range(100):
         _operate(talk, choose, texts)
         if choose.random() < 0.02:
@@ -107,3 +127,75 @@ def test_texts_come_back_from_the_disk_as_they_were(kind: str, tmp_path: Path) -
     assert happened["written"] > 0
     assert happened["read"] > 0
     assert happened["host_tokens"] > 0
+
+
+def long_texts(talk: Conversation) -> None:
+    """Run texts that neither the device nor the host holds, one after the other, and the first ones again."""
+    for number in range(12):
+        assert talk.add([(number % 8 + at * at) % VOCAB for at in range(40)], 2, set())
+        while talk.scheduler.has_work():
+            talk.step()
+
+
+def short_of_memory(folder: Path, patience: float) -> tuple[Conversation, DiskStore]:
+    """Return a conversation on a device and a host with memory for one and two of `long_texts`."""
+    limits = Limits(120, 2, 24, 4, num_blocks=1 + 30, host=HostMemory(1 + 30, 8, 0.05))
+    talk = make_conversation((1, 1), Reach(6), limits)
+    return talk, attach(talk, folder, "a model", patience=patience)
+
+
+def test_a_disk_that_hangs_costs_one_request_its_patience(tmp_path: Path) -> None:
+    """Every file is a pipe that nobody writes to: requests compute their texts, and only one of them has waited."""
+    talk, store = short_of_memory(tmp_path, 10.0)
+    long_texts(talk)
+    assert store.read > 0
+    assert store.drain(10)
+    store.close()
+    talk, store = short_of_memory(tmp_path, 0.3)
+    files = list(tmp_path.glob("*.kv"))
+    for path in files:
+        path.unlink()
+        os.mkfifo(path)
+    long_texts(talk)
+    host = talk.scheduler.cache.host
+    assert host is not None
+    assert host.disk is not None
+    assert host.disk.wanted is not None, "nobody has asked"
+    asked = host.disk.wanted
+    assert store.reading
+    assert host.disk.find(asked.salt, asked.tokens, 0) is None, "others would wait too"
+    long_texts(talk)
+    assert host.disk.wanted is asked
+    assert talk.scheduler.cache.stats().disk_tokens == 0
+    for path in files:
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    store.close(0.1)
+
+
+def test_a_full_disk_or_a_slow_one_is_left_out(tmp_path: Path) -> None:
+    """Requests run as without it; what is not written is counted."""
+    talk, store = short_of_memory(tmp_path, 10.0)
+    store.close()
+    host = talk.scheduler.cache.host
+    assert host is not None
+    go = threading.Event()
+
+    def full(path: Path, record: Record, lanes: Lanes) -> None:
+        go.wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = DiskStore(tmp_path, 2_000_000, store.geometry, full)
+    host.disk = DiskCache(host.tier, store, 50, 1e3)
+    long_texts(talk)
+    assert (store.written, store.dropped) == (0, 0)
+    go.set()
+    assert store.drain(10)
+    assert store.dropped > 0
+    assert not list(tmp_path.glob("*.kv"))
+    dropped = store.dropped
+    long_texts(talk)
+    assert store.dropped > dropped, "nothing is written for some seconds"
+    store.check()
+    assert store.used == 0
+    store.close()
