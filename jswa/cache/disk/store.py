@@ -1,6 +1,6 @@
 """Records in a folder, bounded in bytes: what was used longest ago goes first.
 
-Only the engine's thread calls the store. Two threads of its own write and read files, so a disk that is slow or full
+Only the engine's thread calls the store. Threads of its own write and read files, so a disk that is slow or full
 delays nothing: what does not fit the queue is dropped, and a file that cannot be read is a miss, with a reason in the
 log. An index in memory says which pages there are; a start makes it anew from the headers of the files.
 
@@ -38,8 +38,9 @@ _log = logging.getLogger("jswa")
 _MOST_QUEUED = 256 * 2**20  # bytes that wait to be written
 _MOST_TOUCHED = 1_000  # changes that may wait for the disk until uses are not written down any more
 _REST = 10.0  # seconds
-_RATE = 1e9  # bytes per second that a disk is assumed to read, if it has not read lately
-_LATELY = 60.0  # seconds
+_READERS = 4  # threads: the checksums of one are slower than a fast disk
+_RATE = 2e9  # bytes per second that one is assumed to read, if none has read lately
+_LATELY = 600.0  # seconds
 _OWN = re.compile(rf"[0-9a-f]{{40}}({re.escape(SUFFIX)}|{re.escape(PARTIAL)})")
 
 Write = Callable[[Path, Record, Lanes], None]
@@ -77,17 +78,17 @@ class DiskStore:
         self._queued = 0
         self._rest_until = 0.0
         self._lock = self._open()
-        self._writer, self._reader = Worker("jswa-disk-write"), Worker("jswa-disk-read")
+        self._writer = Worker("jswa-disk-write")
+        self._readers = [Worker(f"jswa-disk-read-{number}") for number in range(_READERS)]
 
     @property
     def reading(self) -> bool:
         """Whether anything is being read."""
-        return self._reader.left > 0
+        return any(reader.left for reader in self._readers)
 
-    @property
-    def rate(self) -> float:
-        """Bytes per second that the disk reads."""
-        return self._rate if time.monotonic() < self._rated + _LATELY else _RATE
+    def seconds(self, records: list[Record]) -> float:
+        """Return how long it probably takes to read records."""
+        return sum(record.size for record in records) / (self._recent_rate() * min(len(records), _READERS))
 
     def find(self, key: Key) -> tuple[Record, int] | None:
         """Return the record that has a page, and the page's first row; None if no complete file has it."""
@@ -162,14 +163,15 @@ class DiskStore:
                 return
             lanes, seconds = result
             self.read += record.size
-            self._note_rate(self.rate + (record.size / max(seconds, 1e-6) - self.rate) / 4)
+            rate = self._recent_rate()
+            self._note_rate(rate + (record.size / max(seconds, 1e-6) - rate) / 4)
             then(lanes)
 
-        self._reader.submit(work, done)
+        min(self._readers, key=lambda reader: reader.left).submit(work, done)
 
     def slow(self, seconds: float, size: int) -> None:
         """Note that so many bytes have not been read in so many seconds."""
-        self._note_rate(min(self.rate, size / seconds))
+        self._note_rate(min(self._recent_rate(), size / seconds))
 
     def forget(self, gone: Callable[[Record], bool]) -> None:
         """Delete the records of this engine for which `gone` is true."""
@@ -180,15 +182,19 @@ class DiskStore:
     def settle(self, seconds: float = 0.0) -> None:
         """Take in what the threads have done; wait so long for something to read, if anything is to be read."""
         self._writer.settle()
-        self._reader.settle(seconds)
+        for reader in self._readers:
+            before = reader.left
+            reader.settle(seconds)
+            if reader.left < before:
+                seconds = 0.0
 
     def drain(self, seconds: float) -> bool:
         """Wait until the threads have done all that they were given; return whether they have."""
         end = time.monotonic() + seconds
-        for worker in (self._writer, self._reader):
+        for worker in (self._writer, *self._readers):
             while worker.left and time.monotonic() < end:
                 worker.settle(max(1e-3, end - time.monotonic()))
-        return not self._writer.left and not self._reader.left
+        return not self._writer.left and not self.reading
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what waits, for so many seconds at most, and leave the folder to others. Closing twice is fine."""
@@ -196,8 +202,8 @@ class DiskStore:
             return
         if not self.drain(seconds):
             _log.warning("%s: %d bytes were not written in time", self._folder, self._queued)
-        self._writer.close()
-        self._reader.close()
+        for worker in (self._writer, *self._readers):
+            worker.close()
         self._lock.close()
 
     def check(self) -> None:
@@ -213,6 +219,9 @@ class DiskStore:
                 counts = tails.setdefault(record.tail.before, {})
                 counts[record.tail.tokens] = counts.get(record.tail.tokens, 0) + 1
         assert tails == self._tails
+
+    def _recent_rate(self) -> float:
+        return self._rate if time.monotonic() < self._rated + _LATELY else _RATE
 
     def _note_rate(self, rate: float) -> None:
         self._rate, self._rated = rate, time.monotonic()

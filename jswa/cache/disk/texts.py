@@ -68,7 +68,7 @@ class DiskCache:
             return None
         self._late = False
         wanted = find(self._tier, self.store, salt, tokens, start)
-        if wanted is None or wanted.size > self.store.rate * wanted.gain * self._seconds_per_token:
+        if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self._seconds_per_token:
             return None
         m, pool = self._tier.pool.pages_per_block, self._tier.pool
         slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
