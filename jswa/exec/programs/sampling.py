@@ -75,6 +75,36 @@ class LogprobRows(NamedTuple):
     drawn: Float[Array, " N"] | None = None
 
 
+class StepOutputs(NamedTuple):
+    """Outputs for the host: tokens of each row, and requested log probabilities.
+
+    The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
+
+    Attributes:
+        tokens: [R], or, of an engine that speculates, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them
+            count, and how many drafts there were.
+        sampled: of each token drawn, in the order of `tokens`.
+        prompt: of the token behind each token of the step.
+        experts: [N, L, k], those of the token before each token drawn, in the order of `sampled`, in the L layers with
+            experts; −1 where a layer has fewer than k of a token.
+        prompt_experts: [T, L, k], those of each token of the step.
+    """
+
+    tokens: Int[Array, " R"] | Int[Array, "R n"]
+    sampled: LogprobRows | None
+    prompt: LogprobRows | None = None
+    experts: Int[Array, "N L k"] | None = None
+    prompt_experts: Int[Array, "T L k"] | None = None
+
+
+class Beside(NamedTuple):
+    """The outputs of the first half; see `StepOutputs`."""
+
+    prompt: LogprobRows | None = None
+    experts: Int[Array, "N L k"] | None = None
+    prompt_experts: Int[Array, "T L k"] | None = None
+
+
 def sample(
     logits: Float[Array, "R V"],
     positions: Int[Array, " R"],
