@@ -15,13 +15,13 @@ from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
 from jswa.plan import TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.inputs import Prompt, params_of
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 from jswa.updates.staging import Weights
-from jswa.updates.turnover import InFlight, WhilePaused
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 

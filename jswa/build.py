@@ -23,6 +23,8 @@ from jswa.errors import ConfigError, RequestError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import choose_backends
 from jswa.exec.compile.store import open_store
+from jswa.exec.host.memory import host_contents, with_host_memory
+from jswa.exec.host.pages import HostPages
 from jswa.exec.mesh import make_mesh
 from jswa.exec.programs.drafts.models import PREFIX
 from jswa.exec.runner import Runner
@@ -48,10 +50,10 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
-from jswa.speculation import parse
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 from jswa.storage.plan_trace import write_header
+from jswa.text.speculation import parse
 from jswa.updates.staging import WeightsStager, held_shapes
 from jswa.version import __version__
 from pallas_kernels.ptxas import find_ptxas, prefer_packaged
@@ -91,12 +93,22 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
             hosts.abandon()
         raise
     trace = None
+    if switches.dump_plans is not None and options.host_kv_bytes:
+        limit = "must be 0 with JSWA_DUMP_PLANS: a plan that needs pages of host memory cannot be replayed"
+        raise ConfigError("host_kv_bytes", options.host_kv_bytes, limit)
     if switches.dump_plans is not None:
         # Line buffered: if the engine fails, the file has the steps that led there.
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
         geometry = geometry_of(built.layout, built.limits.num_blocks, built.limits.max_rows)._asdict()
         write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)), geometry=geometry)
-    engine = Engine(**built._asdict(), seed=options.seed, switches=switches, trace=trace, hosts=hosts)
+    engine = Engine(
+        **built._asdict(),
+        seed=options.seed,
+        switches=switches,
+        trace=trace,
+        hosts=hosts,
+        host_pages=_host_pages(built.runner),
+    )
     for name, adapter in modules.items():
         engine.load_lora(name, adapter)
     if trace is not None:
@@ -104,6 +116,14 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     if hosts is not None:
         weakref.finalize(engine, hosts.close)
     return engine
+
+
+def _host_pages(runner: Runner) -> HostPages | None:
+    """Return the memory of the second prefix cache, and compile what copies pages to it and back."""
+    if runner.limits.host is None:
+        return None
+    runner.prepare_copies()
+    return HostPages(runner, host_contents(runner.limits.host, runner.layout, runner.kv_dtype))
 
 
 def check_model(folder: Path, options: EngineConfig) -> None:
@@ -203,6 +223,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, kv_dtype.itemsize, on_gpu=on_gpu)
+    limits = with_host_memory(limits, layout, part, options, kv_dtype.itemsize, on_gpu=on_gpu)
     if on_gpu:
         require_room(limits, layout, kv_dtype.itemsize, _own_devices(device, mesh))
     broadcast = hosts.broadcast if hosts is not None and not hosts.member.rank else None

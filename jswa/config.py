@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
-from jswa.speculation import Speculation, parse
+from jswa.text.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters
@@ -59,6 +59,8 @@ class EngineConfig:
         prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
             window of local KV. Default: resume points only where prompts and generated texts end, and where texts
             diverge.
+        host_kv_bytes: Give a second prefix cache this many bytes of host memory, for all devices together. What the
+            device evicts stays there, and comes back when a request asks for it. 0: there is none.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
@@ -69,6 +71,10 @@ class EngineConfig:
             kernels are compiled, mosaic on Hopper. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
+            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
+        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
+            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
@@ -85,11 +91,12 @@ class EngineConfig:
         max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
             engine runs. Default: memory for lora_modules alone, which then cannot be replaced.
         max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
-        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method
-            (ngram: what followed the same tokens before in the text; suffix: also in cached texts),
-            num_speculative_tokens (1 to 7 drafts at most) and, for both methods, prompt_lookup_max and
-            prompt_lookup_min, the tokens that must be the same (default: 5 and 2). In Python also a mapping. Default:
-            no drafts.
+        speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
+            num_speculative_tokens (drafts per text and step, 1 to 7 at most), model (the drafter's checkpoint) and
+            others. Methods that look drafts up, without a model: ngram (what followed the same tokens before in the
+            text) and suffix (also in cached texts); both have prompt_lookup_max and prompt_lookup_min, the tokens that
+            must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a model, and
+            mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -106,12 +113,15 @@ class EngineConfig:
     seed: int = 0
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    host_kv_bytes: int = 0
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
+    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
@@ -151,6 +161,7 @@ class EngineConfig:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        _check_host_memory(self)
         parse(self.speculative_config)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
@@ -173,6 +184,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class HostMemory(NamedTuple):
+    """The second prefix cache, in host memory.
+
+    Attributes:
+        blocks: of the size of the arena's, one of which is not used, as block 0 is not on the device.
+        slots_per_step: slots that are copied to the device with each step, or a few more.
+        tokens_per_slot: tokens that could be computed in the time in which a slot is copied to the device.
+    """
+
+    blocks: int
+    slots_per_step: int
+    tokens_per_slot: float
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the engine runs with, all chosen. Made by `resolve_limits`; sizes the arena, the tables and the buckets."""
@@ -189,6 +214,7 @@ class Limits:
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
     speculation: Speculation | None = None
+    host: HostMemory | None = None
 
     @property
     def long_prompt(self) -> int:
@@ -242,6 +268,17 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
 def _check_count(name: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(name, value, "must be a whole number of at least 1")
+
+
+def _check_host_memory(options: EngineConfig) -> None:
+    """Raise ConfigError if a second prefix cache cannot be had with the other options."""
+    given = options.host_kv_bytes
+    if not _is_int(given) or given < 0:
+        raise ConfigError("host_kv_bytes", given, "must be a whole number of at least 0")
+    if given and not options.prefix_cache:
+        raise ConfigError("host_kv_bytes", given, "must be 0 with prefix_cache = False: it is a second prefix cache")
+    if given and options.nnodes > 1:
+        raise ConfigError("host_kv_bytes", given, f"must be 0 with nnodes = {options.nnodes}: one host is supported")
 
 
 def _check_text(name: str, value: object) -> None:

@@ -18,19 +18,20 @@ from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
+from jswa.exec.host.pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
+from jswa.running.stepping import Stepping, StepRunner
+from jswa.running.turnover import Turnover
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepStats
-from jswa.stepping import Stepping, StepRunner
 from jswa.types import SamplingParams
 from jswa.updates.staging import WeightsStager
-from jswa.updates.turnover import Turnover
 
 _log = logging.getLogger("jswa")
 
@@ -56,7 +57,7 @@ class DraftingRunner(StepRunner, Protocol):
     """A runner whose device drafts tokens."""
 
     def lengths(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
-        """Return for how many drafts a row a decode step of so many rows may run now."""
+        """Return with how many drafts per row a decode step of so many rows may run now."""
         ...
 
 
@@ -77,6 +78,7 @@ class Engine:
         lora_reader: reads further adapters; None: the runner has no room for any.
         stager: turns new weights into parameters; needed if the runner can change them.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
+        host_pages: the contents of the second prefix cache, if `limits.host` asks for one.
 
     Attributes:
         stepping: runs the steps.
@@ -98,6 +100,7 @@ class Engine:
         lora_reader: LoraReader | None = None,
         stager: WeightsStager | None = None,
         hosts: Hosts | None = None,
+        host_pages: HostPages | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -109,10 +112,8 @@ class Engine:
         self.hosts = hosts
         self._scheduler = Scheduler(layout, limits)
         if limits.speculation is not None and isinstance(runner, DraftingRunner):
-            self._scheduler.drafting.lengths = lambda rows, split, logprobs: runner.lengths(
-                rows, split=split, logprobs=logprobs
-            )
-        self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace)
+            self._scheduler.drafting.lengths = runner.lengths
+        self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace, host_pages)
         # Held while the prefix cache is saved or loaded, so that one copy runs at a time, and of one version of the KV.
         self.copying = threading.Lock()
         self.turnover = Turnover(

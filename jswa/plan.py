@@ -14,13 +14,13 @@ from jaxtyping import Float, Int, Shaped
 from jswa.errors import GenerationError
 from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
-_FEW = 16  # largest number of ids for which a Python loop is faster than numpy
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
 # StepPlan.starts: the length of the row that the device has.
 FROM_DEVICE = -1
 # In the tokens of a step, of rows that sample a token and of those that do not:
 NOT_FINITE = -1  # KV or logits of the row's tokens held NaN or infinity
 NOTHING_ALLOWED = -2  # the row's constraint forbids every token
+PAST_LIMIT = -4  # the row ran nothing: drafts that were right had taken it to its limit before the step
 
 
 class Words(NamedTuple):
@@ -289,21 +289,6 @@ def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " wo
     return np.packbits(chosen, bitorder="little").view(np.int32)
 
 
-def words_of(ids: Int[np.ndarray, " N"]) -> Words:
-    """Return the words of `bits_of` that are not zero."""
-    if len(ids) <= _FEW:
-        bits: dict[int, int] = {}
-        for token in sorted(ids.tolist()):
-            bits[token >> 5] = bits.get(token >> 5, 0) | 1 << (token & 31)
-        return Words(np.array(list(bits), np.int32), np.array(list(bits.values()), np.uint32).view(np.int32))
-    ids = np.sort(ids.astype(np.int32))
-    at = ids >> 5
-    first = np.ones(len(at), bool)
-    np.not_equal(at[1:], at[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
-
-
 class RowText(NamedTuple):
     """Texts of a row in which its drafts are looked up: the part of its own that it does not run, and earlier ones.
 
@@ -323,6 +308,20 @@ class TableRow(NamedTuple):
     full: Int[np.ndarray, " F"]
     first_local: int
     local: Int[np.ndarray, " L"]
+
+
+class Transfers(NamedTuple):
+    """Slots to copy between the device and the second prefix cache in host memory, by pairs (source, destination).
+
+    Attributes:
+        moves: within host memory, before all others.
+        downloads: to host memory, before the device changes anything: as the last step has left them.
+        uploads: to the device, after the step.
+    """
+
+    moves: Int[np.ndarray, "M 2"]
+    downloads: Int[np.ndarray, "D 2"]
+    uploads: Int[np.ndarray, "U 2"]
 
 
 SAMPLING_ROW = np.dtype([
@@ -359,9 +358,10 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
-        drafts: for how many drafts a row the program is made in which the step runs; 0: no row has any. Then rows with
-            drafts run in a step of prompts.
+        drafts: drafts per row in the step program; 0: no row has any. Rows with drafts never run in a step of prompts,
+            unless the engine has a single program.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
+        transfers: pages that go to host memory, and come back; None: none do.
     """
 
     rows: Int[np.ndarray, "R C"]
@@ -378,6 +378,7 @@ class StepPlan:
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     drafts: int = 0
     texts: tuple[RowText, ...] = ()
+    transfers: Transfers | None = None
 
     @property
     def row_ids(self) -> Int[np.ndarray, " R"]:

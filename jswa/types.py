@@ -197,6 +197,7 @@ class PrefixHit(NamedTuple):
             only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed
             again because logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache
             ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not to clients.
+        host_tokens: cached tokens that would have been computed without those pages that came from host memory.
     """
 
     prompt_tokens: int
@@ -205,6 +206,7 @@ class PrefixHit(NamedTuple):
     replayed_tokens: int
     reason: MissReason
     revived: bool = False
+    host_tokens: int = 0
 
     def missed(self) -> dict[MissReason, int]:
         """Return the prompt tokens that were computed, by reason. The last token always is."""

@@ -7,3 +7,11 @@ class NoKernel(ValueError):
 
 class NoExpertKernel(ValueError):
     """The requested implementation of the grouped matmul has no kernel for these shapes or types."""
+
+
+class NoSamplingKernel(ValueError):
+    """The chosen implementation of sampling cannot serve these shapes or types."""
+
+
+class NoGlueKernel(ValueError):
+    """The chosen implementation of norms, rotary embedding and KV writes cannot serve these shapes or types."""

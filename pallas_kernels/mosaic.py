@@ -21,6 +21,7 @@ plgpu: Any = mosaic_gpu  # only partly typed
 Ref = Any  # a reference to GMEM, SMEM or a barrier
 Scalar = Int[Array, ""]
 
+REDUCTION_BYTES = 1_024  # of shared memory, enough for sums over the warps of a warpgroup
 _LAYOUT = plgpu.Layout.WGMMA
 
 
@@ -32,17 +33,20 @@ def kernel(
     grid: dict[str, int],
     num_threads: int,
     scratch: Mapping[str, Any],
+    reduction_scratch_bytes: int = 0,
 ) -> Callable[..., list[Array]]:
     """Return a kernel of `num_threads` warpgroups (axis "thread") per thread block.
 
     The body is called with references to the operands and the outputs, and with the scratch by keyword. Exponentials,
     logarithms and tanh take one instruction each (`approx_math`), with relative errors of about 2^-22, and 2^-11 for
-    tanh. No memory is set aside for reductions, since the rows of a WGMMA's result lie within a warp.
+    tanh.
 
     Args:
         outputs: shape and type of each output.
         grid: names and sizes of the grid's axes; the last one runs fastest.
         scratch: shared memory and barriers, as trees of Pallas' types.
+        reduction_scratch_bytes: shared memory for sums over several warps; 0, since the rows of a WGMMA's result lie
+            within a warp.
     """
     run: Callable[..., list[Array]] = plgpu.kernel(
         body,
@@ -54,7 +58,36 @@ def kernel(
         scratch_types=scratch,
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(
-            approx_math=True, reduction_scratch_bytes=0, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+            approx_math=True,
+            reduction_scratch_bytes=reduction_scratch_bytes,
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+    )
+    return run
+
+
+def in_place(
+    body: Callable[..., None],
+    *,
+    name: str,
+    outputs: Sequence[tuple[tuple[int, ...], jnp.dtype]],
+    grid: dict[str, int],
+) -> Callable[..., list[Array]]:
+    """Return a kernel of one warpgroup per thread block, without shared memory, whose operands may be `jax.Ref`s.
+
+    It may write to those: the array is updated in place if nothing else reads it. See `kernel`.
+    """
+    mesh = plgpu.Mesh(
+        grid=tuple(grid.values()), grid_names=tuple(grid), num_threads=1, thread_name="thread", kernel_name=name
+    )
+    semantics = plgpu.LoweringSemantics.Warpgroup
+    run: Callable[..., list[Array]] = pl.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct(*output) for output in outputs],  # type: ignore[no-untyped-call]
+        mesh=mesh,
+        name=name,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, reduction_scratch_bytes=REDUCTION_BYTES, lowering_semantics=semantics
         ),
     )
     return run

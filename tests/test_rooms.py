@@ -28,7 +28,6 @@ ALLOWED = {
 # Folders that may hold more modules than others, with the reason.
 LARGE = {
     "jswa/model/hf": "a module for each kinship of model families",
-    "jswa": "the face, and the base that everything rests on",
 }
 # Modules of a folder that do not count.
 FACE = {"__init__", "__main__", "version"}

@@ -38,7 +38,16 @@ COPIED = (
 GUIDES = {
     "Begin": ("quickstart", "python", "serving", "answers", "pages", "models", "checkpoints"),
     "Understand": ("how-it-works", "glossary", "numerics", "performance", "results"),
-    "Operate": ("deploy/README", "parallel", "lora", "speculation", "troubleshooting", "coming-from", "evaluation"),
+    "Operate": (
+        "deploy/README",
+        "parallel",
+        "lora",
+        "speculation",
+        "rl",
+        "troubleshooting",
+        "coming-from",
+        "evaluation",
+    ),
 }
 REFERENCE = ("serve", "engine", "api", "metrics", "errors")
 REST = (

@@ -34,7 +34,7 @@ from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.model.weights.load import load_checkpoint
 from jswa.plan import Request, StepEvents
-from jswa.stepping import StepRunner
+from jswa.running.stepping import StepRunner
 from jswa.storage.hub import TINY
 from tools.cases.geometry import model_of
 

@@ -35,11 +35,25 @@ from benchmarks.cache.traces import Mix, TraceRequest, expand
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import common_prefix
 from jswa.cache.prefix.resume import replay_length
-from jswa.config import Limits
+from jswa.config import HostMemory, Limits
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE, RUNNING = 64, 16
 MODELS = ["gpt-oss-20b", "gemma-3-27b", "MiMo-V2-Flash"]
+# Hit rates in % of the cache managers of SGLang 0.5.23 and vLLM 0.33.0 on the default mix of seed 8, in the same bytes,
+# with pages of 64: the best of all settings, and SGLang's and vLLM's default. They were driven outside of this
+# repository, in an environment of their own.
+PEERS = {
+    (1, "gpt-oss-20b"): ("75.0 vLLM, dense", 72.6, 71.2),
+    (1, "gemma-3-27b"): ("73.8 SGLang, 0.8", 73.8, 67.9),
+    (1, "MiMo-V2-Flash"): ("80.2 SGLang, 0.2", 74.4, 73.1),
+    (2, "gpt-oss-20b"): ("64.3 SGLang, 0.2", 51.0, 57.4),
+    (2, "gemma-3-27b"): ("53.6 SGLang, 0.8", 53.6, 53.5),
+    (2, "MiMo-V2-Flash"): ("76.9 SGLang, 0.2", 55.0, 71.8),
+    (4, "gpt-oss-20b"): ("38.1 SGLang, 0.2", 25.7, 33.4),
+    (4, "gemma-3-27b"): ("32.4 vLLM", 27.9, 32.4),
+    (4, "MiMo-V2-Flash"): ("65.6 SGLang, 0.2", 28.3, 61.1),
+}
 
 
 class Use(NamedTuple):
@@ -203,13 +217,18 @@ def _limit_memory(
         before = used
 
 
-def measure(mix: Mix, model: str) -> dict[str, float | str]:
-    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache."""
+def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
+    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache.
+
+    Args:
+        host: memory of the host behind the arena, as a multiple of it. The bound is that of both memories together.
+    """
     requests = expand(mix.lines())
     longest = max(len(request.prompt) + len(request.output) for request in requests)
     layout = KVLayout.of(model_of(model), PAGE)
     blocks = blocks_of_tokens(model, layout, mix.pool)
-    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks))
+    behind = HostMemory(1 + int(host * blocks), slots_per_step=256, tokens_per_slot=8.0) if host else None
+    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks, host=behind))
     found = replay(engine, requests, running=RUNNING, strict=True)
     engine.scheduler.check()
     return {
@@ -218,8 +237,21 @@ def measure(mix: Mix, model: str) -> dict[str, float | str]:
         "model": model,
         "requests": len(requests),
         "ideal": replay(Infinite(), requests, running=1).hit_rate,
-        "bound": hit_bound(requests, layout, blocks * layout.pages_per_block, RUNNING),
+        "bound": hit_bound(requests, layout, int((1 + host) * blocks) * layout.pages_per_block, RUNNING),
         "jswa": found.hit_rate,
+        **_host_figures(engine),
+    }
+
+
+def _host_figures(engine: Engine) -> dict[str, float]:
+    """Return what went to host memory and back, as multiples of the slots of all prompts' pages."""
+    stats, pool = engine.scheduler.cache.stats(), engine.scheduler.cache.pool
+    if engine.scheduler.cache.host is None:
+        return {}
+    return {
+        "from host": stats.host_tokens / max(1, stats.prompt_tokens),
+        "written arenas": stats.host_written_slots / pool.total_slots,
+        "read arenas": stats.host_read_slots / pool.total_slots,
     }
 
 
@@ -233,16 +265,21 @@ def main() -> None:
     parser.add_argument("--output", nargs=2, type=int, default=(32, 400), help="tokens of an answer: at least, below")
     parser.add_argument("--turns", type=int, default=8, help="mean number of turns")
     parser.add_argument("--json", type=Path, help="result file to write")
+    parser.add_argument("--host", type=float, default=0.0, help="host memory behind the arena, as a multiple of it")
     args = parser.parse_args()
     base = Mix(1.0, turns=args.turns, user=tuple(args.user), output=tuple(args.output))
     rows = []
-    print("| share | seed | model | ideal | bound | jswa |\n| ---: | ---: | --- | ---: | ---: | ---: |")
+    print("| share | seed | model | ideal | bound | jswa | best peer, any setting | SGLang | vLLM |")
+    print("| ---: | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: |")
     for share in args.share:
         for model in args.model:
             for seed in args.seed:
-                row = measure(replace(base, share=share, seed=seed), model)
+                mix = replace(base, share=share, seed=seed)
+                row = measure(mix, model, args.host)
+                peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) else ("", "", "")
+                row |= {"best_peer": peers[0], "sglang": peers[1], "vllm": peers[2]}
                 rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "jswa"))
-                print(f"| {share:g} | {seed} | {model} | {rates} |", flush=True)
+                print(f"| {share:g} | {seed} | {model} | {rates} | {' | '.join(map(str, peers))} |", flush=True)
                 rows.append(row)
     if args.json:
         result_file.write(args.json, {"rows": rows})

@@ -112,6 +112,10 @@ class Engine:
         """Plan a step and apply the one before it, as the engine overlaps them."""
         before, self._pending = self._pending, None
         plan = self.scheduler.plan()
+        copies = plan or self.scheduler.plan_copies()
+        host = self.scheduler.cache.host
+        if host is not None and copies is not None and copies.transfers is not None:
+            host.land(int(len(copies.transfers.downloads) > 0), lost=False)
         self.steps += 1
         if plan is not None:
             self._pending = plan, self._tokens(plan)

@@ -12,7 +12,7 @@ from jswa.commands.evaluate import Question, prompt_logprobs
 from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import StepPlan
-from jswa.stepping import PendingStep, StepRunner
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.types import RequestOutput
 from tools.divergence import forced, forced_logprob
 

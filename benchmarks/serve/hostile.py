@@ -206,7 +206,7 @@ def web_page(chance: random.Random, share: float) -> Attack:
 
 def foreign(chance: random.Random, share: float) -> Attack:
     """Fields of other servers."""
-    name = chance.choice(("guided_json", "regex", "grammar", "json_schema", "enable_thinking", "max_new_tokens"))
+    name = chance.choice(("stop_regex", "regex", "grammar", "json_schema", "enable_thinking", "max_new_tokens"))
     path = chance.choice((CHAT, COMPLETE))
     return Attack(_send(path, **{name: chance.choice((True, "a", {"type": "object"}, 7))}), path, statuses=(400,))
 

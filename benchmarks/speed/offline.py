@@ -30,7 +30,7 @@ from benchmarks import result_file
 from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
-from jswa.stepping import PendingStep, StepRunner
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 

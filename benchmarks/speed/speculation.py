@@ -6,8 +6,8 @@ Two engines in one process, with the model in the box; they take turns, so that 
 same prompts, seeds and lengths; the tokens are compared. Texts:
 
     records   JSON lines, continued greedily: n-grams of the text itself
-    copies    a text that the model has begun to write again
-    edits     the same with another name in it
+    copies    unrelated words, which the model writes again, as it has been taught
+    edits     the same for a version in which every eleventh word differs from what stands twice before it
     stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
     replays   stories whose prompts and seeds were asked before: suffixes from the prefix cache
 """
@@ -17,20 +17,20 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from benchmarks import result_file
+from jswa.engine import DraftingRunner
 from jswa.llm import LLM
+from jswa.text.speculation import PROGRAMS
 from jswa.types import SamplingParams
+from tools.tiny.tasks import words
 
 TOKENS = 160
 _NAMES = ("Tom", "Lily", "Ben", "Anna", "Max", "Mia", "Sam", "Lucy", "Tim", "Sue", "Jack", "Amy", "Leo", "Ella", "Bob")
 _PETS = ("cat", "dog", "bird", "fish", "frog", "duck", "bear", "fox")
-_STORY = """One day {name} went to the park with a red ball. {name} saw a {pet} near the big tree. The {pet} was sad
-because it had lost its hat. {name} said, "Do not cry, I will help you." They looked under the bench and behind the
-tree. At last they found the hat in the pond. The {pet} was very happy and said thank you. {name} and the {pet} played
-with the red ball until the sun went down. Then {name} went home and told Mom about the {pet}.
-"""
+_WORDS = 110  # of a text that is copied: more than `TOKENS` tokens
 
 
 def records(row: int) -> str:
@@ -43,16 +43,16 @@ def records(row: int) -> str:
 
 
 def copies(row: int) -> str:
-    """Return a text and the beginning of its copy."""
-    text = _STORY.replace("\n", " ").format(name=_NAMES[row % 15], pet=_PETS[row % 8])
-    return text + text[:90]
+    """Return a text, and that it is to be written again."""
+    return f"Words: {words(Random(row), _WORDS)}. Again:"
 
 
 def edits(row: int) -> str:
-    """Return a text twice, the second time with another name, and the beginning of a third one."""
-    names = [_NAMES[(row + n) % 15] for n in range(3)]
-    texts = [_STORY.replace("\n", " ").format(name=name, pet=_PETS[row % 8]) for name in names]
-    return texts[0] + texts[1] + texts[2][:90]
+    """Return a text, its copy, the text with every eleventh word changed, and that this is to be written again."""
+    rng = Random(row)
+    first = words(rng, _WORDS).split()
+    second = [words(rng, 1) if place % 11 == 5 else word for place, word in enumerate(first)]
+    return f"Words: {' '.join(first)}. Again: {' '.join(first)}. Words: {' '.join(second)}. Again:"
 
 
 def stories(row: int) -> str:
@@ -83,7 +83,7 @@ def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[in
 def measure(kind: str, rows: int, repeats: int) -> dict[str, Any]:
     """Return the rates of both engines, the median of the ratios, and how much was drafted."""
     method = KINDS[kind][2]
-    options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1024}
+    options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1536}
     drafts = {"method": method, "num_speculative_tokens": 7}
     with LLM("tiny", **options) as plain, LLM("tiny", speculative_config=drafts, **options) as drafting:
         both = (plain, drafting)
@@ -111,7 +111,10 @@ def measure(kind: str, rows: int, repeats: int) -> dict[str, Any]:
 
 def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
-    quiet = 0
+    drafting, quiet = both[1].engine, 0
+    assert isinstance(drafting.runner, DraftingRunner)
+    while drafting.runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
+        time.sleep(0.5)
     while quiet < 2:
         before = [llm.engine.step_stats().compiled_beside for llm in both]
         for llm in both:

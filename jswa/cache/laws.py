@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from jswa.cache.host.texts import Pages
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease, LeaseTable, held
 from jswa.cache.pool import PagePool
@@ -48,14 +49,16 @@ def check_table(table: LeaseTable, leases: Collection[Lease]) -> None:
     assert np.all(table.next_slide[free] == NEVER)
 
 
-def check_owners(pool: PagePool, leases: Collection[Lease]) -> None:
-    """Assert that the pool counts as owners of a page the leases that hold it, and the cache."""
+def check_owners(pool: PagePool, leases: Collection[Lease], others: Collection[Pages] = ()) -> None:
+    """Assert that the pool counts as owners of a page the leases and the others that hold it, and the cache."""
     for kind in ("full", "local"):
         owners = np.zeros(len(getattr(pool, f"{kind}_owners")), np.int32)
         for lease in leases:
             pages = held(lease, kind)
             assert len(pages) == len(np.unique(pages)), "a lease holds a page twice"
             owners[pages] += 1
+        for other in others:
+            np.add.at(owners, getattr(other, kind), getattr(other, kind) > 0)
         owners += getattr(pool, f"{kind}_cached")
         assert np.array_equal(owners, getattr(pool, f"{kind}_owners")), f"owners of {kind} pages are miscounted"
 

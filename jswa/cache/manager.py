@@ -11,48 +11,26 @@ order, before anything is written.
 
 from collections.abc import Collection, Iterable, KeysView, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.demand import Demand
+from jswa.cache.host.recall import Found, HostCache, NewPages
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
+from jswa.cache.moves import Move
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
 from jswa.cache.prefix.edges import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
+from jswa.config import HostMemory
 from jswa.errors import EngineError
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _DISABLED = NO_MATCH._replace(reason="disabled")
-
-
-class Move(NamedTuple):
-    """A slot to copy. `rename`: page tables that name the source name the target from then on."""
-
-    source: int
-    target: int
-    rename: bool
-
-
-class Demand:
-    """The most slots that a step took, of the last 64 steps or more, up to 128."""
-
-    def __init__(self) -> None:
-        self._steps = self._allocated = self._recent = self._earlier = 0
-
-    def after(self, allocated: int) -> int:
-        """Count a step and return the demand, given all slots that were ever allocated."""
-        self._recent = max(self._recent, allocated - self._allocated)
-        self._allocated = allocated
-        self._steps += 1
-        demand = max(self._recent, self._earlier)
-        if self._steps % 64 == 0:
-            self._recent, self._earlier = 0, self._recent
-        return demand
 
 
 class CacheManager:
@@ -63,6 +41,10 @@ class CacheManager:
         rows: the most leases that are open at a time.
         sharing: whether there is a prefix cache.
         interval: also keep the windows at multiples of this many prompt tokens.
+        memory: that of a second prefix cache, on the host; None: there is none.
+
+    Attributes:
+        host: the second prefix cache; None: there is none.
     """
 
     def __init__(
@@ -74,6 +56,7 @@ class CacheManager:
         *,
         sharing: bool = True,
         interval: int | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
         self.layout = layout
         self.pool = PagePool(num_blocks, layout.pages_per_block)
@@ -88,6 +71,7 @@ class CacheManager:
         self._leases: dict[Lease, None] = {}  # serves as an ordered set
         self._windows = Windows(self.table, self.pool, self.prefix.retention)
         self._demand = Demand()
+        self.host = HostCache(self.prefix, memory, lambda: self.moves) if sharing and memory is not None else None
 
     @property
     def leases(self) -> KeysView[Lease]:
@@ -229,29 +213,37 @@ class CacheManager:
             lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
             self.prefix.keep_windows(lease)
             self.prefix.end_turn(lease, prompt, len(tokens))
+            if self.host is not None:
+                self.host.tier.end_turn(lease.salt, tokens, prompt)
         self._release(lease)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
         """Remove a text from the cache, with everything that continues it or a part of it."""
         self.epoch += 1
         self.prefix.withdraw(salt, tokens)
+        if self.host is not None:
+            self.host.tier.prefix.withdraw(salt, tokens)
 
     def flush(self) -> None:
         """Empty the cache and reset its counters. Rows keep their pages."""
         self.epoch += 1
         self.prefix.flush()
         self.hits = HitCounter()
+        if self.host is not None:
+            self.host.flush()
 
     def next_version(self, version: int) -> None:
         """Start new trees for new weights, and drop those of the old; rows keep their pages, and publish to the old."""
         self.version = version
         self.epoch += 1
         self.prefix.flush()
+        if self.host is not None:
+            self.host.flush()
 
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""
         pool = self.pool
-        return CacheStats(
+        found = CacheStats(
             **{**vars(self.hits), "missed": dict(self.hits.missed)},
             full_pages=int(np.count_nonzero(pool.full_cached)),
             local_pages=int(np.count_nonzero(pool.local_cached)),
@@ -261,6 +253,7 @@ class CacheManager:
             evictions=self.prefix.retention.evictions,
             slid_pages=self._windows.slid_pages,
         )
+        return found if self.host is None else self.host.counted(found)
 
     def held_slots(self, lease: Lease) -> int:
         """Return the slots of the pages that a lease needs."""
@@ -271,6 +264,18 @@ class CacheManager:
         """Bound the holes of the pool; called once per plan."""
         self.pool.compact()
         self._follow_moves()
+
+    def recall(self, found: Found) -> bool:
+        """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
+
+        def allocate(full: int, local: int) -> NewPages | None:
+            if not self._free_slots(full + local * self.pool.pages_per_block):
+                return None
+            blocks = self.pool.alloc_local(local)
+            self._follow_moves()
+            return NewPages(self.pool.alloc_full(full), blocks)
+
+        return self.host is not None and self.host.begin(found, self.epoch, allocate)
 
     def drain_moves(self) -> list[Move]:
         """Return the copies that the device must make, in order, before the next step."""
@@ -288,7 +293,9 @@ class CacheManager:
         self.prefix.check()
         check_table(self.table, self._leases)
         check_leases(self.layout, self._leases, self._windows.waiting, dict(launched), ahead)
-        check_owners(self.pool, self._leases)
+        check_owners(self.pool, self._leases, () if self.host is None else self.host.held)
+        if self.host is not None:
+            self.host.tier.check()
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)
 
@@ -356,11 +363,30 @@ class CacheManager:
             return
         step = self._interval
         regular = range(found // step * step + step, length, step) if step is not None else ()
-        lease.window_ends = [*([found] if match.branch and found else []), *regular, length]
+        lease.window_ends = [*([found] if found and (match.branch or self._replaces(match)) else []), *regular, length]
         lease.branch_at = found if match.branch else 0
 
+    def _replaces(self, match: Match) -> bool:
+        """Return whether a row's copy of a partly filled page is to replace the page that kept windows need.
+
+        The row keeps its copy until it is published, even if it leaves the row's window before: without it these
+        windows would be lost (`Retention.replace_partial`).
+        """
+        page = self.layout.page_size
+        first = match.resume.full_to // page * page
+        return first < match.resume.full_to and any(end > first for end in match.path[-1].windows)
+
     def make_room(self, slots: int) -> bool:
-        """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible."""
+        """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible.
+
+        A text that comes back from host memory is given up for it.
+        """
+        if self.host is not None and self.host.active is not None and slots > self.available_slots:
+            self.host.cancel()
+        return self._free_slots(slots)
+
+    def _free_slots(self, slots: int) -> bool:
+        """Do so, but give up nothing."""
         pool = self.pool
         if slots <= pool.free_slots:
             return True
@@ -396,4 +422,6 @@ class CacheManager:
         for lease in self._leases:
             pages = lease.full.held
             pages[:] = renamed[pages]
+        if self.host is not None:
+            self.host.rename(renamed)
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)

@@ -19,14 +19,14 @@ ENGINE: Groups = {
     ),
     "Memory and prefix cache": (
         "kv_cache_dtype", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "prefix_cache",
-        "prefix_cache_interval",
+        "prefix_cache_interval", "host_kv_bytes",
     ),
     "Scheduling": (
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "cudagraph_capture_sizes",
         "deterministic", "enable_return_routed_experts",
     ),
     "Speculative decoding": ("speculative_config",),
-    "Kernels": ("attention_backend", "moe_backend", "linear_backend"),
+    "Kernels": ("attention_backend", "moe_backend", "linear_backend", "glue_backend", "sampling_backend"),
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip
 OTHER = "Other options"

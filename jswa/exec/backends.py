@@ -12,13 +12,15 @@ from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.ptxas import Ptxas
+from pallas_kernels.sampling.api import Implementation as Sampling
 
 _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention, of experts and of linear layers, static in a step.
+    """The implementations of attention, experts, linear layers, the glue between them and sampling, static in a step.
 
     `sms`: multiprocessors of the device; None: the kernels assume a number.
     """
@@ -27,6 +29,8 @@ class Backends(NamedTuple):
     experts: Experts = "xla"
     sms: int | None = None
     linear: Linear = "xla"
+    glue: Glue = "xla"
+    sampling: Sampling = "xla"
 
 
 PORTABLE = Backends()
@@ -75,7 +79,12 @@ def choose_backends(
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
+        # Until a GPU has measured the kernels:
+        "xla" if options.glue_backend == "auto" else options.glue_backend,
+        "xla" if options.sampling_backend == "auto" else options.sampling_backend,
     )
+    if chosen.sampling == "triton":
+        _require_triton(platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
@@ -83,6 +92,20 @@ def choose_backends(
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
     return chosen
+
+
+def _require_triton(platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
+    """Raise ConfigError if sampling cannot run on Triton."""
+    faults = {
+        "needs jax-triton: install jswa[cuda12] or jswa[cuda13]": not installed,
+        f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Ampere (8.0)": (
+            platform != "gpu" or float(capability or 0) < 8.0
+        ),
+        "is for one device, and tensor_parallel_size is more: must be xla": devices > 1,
+    }
+    for limit, found in faults.items():
+        if found:
+            raise ConfigError("sampling_backend", "triton", limit)
 
 
 def _native() -> bool:

@@ -9,7 +9,7 @@ from jswa.plan import StepPlan
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Room for `rows` rows and `tokens` tokens, of which `drafts` a row are drafts.
+    """Room for `rows` rows and `tokens` tokens, of which `drafts` per row are drafts.
 
     `decode` buckets have 1 + `drafts` places for each row, and hold no prompts.
     """

@@ -210,7 +210,7 @@ class Runner:
         return outputs
 
     def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
-        """Return for how many drafts a row a decode step of so many rows may run now; see `StepPrograms.lengths`."""
+        """Return with how many drafts per row a decode step of so many rows may run now; see `StepPrograms.lengths`."""
         return self._steps.lengths(rows, split=split, logprobs=logprobs)
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:

@@ -21,6 +21,7 @@ from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import StepConfig
+from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Scheme, Schemes
 from jswa.model.hf.tensor_map import sources
@@ -193,7 +194,8 @@ def scratch_bytes(
 ) -> int:
     """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
 
-    These are one of prompts, one of decode rows, and the one with most drafts.
+    These are one of prompts, one of decode rows, and one with drafts: the one with most logits at once, which need not
+    be that of most rows and drafts.
 
     They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
     """
@@ -204,7 +206,7 @@ def scratch_bytes(
     cases: list[tuple[Bucket, Logprobs]] = [(largest, "prompt")]
     if held is None:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
-        cases += [(bucket, "sampled") for bucket in bucket_table(limits, on_gpu=True) if bucket.drafts][-1:]
+        cases += [(bucket, "sampled") for bucket in most_logits(limits, model.vocab_size // model.devices)]
     most = 0
     for bucket, logprobs in cases:
         spec = PackSpec.of(
@@ -220,6 +222,12 @@ def scratch_bytes(
         most = max(most, memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     _log.info("steps take %.2f GiB of scratch", most / 2**30)
     return most
+
+
+def most_logits(limits: Limits, vocab: int) -> list[Bucket]:
+    """Return the bucket with drafts that has most logits at once, and of several the largest; none without drafts."""
+    buckets = [bucket for bucket in bucket_table(limits, on_gpu=True) if bucket.drafts]
+    return sorted(buckets, key=lambda one: (logits_at_once(one.rows, one.per_row, vocab), one.tokens))[-1:]
 
 
 def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:

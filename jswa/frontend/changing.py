@@ -9,7 +9,7 @@ from typing import Any
 from jswa.errors import EngineDead
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
-from jswa.updates.turnover import InFlight, WhilePaused
+from jswa.running.turnover import InFlight, WhilePaused
 
 PAUSE = 0.02  # seconds after which a call looks again whether a paused engine runs
 _POLL = 0.005  # seconds between looks at whether older requests have ended

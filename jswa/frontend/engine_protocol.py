@@ -12,10 +12,10 @@ from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
 from jswa.plan import Request, StepEvents, TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
-from jswa.updates.turnover import InFlight, WhilePaused
 
 
 class Model(Protocol):
@@ -49,7 +49,7 @@ class Stager(Protocol):
 
 
 class Changes(Protocol):
-    """Changes the weights of an engine, and stops and starts its steps; `jswa.updates.turnover.Turnover`."""
+    """Changes the weights of an engine, and stops and starts its steps; `jswa.running.turnover.Turnover`."""
 
     version: int
     paused: bool

@@ -1,5 +1,6 @@
 """Attention layer: projections, norms and rotary embedding around the attention function, which the caller supplies."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -8,8 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
+from jswa.model.glue.products import linear_parts, weight_of
+from jswa.model.glue.projection import Projection, heads_of, tables_of
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
 from jswa.model.lora import AdapterIds
+from pallas_kernels.glue.api import Implementation
+from pallas_kernels.glue.plan import HeadWeights, Parts
 
 
 @runtime_checkable
@@ -80,6 +85,32 @@ class Attention(nnx.Module):
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
         out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
+
+    def in_parts(
+        self,
+        x: Float[Array, "T M"],
+        layer: int,
+        positions: Int[Array, " T"],
+        ropes: RopeTables,
+        attend: Attend,
+        adapters: AdapterIds | None,
+        implementation: Implementation,
+    ) -> Parts:
+        """Return the same as a call, in parts.
+
+        In place of q and kv, `attend` gets a `Projection`, which it norms, rotates and stores with that implementation.
+
+        Raises NoGlueKernel if it cannot serve the layer.
+        """
+        config = self.config
+        heads = heads_of(config)
+        temperature = None if config.temperature is None else _temperature(config.temperature, positions)
+        weights = HeadWeights(*(weight_of(norm) for norm in (self.q_norm, self.k_norm, self.v_norm)))
+        qkv, rope = linear_parts(x, self.qkv, self.qkv_bias, adapters), tables_of(config, ropes)
+        projection = Projection(qkv, heads, weights, rope, temperature, x.dtype, implementation)
+        attend_projection: Callable[..., Array] = attend
+        out = attend_projection(layer, projection, None, None if self.sinks is None else self.sinks[...])
+        return linear_parts(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
     def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
         if self.config.qk_norm_all_heads:

@@ -103,8 +103,11 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T M"]:
         """Return the feed-forward output of each token."""
-        hidden = feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters))
-        return linear(hidden, self.down, self.down_bias, adapters)
+        return linear(self.hidden(x, adapters), self.down, self.down_bias, adapters)
+
+    def hidden(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T F"]:
+        """Return the input of the down projection."""
+        return feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters))
 
 
 def linear(

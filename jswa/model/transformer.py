@@ -18,17 +18,22 @@ from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residua
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
+from jswa.model.glue.products import joined, linear_parts, whole
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
+from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.plan import Parts
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 Linear = Literal["xla", "cpu"]
+Tap = Callable[[int, Float[Array, "T M"]], None]
 
 
 class LayerInputs(NamedTuple):
@@ -108,6 +113,36 @@ class Layer(nnx.Module):
             x = x + self.per_layer(x, own)
         return x if self.scalar is None else x * self.scalar[...][None]
 
+    def joined(
+        self,
+        x: Float[Array, "T M"],
+        read: Float[Array, "T M"],
+        index: int,
+        run: LayerInputs,
+        following: Normalize | None,
+        glue: Glue,
+    ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
+        """Return the residual stream after this layer, and its norm `following`: that of the next layer.
+
+        Args:
+            read: the norm of x that this layer's attention reads.
+            glue: the implementation of residuals, norms, rotary embedding and KV writes.
+
+        Raises NoGlueKernel if it cannot serve the layer.
+        """
+        extras = self.streams, self.side, self.per_layer, self.scalar
+        if self.config.parallel or any(extra is not None for extra in extras):
+            raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
+        attended = self.attention.in_parts(read, index, run.positions, run.ropes, run.attend, run.adapters, glue)
+        attended = whole(attended, x.dtype, self.devices)
+        x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, glue)
+        mlp = self.mlp
+        if isinstance(mlp, Mlp):
+            fed = linear_parts(mlp.hidden(read, run.adapters), mlp.down, mlp.down_bias, run.adapters)
+        else:
+            fed = Parts(mlp(read, run.adapters)[None])
+        return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
+
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
         out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
         return psum(out, self.devices)
@@ -142,10 +177,13 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """The model: embedding, layers, final norm and logits."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.linear = linear
+        self.glue = glue
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -163,7 +201,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         select: Int[Array, " R"] | None = None,
         adapters: AdapterIds | None = None,
-        tap: Callable[[int, Float[Array, "T M"]], None] | None = None,
+        tap: Tap | None = None,
         routed: Callable[[int, Int[Array, "T k"]], None] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
@@ -181,6 +219,8 @@ class Decoder(nnx.Module):
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
+        if self.glue != "xla":
+            return self._joined(x, run, select, tap)
         if self.streams is not None:
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
@@ -202,6 +242,24 @@ class Decoder(nnx.Module):
         config = self.config
         rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
         return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
+
+    def _joined(
+        self, x: Float[Array, "T M"], run: LayerInputs, select: Int[Array, " R"] | None, tap: Tap | None
+    ) -> Float[Array, "N M"]:
+        """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
+        layers = list(self.layers)
+        if self.config.tail < len(layers):
+            raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
+        following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
+        read = normed(layers[0].pre_attn, x)
+        for index, (layer, norm) in enumerate(zip(layers, following, strict=True)):
+            if tap is not None:
+                tap(index, x)
+            with jax.named_scope(f"layer_{index}"):
+                x, read = layer.joined(x, read, index, run, norm, self.glue)
+        if tap is not None:
+            tap(len(layers), x)
+        return read if select is None else read[select]
 
     def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         embed = self.embed.get_value()
@@ -257,6 +315,7 @@ def bind(
     experts: Implementation = "xla",
     sms: int | None = None,
     linear: Linear = "xla",
+    glue: Glue = "xla",
 ) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
@@ -267,20 +326,10 @@ def bind(
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
         linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
             CPU's in any case.
+        glue: the implementation of residuals, norms, rotary embedding and KV writes.
     """
-    return _bound(config, params, run_dtype(params), Experts(experts, _storage(params), sms), linear)
-
-
-def _bound(
-    config: ModelConfig,
-    params: Params,
-    dtype: jnp.dtype,
-    experts: Experts,
-    linear: Linear,
-    names: frozenset[str] | None = None,
-) -> Decoder:
-    """Return the decoder over these parameters, or over some `names` of them, without values for the others."""
-    return bound(lambda: Decoder(config, dtype, experts, linear), params, names)
+    held = Experts(experts, _storage(params), sms)
+    return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params)
 
 
 def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset[str] | None = None) -> M:
@@ -331,7 +380,7 @@ def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Lin
         dtype: that of the hidden states.
         linear: see `bind`.
     """
-    return _bound(config, params, dtype, Experts(), linear, frozenset(head_names(config, params)))
+    return bound(lambda: Decoder(config, dtype, Experts(), linear), params, frozenset(head_names(config, params)))
 
 
 def _storage(params: Params) -> Storage:

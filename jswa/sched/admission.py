@@ -64,6 +64,45 @@ class Writers:
         return sequence.request.cache_salt, sequence.tokens[: self._page].tobytes()
 
 
+class Recalling:
+    """The waiting request for which text comes back from host memory, if there is one: `owner`."""
+
+    def __init__(self, cache: CacheManager, has_room: Callable[[Draft, Sequence, Match], bool]) -> None:
+        self.owner: Sequence | None = None
+        self._cache = cache
+        self._has_room = has_room
+
+    def waits(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
+        """Return whether a waiting request waits for text from host memory, which may begin to come now.
+
+        Each request has text brought back once, and only when it has room to begin.
+        """
+        host = self._cache.host
+        if host is None or not sequence.reads_cache or sequence.recalled_from is not None:
+            return host is not None and self.owner is sequence
+        tokens = sequence.tokens
+        found = host.find(self._cache.tree_key(sequence.request.cache_salt), tokens, len(tokens) - 1, match)
+        if found is None or self.owner is not None:
+            return found is not None
+        if not self._has_room(draft, sequence, match) or not self._cache.recall(found):
+            return False
+        self.owner, sequence.recalled_from = sequence, match.resume.start
+        return True
+
+    def settle(self) -> None:
+        """Let the owner match its text if all of it has been sent to the device, or if it has been given up."""
+        host = self._cache.host
+        if host is not None and self.owner is not None:
+            host.finish(self._cache.epoch)
+            self.owner = None if host.active is None else self.owner
+
+    def drop(self, sequence: Sequence) -> None:
+        """Give up the text of a request that ends."""
+        if self.owner is sequence and self._cache.host is not None:
+            self._cache.host.cancel()
+            self.owner = None
+
+
 def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[Lease, Match] | None:
     """Open the lease of a waiting row at its match, or at the page before; None if there is no room."""
     salt, length = sequence.request.cache_salt, sequence.num_known
@@ -117,4 +156,5 @@ def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> N
     if prefix_cache and not sequence.reads_cache:
         reason = "not finite" if sequence.failed_to else "prompt logprobs"
     replayed, revived = at.full_to - at.start, 0 < at.start < at.exact_from
-    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived=revived)
+    host = 0 if sequence.recalled_from is None else max(0, at.start - sequence.recalled_from)
+    sequence.prefix = PrefixHit(length, at.start, at.full_to, replayed, reason, revived=revived, host_tokens=host)

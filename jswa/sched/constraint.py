@@ -19,13 +19,13 @@ from jswa.plan import (
     RowMask,
     Words,
     bits_of,
-    words_of,
 )
 from jswa.sched.rows import Rows, TokenCounts
 from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
 
 _FEW = 1_024  # allowed tokens up to which only the words of the mask that are not zero are held
+_FEW_IDS = 16  # ids up to which a Python loop is faster than numpy
 
 
 def make_constraint(
@@ -99,6 +99,21 @@ def nothing_allowed(sequence: Sequence) -> NothingAllowed:
     at = length - len(request.prompt)
     by = " and ".join(name for name, applies in named.items() if applies)
     return NothingAllowed(f"after {at} generated tokens no token is allowed: {by} forbid all of them")
+
+
+def words_of(ids: Int[np.ndarray, " N"]) -> Words:
+    """Return the words of `bits_of` that are not zero."""
+    if len(ids) <= _FEW_IDS:
+        bits: dict[int, int] = {}
+        for token in sorted(ids.tolist()):
+            bits[token >> 5] = bits.get(token >> 5, 0) | 1 << (token & 31)
+        return Words(np.array(list(bits), np.int32), np.array(list(bits.values()), np.uint32).view(np.int32))
+    ids = np.sort(ids.astype(np.int32))
+    at = ids >> 5
+    first = np.ones(len(at), bool)
+    np.not_equal(at[1:], at[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    return Words(at[starts], np.bitwise_or.reduceat(np.left_shift(np.int32(1), ids & 31), starts))
 
 
 def _allowed(params: SamplingParams, vocab_size: int, forbidden: set[int]) -> Mask:

@@ -29,8 +29,8 @@ class Draft:
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
         behind: rows that ran before the step and have known tokens to run.
         decode: row ids of the rows that run one token.
-        speculative: the number of drafts that each of these runs besides; None if no row ever runs any.
-        program: for how many drafts a row the program is made in which the step runs (`StepPlan.drafts`).
+        speculative: the number of drafts that each of these runs besides; None if no row has any or may be ahead.
+        program: drafts per row in the step program (`StepPlan.drafts`).
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
         resumed: rows that start on cached pages.
@@ -124,8 +124,19 @@ def make_plan(
         adapters=rows.adapters.take(ids),
         drafts=draft.program,
         texts=texts,
+        transfers=None if cache.host is None else cache.host.drain(),
     )
     return plan, ids
+
+
+def plan_copies(cache: CacheManager) -> StepPlan | None:
+    """Return a plan without rows that copies pages between device and host memory; None: there is nothing to copy."""
+    transfers = None if cache.host is None else cache.host.drain()
+    if transfers is None:
+        return None
+    moves = np.array(cache.drain_moves(), np.int32).reshape(-1, 3)
+    rows = np.zeros((0, len(COLUMNS)), np.int32)
+    return StepPlan(rows, _NO_TOKENS, _NO_ENTRIES, _NO_ENTRIES, moves, transfers=transfers)
 
 
 def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:

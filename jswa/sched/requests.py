@@ -106,6 +106,9 @@ class Requests:
         if sequence.reads_cache:
             sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self._cache.epoch
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
+        sequence.recalled_from = None
+        if self._cache.host is not None and sequence.reads_cache:
+            self._cache.host.tier.visit(self._cache.tree_key(sequence.request.cache_salt), tokens[:-1])
         self.by_row[row_id] = sequence
         bisect.insort(self._running, sequence, key=lambda s: s.rank)
         self.writers.add(sequence)
@@ -295,9 +298,10 @@ class Requests:
         held = {row: slots[row.row_id] for row in self}
         return Use(held, self._limits.max_rows, self._cache.pool.total_slots, self._cache.layout)
 
-    def state(self) -> tuple[int, int, int]:
+    def state(self) -> tuple[int, ...]:
         """Return counts of all that may let a request begin which found no room."""
-        return self.changes, self._cache.epoch, self.rows.prefill_rows()
+        host = self._cache.host
+        return self.changes, self._cache.epoch, self.rows.prefill_rows(), 0 if host is None else host.changes
 
     def admissible(
         self, draft: Draft, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()

@@ -82,12 +82,13 @@ class Rows:
     """Arrays by row id, [max_rows] each. Only the scheduler changes them.
 
     Args:
-        speculative: draft tokens of a row that a step may run.
+        speculative: draft tokens per row that a step may run.
 
     Attributes:
         launched, ahead, known: see the module.
         speculative: draft tokens that a step may run of each row.
         speculates: whether any row may have some.
+        unsettled: whether any row may be ahead: if not, nothing is computed for drafts.
         accepted, rejected: drafts of each row that were right or not.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
         finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
@@ -109,7 +110,7 @@ class Rows:
         self.max_rows = max_rows
         self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
         self.ahead, self.speculative, self.accepted, self.rejected = np.zeros((4, max_rows), int)
-        self.speculates, self._speculative = speculative > 0, speculative
+        self.speculates, self._speculative, self.unsettled = speculative > 0, speculative, False
         self.generation = np.zeros(max_rows, np.int32)
         self.departures = self.logprob_rows = 0
         self.flights: deque[Flight] = deque()
@@ -225,7 +226,7 @@ class Rows:
 
     def next_positions(self) -> Int[np.ndarray, " max_rows"]:
         """Return the highest position that the next token of each row may have, if it has one."""
-        return np.minimum(self.launched + self.ahead, self.limit - 2) if self.speculates else self.launched
+        return np.minimum(self.launched + self.ahead, self.limit - 2) if self.unsettled else self.launched
 
     def launch(
         self, row_ids: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " D"] | None = None
@@ -236,6 +237,7 @@ class Rows:
             end = np.minimum(launched + self.ahead[row_ids], self.limit[row_ids] - 1)
             launched[: len(drafts)] -= drafts
             self.ahead[row_ids] = end - launched
+            self.unsettled = bool(self.ahead.any())
         self.launched[row_ids] = launched
         self.flights.append(Flight(row_ids, self.generation.take(row_ids), counts, self.departures))
 
@@ -262,6 +264,7 @@ class Rows:
             end += counts[row_ids]
         self.launched[row_ids] = launched
         self.ahead[row_ids] = np.minimum(end, self.limit[row_ids] - 1) - launched
+        self.unsettled = bool(self.ahead.any())
 
     def in_flight(self, row: int) -> int:
         """Return the number of steps on the device that run a row for its present sequence."""

@@ -17,9 +17,9 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.admission import fewest, is_passed, match_of, open_lease
-from jswa.sched.draft import Draft, lease_of, make_plan
+from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.sched.admission import Recalling, fewest, is_passed, match_of, open_lease
+from jswa.sched.draft import Draft, lease_of, make_plan, plan_copies
 from jswa.sched.drafts.drafting import Drafting
 from jswa.sched.drafts.several import append_several
 from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
@@ -49,12 +49,14 @@ class Scheduler:
             limits.max_rows,
             sharing=limits.prefix_cache,
             interval=limits.prefix_cache_interval,
+            memory=limits.host,
         )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self._requests = Requests(self.cache, limits, speculative)
         self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
         self._requests.grown = self.drafting.look_again
         self._turns = self._requests.turns
+        self._recalling = Recalling(self.cache, self._requests.admissible)
         self._in_flight: deque[StepPlan] = deque()
 
     @property
@@ -93,7 +95,10 @@ class Scheduler:
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request at once and free its pages; return None if it has ended already."""
         sequence = self.sequences.get(request_id)
-        return None if sequence is None else self._requests.finish(sequence, None, "abort")
+        if sequence is None:
+            return None
+        self._recalling.drop(sequence)
+        return self._requests.finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
         """Return whether any request is unfinished or any step is in flight."""
@@ -103,6 +108,7 @@ class Scheduler:
         """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
+        self._recalling.settle()
         draft = Draft(self.limits.max_tokens)
         if self._turns.several:
             self._take_rows(draft)
@@ -115,8 +121,7 @@ class Scheduler:
             return None
         requests = self._requests
         if self.rows.speculates:
-            length = self.drafting.length(draft, split=bool(len(requests.masks)))
-            self.drafting.give(draft, length, requests.sequences_at)
+            self.drafting.give(draft, requests.sequences_at, split=bool(len(requests.masks)))
         texts = self.drafting.texts(requests.by_row)
         plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache, texts)
         self.rows.launch(row_ids, plan.counts, draft.speculative)
@@ -124,6 +129,13 @@ class Scheduler:
         requests.changes += bool(draft.prompts) or draft.speculative is not None
         self._in_flight.append(plan)
         return plan
+
+    def plan_copies(self) -> StepPlan | None:
+        """Return a plan without rows that copies pages between device and host memory, after `plan` has returned None.
+
+        None: there is nothing to copy.
+        """
+        return plan_copies(self.cache)
 
     def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
         """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
@@ -167,14 +179,16 @@ class Scheduler:
                 store_prompt_logprobs(plan, rest, owners, logprobs.prompt)
             for row, sequence in zip(rest.tolist(), owners, strict=True):
                 if sequence is not None:
-                    own = tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]
-                    others += self._requests.apply_row(sequence, plan, row, own.tolist(), logprobs, row * width)
+                    own = (tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]).tolist()
+                    own = [] if own == [PAST_LIMIT] else own
+                    others += self._requests.apply_row(sequence, plan, row, own, logprobs, row * width)
             row_ids, tokens = row_ids[plain], tokens[plain]
             counts = None if counts is None else counts[plain]
         if counts is None:
-            return self._requests.apply_plain(row_ids, tokens, others)
-        events = append_several(self._requests, row_ids, tokens, counts, others)
-        if self.rows.ahead.any():
+            events = self._requests.apply_plain(row_ids, tokens, others)
+        else:
+            events = append_several(self._requests, row_ids, tokens, counts, others)
+        if self.rows.unsettled:
             self.rows.settle(flight.row_ids)
             self._requests.slide()
         return events
@@ -211,7 +225,8 @@ class Scheduler:
         free = draft.budget - draft.reserved
         draft.for_others = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
         while (sequence := self._turns.first(passed)) is not None:
-            victims = self._victims(draft, sequence)
+            waits = self._recalling.waits(draft, sequence, match_of(self.cache, sequence))
+            victims = [] if waits else self._victims(draft, sequence)
             for victim in victims:
                 draft.reserved -= needs_one(victim)
                 self._requests.preempt(victim)
@@ -354,7 +369,7 @@ class Scheduler:
             behind = began_long and self._turns.first(passed, {*short, tenant}) is not None
             if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt, behind=behind):
                 short.add(tenant)
-            elif writer is not None:
+            elif writer is not None or self._recalling.waits(draft, head, match):
                 passed.add(tenant)
             elif not self._begin(draft, head, match):
                 first = first or head

@@ -64,7 +64,8 @@ class Sequence:
     cache_epoch: int = 0
     failed_to: int = 0
     passed_by: int = 0
-    blocked: tuple[int, int, int] | None = None
+    recalled_from: int | None = None
+    blocked: tuple[int, ...] | None = None
     foretold: int = 0
     accepted: int = 0
     rejected: int = 0

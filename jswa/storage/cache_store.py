@@ -13,16 +13,17 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.moves import origins
 from jswa.cache.prefix.radix import root_key
 from jswa.engine import Engine
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
-from jswa.stepping import StepRunner
+from jswa.running.stepping import StepRunner
 from jswa.storage import persist
 from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
 from jswa.storage.restore import restore
-from jswa.storage.snapshot import Captured, capture, origins
+from jswa.storage.snapshot import Captured, capture
 
 _log = logging.getLogger("jswa")
 
@@ -116,6 +117,7 @@ def load_cache(
     def begin() -> tuple[int, Writing]:
         _require_awake(engine)
         cache = engine.scheduler.cache
+        engine.stepping.copy_host_pages()  # before other pages are written to the slots that these leave
         done = restore(cache, cache.tree_key(root_key(cache_salt, digest)), snapshot)
         try:
             # Compaction may have moved pages out of the slots that are written now.

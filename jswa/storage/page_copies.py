@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
 from jswa.cache.layout import KVLayout
+from jswa.cache.moves import slots_of
 from jswa.plan import StepPlan
-from jswa.storage.snapshot import slots_of
 
 BATCHES = 4  # batches that may be on their way to the host, each in scratch memory of the device
 Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
@@ -64,9 +64,12 @@ def touched(plan: StepPlan, layout: KVLayout) -> Touched:
         local.append(row.local)
         new_full.append(row.full[plan.full_write_from[index] // p :])
         new_local.append(row.local[max(0, plan.starts[index] // p - row.first_local) :])
-    read = slots_of(np.concatenate(full), np.concatenate(local), m)
-    written = slots_of(np.concatenate(new_full), np.concatenate(new_local), m)
-    return Touched(np.concatenate([plan.moves[:, 0], read]), np.concatenate([plan.moves[:, 1], written]))
+    read = [plan.moves[:, 0], slots_of(np.concatenate(full), np.concatenate(local), m)]
+    written = [plan.moves[:, 1], slots_of(np.concatenate(new_full), np.concatenate(new_local), m)]
+    if plan.transfers is not None:
+        read.append(plan.transfers.downloads[:, 0])
+        written.append(plan.transfers.uploads[:, 1])
+    return Touched(np.concatenate(read), np.concatenate(written))
 
 
 class Reading:

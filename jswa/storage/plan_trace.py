@@ -20,7 +20,7 @@ def write_header(file: IO[str], *, model: str, options: dict[str, Any], geometry
 
 def write_step(file: IO[str], plan: StepPlan, tokens: Int[np.ndarray, "R ..."]) -> None:
     """Write one step as a line: its plan and the tokens that it sampled, as the runner returns them."""
-    fields = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan)}
+    fields = {f.name: _plain(getattr(plan, f.name)) for f in dataclasses.fields(plan) if f.name != "transfers"}
     file.write(json.dumps({"plan": fields, "tokens": tokens.tolist()}) + "\n")
 
 
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 
 def _plan(fields: dict[str, Any]) -> StepPlan:
     shapes = {"rows": (-1, len(COLUMNS)), "full_pages": (-1, 3), "local_pages": (-1, 3), "moves": (-1, 3)}
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
         if name not in ("extras", "masks", "late", "logprobs", "table_rows", "drafts", "texts")

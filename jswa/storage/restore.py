@@ -9,10 +9,11 @@ from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease, LeaseTable
 from jswa.cache.manager import CacheManager
+from jswa.cache.moves import slots_of
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Cursor
 from jswa.cache.prefix.radix import RadixTree
-from jswa.storage.snapshot import Edges, Snapshot, slots_of
+from jswa.storage.snapshot import Edges, Snapshot
 
 _NONE = np.zeros(0, np.int32)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.manager import Move
+from jswa.cache.moves import slots_of
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Node
 from jswa.cache.prefix.radix import NONE, RadixTree
@@ -113,14 +113,6 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
     return Captured(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
 
 
-def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return where the contents of slots are as long as `moves` have not been carried out."""
-    came_from: dict[int, int] = {}
-    for source, target, _ in moves:
-        came_from[target] = came_from.get(source, source)
-    return np.array([came_from.get(slot, slot) for slot in slots.tolist()], np.int32)
-
-
 def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:
     """Raise ValueError, with the reason, for a snapshot that `capture` cannot have made."""
     p, edges, windows = layout.page_size, len(snapshot.parent), len(snapshot.window_edge)
@@ -189,13 +181,6 @@ def _held_until(tree: RadixTree, node: Node) -> int:
         return node.end if node.full[-1] != NONE else whole
     held = np.flatnonzero(node.local)
     return min(node.end, (first + int(held[-1]) + 1) * p) if len(held) else node.start
-
-
-def slots_of(
-    full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
-) -> Int[np.ndarray, " slots"]:
-    """Return the slots of full pages, then those of local pages."""
-    return np.concatenate([full, (local[:, None] * pages_per_block + np.arange(pages_per_block)).reshape(-1)])
 
 
 def _require(condition: object, reason: str) -> None:

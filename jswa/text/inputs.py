@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
-from jswa.speculation import as_text
 from jswa.text.special_tokens import read_optional
+from jswa.text.speculation import as_text
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 

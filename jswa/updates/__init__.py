@@ -1,1 +1,1 @@
-"""New weights for a running engine: arrays to parameters, and the change from one version to the next."""
+"""New weights for a running engine: arrays and checkpoint folders to parameters in the form that the engine holds."""

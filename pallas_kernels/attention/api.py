@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import reference, xla
 from pallas_kernels.attention.hopper import heuristics
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
 from pallas_kernels.attention.triton import call as triton
 from pallas_kernels.cpu import attention as cpu
+from pallas_kernels.errors import NoKernel
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "triton"]
 
@@ -34,7 +35,7 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
 
 
 def paged_attention(
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
@@ -54,7 +55,7 @@ def paged_attention(
     numbers without meaning.
 
     Args:
-        q: queries of the step's tokens.
+        q: queries of the step's tokens; or, for "mosaic" and 16-bit pages, as `packed_rows` says.
         kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
@@ -76,6 +77,13 @@ def paged_attention(
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
+    if isinstance(q, Packed):
+        if implementation != "mosaic" or kv.dtype.itemsize == 1:
+            raise NoKernel(f"packed queries, pages of {kv.dtype}: implementation = {implementation!r} takes none")
+        packed: Array = _function(implementation, sms)(
+            q, kv, rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
+        )
+        return packed
     if q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
     function = partial(
@@ -93,6 +101,28 @@ def paged_attention(
     scales = _column_scales(kv_scales, kv.shape[-1], v_dim).repeat(group, axis=0)
     out = function(wide * scales[None, :, : q.shape[2]], kv).astype(jnp.float32)
     return (out * scales[None, :, -v_dim:]).astype(q.dtype)
+
+
+def packed_rows(
+    q: Float[Array, "T H D"],
+    kv: Float[Array, "P S K p E"],
+    rows: Rows,
+    tiles: Tiles,
+    attend: Attend,
+    implementation: Implementation,
+    sms: int | None = None,
+) -> int | None:
+    """Return M if `paged_attention` takes queries as `Packed` [T, K, M, D] of this call, else None.
+
+    Only shapes and types are read. Raises NoKernel if the implementation cannot serve them.
+    """
+    if implementation != "mosaic" or tiles.tokens.shape[1] > 1 or kv.dtype.itemsize == 1:
+        return None
+    from pallas_kernels.attention.hopper import call as mosaic
+    from pallas_kernels.attention.hopper.plan import Shape
+
+    plan = mosaic.plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
+    return plan.padded_rows if plan.k_width == plan.head_dim else None
 
 
 def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Float[Array, "K E"]:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Attend(NamedTuple):
@@ -51,6 +51,18 @@ class Rows(NamedTuple):
     page_rows: Int[Array, "R N"]
     first_page: Int[Array, " R"]
     visible_from: Int[Array, " R"]
+
+
+class Packed(NamedTuple):
+    """Queries of a step with one token per tile, laid out as the kernel copies them; see `api.packed_rows`.
+
+    Attributes:
+        values: the heads of each KV head's group side by side; rows beyond them may hold anything.
+        group: query heads per KV head.
+    """
+
+    values: Float[Array, "T K M D"]
+    group: int
 
 
 class Tiles(NamedTuple):

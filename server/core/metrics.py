@@ -192,6 +192,12 @@ class _Families(Collector):
         )
         yield self._counter("prefix_cache_replayed", "Tokens run again to rebuild windows.", cache.replayed_tokens)
         yield self._counter("prefix_cache_revived", "Prompt tokens behind a rebuilt window.", cache.revived_tokens)
+        yield self._counter("prefix_cache_host_hits", "Cached tokens that host memory gave.", cache.host_tokens)
+        yield self._counter("prefix_cache_host_written_slots", "Slots copied to host memory.", cache.host_written_slots)
+        yield self._counter(
+            "prefix_cache_host_read_slots", "Slots copied back from host memory.", cache.host_read_slots
+        )
+        yield self._gauge("prefix_cache_host_usage", "Share of the host memory that texts take.", cache.host_usage)
         yield self._counter("prefix_cache_evictions", "Evicted windows and ends of texts.", cache.evictions)
         yield self._gauge("prefix_cache_windows", "Windows at which a request can resume.", cache.windows)
         missed = CounterMetricFamily(

@@ -67,8 +67,13 @@ class Service:
     Owns the engine's thread, the helper threads and the renderer, from `start_up` to `shut_down`.
     """
 
-    def __init__(self, model: Served, config: ServeConfig, engine: EngineSide | None = None) -> None:
-        """Build the engine, unless it is in another process: then `engine` is the way to it."""
+    def __init__(
+        self, model: Served, config: ServeConfig, engine: EngineSide | None = None, created: int | None = None
+    ) -> None:
+        """Build the engine, unless it is in another process: then `engine` is the way to it, and `created` its start.
+
+        `created` is in seconds of `time.time`.
+        """
         self.config = config
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
@@ -82,7 +87,7 @@ class Service:
         self.texts = TokenTexts(model.tokenizer)
         self.recorder = Recorder()
         self.renderer: Renderer | None = None
-        self.created = int(time.time())
+        self.created = int(time.time()) if created is None else created
         self.draining = False
         self._starting = 0
         self._unknown: set[str] = set()

@@ -13,9 +13,9 @@ from jswa.frontend.changing import update_weights
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
 from jswa.grammar.compiler import Grammars
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
-from jswa.updates.turnover import InFlight, WhilePaused
 
 from ..core.counts import Counts, Load, added
 from ..core.fairness import Admission, Budget, Key, weights_of

@@ -8,8 +8,8 @@ from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.types import SamplingParams
-from jswa.updates.turnover import InFlight, WhilePaused
 
 from ..core.counts import Report
 from ..core.fairness import Key

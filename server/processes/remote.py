@@ -15,9 +15,9 @@ from jswa.frontend.outputs import Receiver
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.llg import Grammar
 from jswa.grammar.vocabulary import describe
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
-from jswa.updates.turnover import InFlight, WhilePaused
 
 from ..core.counts import Report
 from ..core.fairness import Key

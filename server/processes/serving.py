@@ -77,8 +77,7 @@ def serve(control: int) -> int:
     most_files()
     served = Served(_no_engine, hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling)
     engine = RemoteEngine(end, Facts(*hello.facts), hello.tokenizer, config)
-    service = Service(served, config, engine)
-    service.created = hello.created
+    service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_run(service, engine, server, hello))

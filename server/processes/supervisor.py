@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -117,6 +118,12 @@ class Fleet:
         place.failures = 0 if began else place.failures + 1
         place.again = time.monotonic() + min(_LONGEST_PAUSE, 2.0**place.failures - 1)
         place.process = None
+        if len({id(one.listen) for one in self.places}) > 1:
+            # The kernel would give the dead front end's socket its share of new connections, which would wait for the
+            # next front end. A socket that does not listen yet gets none, so the others get all.
+            old = place.listen
+            place.listen = _bound_to(old.family, old.type, old.proto, old.getsockname())
+            old.close()
 
     async def _begin(self, place: Place) -> None:
         own, other = socket.socketpair()
@@ -172,19 +179,20 @@ def same_port(host: str, port: int, count: int) -> list[socket.socket]:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    sockets = []
-    for number in range(count + 1):
-        one = socket.socket(family, kind, protocol)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if number:  # without this option the first socket finds out whether another program listens there
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind(address)
-        address = one.getsockname()
-        if number:
-            sockets.append(one)
-        else:
-            one.close()
-    return sockets
+    # A first socket without SO_REUSEPORT finds out whether another program listens there.
+    with _bound_to(family, kind, protocol, address, shared=False) as first:
+        address = first.getsockname()
+    return [_bound_to(family, kind, protocol, address) for _ in range(count)]
+
+
+def _bound_to(family: int, kind: int, protocol: int, address: Any, *, shared: bool = True) -> socket.socket:
+    """Return a socket that is bound and does not listen; if `shared`, several may be bound to the address."""
+    one = socket.socket(family, kind, protocol)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind(address)
+    return one
 
 
 def run(model: Served, config: ServeConfig) -> int:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from jswa.architecture import Reach
 from jswa.cache.capacity import peak_slots
-from jswa.config import Limits
+from jswa.config import HostMemory, Limits
 from jswa.errors import PromptTooLong
 from jswa.plan import FROM_DEVICE, StepPlan, TokenEvent
 from jswa.sched.sequence import Sequence, Status
@@ -215,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([0, 0, 0, 50]),
         sharing=st.booleans(),
         interval=st.sampled_from([None, None, 5, 16]),
+        host=st.sampled_from([None, None, 4, 12, 60]),
         speculative=st.sampled_from([0, 0, 1, 3, 7]),
         advance=st.sampled_from(["one", "all", "some"]),
         seed=st.integers(0, 999),
@@ -228,6 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures: int,
         sharing: bool,
         interval: int | None,
+        host: int | None,
         speculative: int,
         advance: str,
         seed: int,
@@ -241,6 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=1 + blocks,
             prefix_cache=sharing,
             prefix_cache_interval=interval,
+            host=None if host is None else HostMemory(1 + host, slots_per_step=8, tokens_per_slot=0.1),
         )
         rng = random.Random(seed)
         choices: dict[str, Callable[[int], int]] = {
@@ -315,6 +318,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             event(f"copied: {min(self.talk.loop.runner.copies, 3)}")
             event(f"cached: {self.talk.hits.cached_tokens > 0}, replayed: {self.talk.hits.replayed_tokens > 0}")
             event(f"run again without the cache: {'not finite' in self.talk.hits.missed}")
+            host = self.talk.scheduler.cache.host
+            if host is not None:
+                event(f"to the host: {min(host.tier.copied, 3)}, back: {min(host.recalled, 3)}")
+                event(f"tokens from the host: {min(self.talk.hits.host_tokens, 3)}")
             event(f"evicted: {min(self.talk.hits.evictions, 3)}")
 
 

@@ -1,5 +1,6 @@
 """A device without jax, and the loop that runs a scheduler on it."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -9,13 +10,14 @@ from jaxtyping import Int, Shaped
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
+from jswa.cache.moves import origins
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
+from jswa.exec.host.pages import HostPages
 from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.plan import FROM_DEVICE, NOT_FINITE, RowMask, StepEvents, StepPlan, TableRow, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row
-from jswa.storage.snapshot import origins
 from tests.support.text.model import Run, TextModel, first_seen
 
 POISON = -1  # a mark of KV memory that no row may read
@@ -365,6 +367,14 @@ class Loop:
         self.runner = FakeRunner(layout, limits, model, self._row_of, advance)
         self.pending: FakePending | None = None
         self.before_launch: Callable[[StepPlan], None] | None = None
+        self.host_pages = HostPages(self.runner, self.host_contents())
+        self.landing = random.Random(0)  # when pages arrive on the host
+
+    def host_contents(self) -> list[Shaped[np.ndarray, "slots p"]]:
+        """Return memory for the second prefix cache, without slots if there is none."""
+        host, memory = self.runner.limits.host, self.runner.memory
+        slots = 0 if host is None else host.blocks * self.runner.layout.pages_per_block
+        return [np.zeros((slots, lane.shape[1]), lane.dtype) for lane in memory]
 
     def _row_of(self, slot: int) -> Row:
         return next(s for s in self.scheduler.running if s.row_id == slot)
@@ -377,11 +387,22 @@ class Loop:
 
     def launch(self) -> StepPlan | None:
         """Do the first half of a step: plan and launch."""
+        host = self.scheduler.cache.host
+        if host is not None and self.landing.random() < 0.7:
+            landed = self.host_pages.land()
+            host.land(landed.batches, lost=landed.lost)
         plan = self.scheduler.plan()
-        assert plan is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
-        if plan is not None and self.before_launch is not None:
-            self.before_launch(plan)
+        copies = plan or self.scheduler.plan_copies()
+        assert copies is not None or self.pending is not None or not self.scheduler.has_work(), "stuck"
+        if copies is not None and self.before_launch is not None:
+            self.before_launch(copies)
+        if copies is not None and copies.transfers is not None:
+            self.host_pages.before_launch(copies.transfers)
         self.pending = self.runner.launch(plan) if plan is not None else None
+        if copies is not None and plan is None:
+            self.host_pages.move(copies.moves)
+        if copies is not None and copies.transfers is not None:
+            self.host_pages.after_launch(copies.transfers)
         self.scheduler.tidy()
         return plan
 

@@ -29,6 +29,7 @@ BAD: dict[str, list[Any]] = {
     "seed": [-1, 2**63, 1.0, True, None],
     "prefix_cache": [1, "yes", None],
     "prefix_cache_interval": WHOLE,
+    "host_kv_bytes": [-1, 1.5, "64", True, None],
     "max_loras": [*WHOLE, 65],
     "max_lora_rank": [*WHOLE, 257],
 }
@@ -106,3 +107,10 @@ def test_a_model_knows_its_window_and_kinds() -> None:
     assert (full.attention.kind, local.attention.kind) == ("full", "local")
     assert (full.attention.reach, local.attention.reach) == (None, Reach(8))
     assert hash(make_model(full, local)) == hash(make_model(full, local))
+
+
+@pytest.mark.parametrize("other", [{"prefix_cache": False}, {"nnodes": 2}])
+def test_host_memory_needs_a_prefix_cache_on_one_host(other: dict[str, Any]) -> None:
+    """Other combinations are refused by name."""
+    with pytest.raises(ConfigError, match="host_kv_bytes"):
+        EngineConfig(host_kv_bytes=2**30, **other)

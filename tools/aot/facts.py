@@ -10,6 +10,8 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_REGISTERS, SM_SMEM_BYTES,
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
 _INTEGERS = {"pred", "s8", "u8", "s32", "u32", "s64", "u64"}
 
+# Kernels without products, which load and store registers.
+ELEMENTWISE = ("residual_norms", "rotate_and_write")
 SPILLED = 8  # bytes, two registers: ptxas 13.5 stores one in the prefill kernel of chunked layers, an older one none
 
 
@@ -44,6 +46,11 @@ class KernelFacts:
         by_registers = SM_REGISTERS // (-(-self.registers // 8) * 8 * self.threads)
         return min(by_registers, SM_SMEM_BYTES // (self.smem + BLOCK_SMEM_BYTES), SM_THREADS // self.threads)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What gates compare. Registers count only by the thread blocks that they leave room for."""
+        return {"spills": self.spills, "stack": self.stack, "smem": self.smem, "blocks_per_sm": self.blocks_per_sm}
+
     def faults(self, blocks: int = 1) -> list[str]:
         """Return the checks of a Hopper kernel that fail. `blocks` must fit on a multiprocessor."""
         few = f"{self.blocks_per_sm} thread blocks fit on a multiprocessor, and its tuning counts with {blocks}"
@@ -52,8 +59,8 @@ class KernelFacts:
             *([f"{self.stack} bytes of stack"] if self.stack > 2 * SPILLED else []),
             *self.advice,
             *([f"{self.smem} bytes of shared memory"] if self.smem > SMEM_BYTES else []),
-            *([] if self.wgmma else ["no WGMMA"]),
-            *([] if self.tma else ["no TMA"]),
+            *(["no WGMMA"] if not self.wgmma and self.name not in ELEMENTWISE else []),
+            *(["no TMA"] if not self.tma and self.name not in ELEMENTWISE else []),
             *([few] if 0 < self.blocks_per_sm < blocks else []),
             *([] if self.blocks_per_sm else ["does not fit on a multiprocessor"]),
         ]

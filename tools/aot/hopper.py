@@ -7,7 +7,8 @@
 Checked for each kernel: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use. For a step also: the
 state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph), and the
-number of kernels that compute indices does not grow with the model's depth. The speed is not measured.
+number of kernels that compute indices does not grow with the model's depth. A step may not have more kernels in a layer
+than gates/steps.json says, which `--write` writes. The speed is not measured.
 """
 
 import argparse
@@ -21,12 +22,14 @@ import jax
 
 from pallas_kernels.attention.api import paged_attention
 from pallas_kernels.attention.rows import Rows, Tiles
+from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts
 from tools.aot.steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
 from tools.cases.kernels.attention_layers import LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments
 
+GATES = "steps.json"
 SAMPLE = (
     *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),
     *("prefill, gemma-3-27b full", "prefill, gpt-oss-20b local", "prefill, MiMo-V2-Flash local"),
@@ -41,8 +44,11 @@ def main() -> None:
     parser.add_argument(
         "--sample", action="store_true", help="compile a few kernels and shallow steps, which takes about a minute"
     )
+    parser.add_argument("--steps", action="store_true", help="compile steps alone")
+    parser.add_argument("--write", action="store_true", help="write the gates of steps anew")
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if options.only in layer.name and (not options.sample or layer.name in SAMPLE)]
+    layers = [] if options.steps else layers
     kernels = [(layer, *compile_layer(layer)) for layer in layers]
     print_kernels(kernels)
     steps = [compile_step(spec) for spec in (SAMPLE_STEPS if options.sample else STEPS) if options.only in spec.name]
@@ -51,8 +57,12 @@ def main() -> None:
         rows = [{"name": layer.name, "seconds": seconds, **asdict(facts)} for layer, facts, seconds in kernels]
         text = json.dumps({"jax": jax.__version__, "kernels": rows, "steps": [asdict(s) for s in steps]}, indent=1)
         options.json.write_text(text + "\n")
+    figures = {facts.name: facts.figures for facts in steps}
+    if options.write:
+        gates.write(figures, GATES, {"jax": jax.__version__})
     faults = [f"{layer.name}: {fault}" for layer, facts, _ in kernels for fault in facts.faults()]
     faults += [f"{facts.name}: {fault}" for facts in steps for fault in facts.faults]
+    faults += gates.worse(figures, GATES)
     sys.exit("\n".join(faults) or None)
 
 

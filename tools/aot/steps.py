@@ -21,7 +21,9 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
 from tools.cases.hub_configs import CONFIGS
@@ -45,6 +47,8 @@ class StepSpec:
         quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
+        glue: the implementation of norms, residuals, rotary embedding and KV writes.
+        sampling: the implementation of draws; "triton" has to be compiled in `tools.aot.triton.compiling_for`.
         drafts: of each row of a decode step, looked up and verified.
     """
 
@@ -56,6 +60,8 @@ class StepSpec:
     quantization: QuantizationMode = "none"
     adapters: int = 0
     part: Part = "step"
+    glue: Glue = "xla"
+    sampling: Sampling = "xla"
     drafts: int = 0
 
     @property
@@ -65,6 +71,8 @@ class StepSpec:
         kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
         held = "" if self.quantization == "none" else f", {self.quantization}"
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
+        more += f", glue on {self.glue}" * (self.glue != "xla")
+        more += f", sampling on {self.sampling}" * (self.sampling != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
@@ -84,13 +92,23 @@ _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
 _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
 _FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
 _HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
+_GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
 _DRAFTS = [
     replace(spec, drafts=drafts, rows=rows)
     for spec in (_MODELS[0], _GPT_OSS)
     for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
 ]
-STEPS = (*_MODELS, replace(_MODELS[0], rows=1), *_PREFILL, *_EIGHT_BITS, *_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS)
-SAMPLE_STEPS = (replace(_MODELS[1], layers=6), replace(_MODELS[2], layers=4, tokens=2048))
+_GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
+_ONE = replace(_MODELS[0], rows=1)
+STEPS = (
+    *(*_MODELS, *_GLUED, _ONE, *_PREFILL, *_EIGHT_BITS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS),
+)
+SAMPLE_STEPS = (
+    replace(_MODELS[1], layers=6),
+    replace(_MODELS[2], layers=4, tokens=2048),
+    replace(_MODELS[2], layers=4, glue="mosaic"),
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,7 @@ class StepFacts:
 
     Attributes:
         launches: kernels per layer.
+        in_layer: kernels of the last layer but one, which are its own alone.
         index_launches: kernels of the whole step that only compute indices, except in routing, sampling and its tables.
         graphs: thunks that the host launches: 1 if the whole step is one command buffer (CUDA graph).
         temporaries: bytes.
@@ -108,12 +127,18 @@ class StepFacts:
 
     name: str
     launches: float
+    in_layer: int
     index_launches: int
     graphs: int
     temporaries: int
     seconds: float
     kernels: list[KernelFacts]
     faults: list[str]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What gates compare."""
+        return {"in_layer": self.in_layer, "index_launches": self.index_launches, "graphs": self.graphs}
 
 
 def compile_step(spec: StepSpec) -> StepFacts:
@@ -144,7 +169,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     layout = KVLayout.of(model, PAGE)
     prefill = Bucket(spec.tokens, spec.rows, decode=False)
     bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts)
-    config, state = _step_config(model, layout, bucket, adapters=spec.adapters > 0, part=spec.part)
+    config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":
         held = param_shapes(model, BFLOAT16, "mxfp4_tiles")
@@ -176,6 +201,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     return StepFacts(
         spec.name,
         in_layers / spec.layers,
+        sum(launch.layer == f"layer_{spec.layers - 2}" for launch in found),
         _index_launches(found),
         len(outermost),
         memory.temp_size_in_bytes,
@@ -209,15 +235,15 @@ def _bytes(params: dict[str, jax.ShapeDtypeStruct]) -> int:
 
 
 def _step_config(
-    model: ModelConfig, layout: KVLayout, bucket: Bucket, *, adapters: bool, part: Part
+    model: ModelConfig, layout: KVLayout, bucket: Bucket, spec: StepSpec
 ) -> tuple[StepConfig, DeviceState]:
     num_blocks = KV_BYTES // layout.block_bytes(2)
     drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
-    spec = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=adapters)
-    backends = Backends("mosaic", "mosaic", device.SMS)
-    config = StepConfig(model, layout, bucket, spec, backends, part=part, speculation=drafting)
+    pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
+    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling)
+    config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
 
@@ -233,10 +259,10 @@ def _lane_bytes(state: DeviceState) -> int:
 def print_steps(steps: list[StepFacts]) -> None:
     """Print a line per step."""
     if steps:
-        print(f"\n{'step':44}kernels/layer  index kernels  graphs  temporaries, MB  attention registers  seconds")
+        print(f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  temporaries, MB  registers  seconds")
     for facts in steps:
         registers = "/".join(str(kernel.registers) for kernel in facts.kernels)
         print(
-            f"{facts.name:44}{facts.launches:13.1f}{facts.index_launches:15}{facts.graphs:8}"
-            f"{facts.temporaries / 1e6:17.1f}{registers:>21}{facts.seconds:9.1f}"
+            f"{facts.name:60}{facts.launches:13.1f}{facts.in_layer:12}{facts.index_launches:15}{facts.graphs:8}"
+            f"{facts.temporaries / 1e6:17.1f}{registers:>11}{facts.seconds:9.1f}"
         )

@@ -153,17 +153,24 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
         begin = time.perf_counter()
         jax.jit(attend).lower(*given[:5]).compile()
         seconds = time.perf_counter() - begin
-    (dump,) = Path(_DUMPS.name).iterdir()
+    (dump,) = dumped()
     return read_facts(dump, card), seconds
 
 
 def forget_kernels() -> None:
     """Make jax-triton compile and dump all kernels anew: it caches equal kernels, and fails to dump one twice."""
     from pallas_kernels.attention.triton.kernel import attend
+    from pallas_kernels.sampling import kernel as sampling
 
-    attend.__dict__.pop("_jT_kernel_cache", None)
-    for dump in Path(_DUMPS.name).iterdir():
+    for kernel in (attend, sampling.scan, sampling.plan, sampling.collect, sampling.choose):
+        kernel.__dict__.pop("_jT_kernel_cache", None)
+    for dump in dumped():
         shutil.rmtree(dump)
+
+
+def dumped() -> list[Path]:
+    """Return the folders of the kernels that jax-triton has compiled since then."""
+    return list(Path(_DUMPS.name).iterdir())
 
 
 def read_facts(dump: Path, card: Gpu) -> TritonFacts:

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 UNKNOWN = -1.0
-LEAF = 11  # kind of place of a leaf: that of all places on it
 Ghost = tuple[str, int, bytes]  # text that was evicted: salt, start, next tokens
 
 
@@ -94,8 +93,8 @@ class Candidates:
     those of slots that no edge has.
 
     Attributes:
-        values: loss per slot if the item is evicted: UNKNOWN, or infinite if evicting it would free nothing.
-        places: by index, the kind of place for which a window is kept; LEAF for a leaf.
+        values: loss per slot if the item is evicted, at an age at which every request uses it: UNKNOWN, or infinite if
+            evicting it would free nothing.
         slots: by index, the slot of the item's edge.
         last, kinds: by slot, as in `Node`.
     """
@@ -103,23 +102,19 @@ class Candidates:
     def __init__(self) -> None:
         self.items: list[Node | Window] = []
         self.values: Float[np.ndarray, " room"] = np.empty(256)
-        self.places: Int[np.ndarray, " room"] = np.empty(256, np.intp)
         self.slots: Int[np.ndarray, " room"] = np.empty(256, np.intp)
         self.last: Int[np.ndarray, " edges"] = np.empty(256, np.int64)
         self.kinds: Int[np.ndarray, " edges"] = np.empty(256, np.intp)
         self._free = list(range(256))
 
-    def add(self, item: Node | Window, place: int) -> None:
+    def add(self, item: Node | Window) -> None:
         """Add an item of unknown value if it is absent."""
         if item.index >= 0:
             return
         item.index = len(self.items)
         self.items.append(item)
         if len(self.items) > len(self.values):
-            self.values, self.places, self.slots = (
-                np.concatenate([array, array]) for array in (self.values, self.places, self.slots)
-            )
-        self.places[item.index] = place
+            self.values, self.slots = (np.concatenate([array, array]) for array in (self.values, self.slots))
         self.forget(item)
 
     def discard(self, item: Node | Window) -> None:
@@ -130,7 +125,7 @@ class Candidates:
         last = self.items.pop()
         if last is not item:
             self.items[index] = last
-            for array in (self.values, self.places, self.slots):
+            for array in (self.values, self.slots):
                 array[index] = array[last.index]
             last.index = index
         item.index = -1

@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.edges import LEAF, Candidates, Node
+from jswa.cache.prefix.edges import Candidates, Node
 
 NONE = 0  # block 0 is never handed out
 _SOURCES = 8  # edges searched for a copy of a page that several share
@@ -170,7 +170,7 @@ class RadixTree:
             cached = self.pool.local_cached[ids]
             self.local_node[ids] = child
             self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
-        self.candidates.add(child, LEAF)
+        self.candidates.add(child)
         self.candidates.forget(child)
         return child
 
@@ -229,7 +229,7 @@ class RadixTree:
             gone.extend(edge.children.values())
             self.candidates.release(edge)
         if not above.children and above.parent is not None:
-            self.candidates.add(above, LEAF)
+            self.candidates.add(above)
 
     def rename(self, source: int, target: int) -> None:
         """Follow a full page that the pool has moved."""

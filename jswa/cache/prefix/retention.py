@@ -9,6 +9,8 @@ leaf whose window is too costly to replay is worth nothing without it, and goes 
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Int
 
@@ -30,6 +32,7 @@ class Retention:
         self.pool = tree.pool
         self.visits = Visits(tree)
         self.evictions = 0
+        self.demote: Callable[[Node | Window], None] | None = None  # called with what is about to be evicted
         self._reach = tree.layout.reach
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._victims = Victims(tree, self.visits, self._uses)
@@ -70,7 +73,7 @@ class Retention:
         while node.start >= end:
             assert node.parent is not None
             node = node.parent
-        kind = node.places.setdefault(end, place if place is not None else BRANCH if branch else TEXT_END)
+        node.places.setdefault(end, place if place is not None else BRANCH if branch else TEXT_END)
         if len(node.places) > max(_WINDOWS, len(node.local)):
             del node.places[min(node.places)]
         window = node.windows.get(end)
@@ -84,7 +87,7 @@ class Retention:
         self._uses[blocks] += 1
         self._forget(blocks)
         window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
-        self.tree.candidates.add(window, kind)
+        self.tree.candidates.add(window)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
             others = (w for w in node.windows.values() if w is not window)
             self.drop_window(min(others, key=lambda w: (w.branch, w.hits > 1, w.last)))
@@ -269,6 +272,8 @@ class Retention:
             victim = self._victims.choose(self.clock)
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
+        if self.demote is not None:
+            self.demote(victim)
         if isinstance(victim, Node):
             self.cut(victim, min(max(slots, self._least_cut), self._victims.free_tail(victim)))
         else:

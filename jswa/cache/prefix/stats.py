@@ -12,6 +12,9 @@ class CacheStats:
 
     Attributes:
         revived_tokens: cached tokens of requests that rebuilt a lost window from full-attention KV.
+        host_tokens: cached tokens that only pages from host memory made possible.
+        host_written_slots, host_read_slots: slots copied to host memory, and back.
+        host_usage: share of the host memory that texts take.
         missed: prompt tokens that were computed, by reason.
         full_pages, local_pages: pages that the cache holds, alone or with rows.
         evictable_full_pages, evictable_local_pages: pages that the cache holds alone.
@@ -34,6 +37,10 @@ class CacheStats:
     windows: int
     evictions: int
     slid_pages: int = 0
+    host_tokens: int = 0
+    host_written_slots: int = 0
+    host_read_slots: int = 0
+    host_usage: float = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -52,6 +59,7 @@ class HitCounter:
     replayed_tokens: int = 0
     revived_tokens: int = 0
     missed: dict[MissReason, int] = field(default_factory=dict)
+    host_tokens: int = 0
 
     @property
     def rate(self) -> float:
@@ -66,6 +74,7 @@ class HitCounter:
         self.full_hit_tokens += hit.full_hit_tokens
         self.replayed_tokens += hit.replayed_tokens
         self.revived_tokens += hit.cached_tokens if hit.revived else 0
+        self.host_tokens += hit.host_tokens
         for reason, tokens in hit.missed().items():
             self.missed[reason] = self.missed.get(reason, 0) + tokens
 

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jswa.cache.prefix.edges import UNKNOWN, Node, Window
 from jswa.cache.prefix.radix import NONE, RadixTree
 from jswa.cache.prefix.resume import replay_length
-from jswa.cache.prefix.visits import TEXT_END, Visits
+from jswa.cache.prefix.visits import Visits
 from jswa.errors import EngineError
 
 _SAMPLE = 64  # items drawn for each that is chosen
@@ -94,7 +94,6 @@ class Victims:
             values = candidates.values[sample]
         slots = candidates.slots[sample]
         values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
-        values *= self._visits.places.share[candidates.places[sample]]
         found: list[tuple[Node | Window, int]] = []
         for place in values.argsort(kind="stable").tolist():
             item = items[sample[place]]
@@ -111,20 +110,18 @@ class Victims:
             free = item.blocks[self._pool.local_owners[item.blocks] == 1]
             if not len(free):
                 return math.inf
-            self._tree.candidates.places[item.index] = self._serves(item)
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss / (m * float((1.0 / self._uses[free]).sum()))
+            return loss * self._serves(item) / (m * float((1.0 / self._uses[free]).sum()))
         if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
         return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
 
-    def _serves(self, window: Window) -> int:
-        """Return the kind of the likeliest place from which a request would resume at this window."""
+    def _serves(self, window: Window) -> float:
+        """Return the share of requests that would resume at this window."""
         node, share = window.node, self._visits.places.share
         above = min((end for end in node.windows if end > window.end), default=node.end + 1)
-        kinds = (kind for at, kind in node.places.items() if window.end <= at < above)
-        return max(kinds, key=lambda kind: float(share[kind]), default=TEXT_END)
+        return min(1.0, sum(share[kind] for at, kind in node.places.items() if window.end <= at < above))
 
     def _resumes_at(self, node: Node, last: int, length: int) -> int:
         """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""

@@ -9,13 +9,13 @@ A text that is evicted stays known for a while by its next tokens (a *ghost*), s
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
-from jswa.cache.prefix.edges import LEAF, Ghost, Node
+from jswa.cache.prefix.edges import UNKNOWN, Ghost, Node
 from jswa.cache.prefix.radix import RadixTree
 
 # Kinds of places, for `Node.places`: the end of a text 0 turns ago, of a prompt 0 turns ago, of a text 1 turn ago, …
@@ -32,17 +32,17 @@ _DECAY_AT = 4096.0  # turns after which the past counts half
 _PRIOR_TURNS, _PRIOR_AT_END, _PRIOR_ELSEWHERE = 8.0, 4.0, 0.1
 # The last message may be edited at any time, after however many turns without an edit.
 _LEAST_AT_LAST_TURN = 1 / 32
+_WRONG_BY = 0.1  # of a share: less does not change which items are worth least
 
 
 class Places:
-    """How often requests go on from each kind of place. `share`: by kind, for `Node.places`; 1 for a whole leaf."""
+    """How often requests go on from each kind of place. `share`: by kind, for `Node.places`."""
 
     def __init__(self) -> None:
-        self._asked = np.full(LEAF, _PRIOR_ELSEWHERE)
+        self._asked = [_PRIOR_ELSEWHERE] * (BRANCH + 1)
         self._asked[TEXT_END] = _PRIOR_AT_END
-        self._shown = np.full(LEAF, _PRIOR_TURNS)
-        self.share = np.ones(LEAF + 1)
-        self.learn()
+        self._shown = [_PRIOR_TURNS] * (BRANCH + 1)
+        self.share = self._shares()
 
     def ask(self, kind: int) -> None:
         """Count a request that goes on from such a place."""
@@ -50,24 +50,31 @@ class Places:
 
     def show(self, kinds: list[int]) -> None:
         """Count the places of a text that has ended: its next request may go on from any."""
-        self._shown += np.bincount(kinds, minlength=LEAF)
+        for kind in kinds:
+            self._shown[kind] += 1.0
 
-    def learn(self) -> None:
-        """Compute the shares anew.
+    def learn(self) -> bool:
+        """Compute the shares anew; return whether one has changed by so much that values computed with it are wrong.
 
-        With each turn a place becomes one of a turn before: it is worth the best mean over the turns to come.
+        If none has, they stay as they are.
         """
-        share = np.minimum(1.0, self._asked / self._shown)
-        share[TEXT_END + 2] = max(share[TEXT_END + 2], _LEAST_AT_LAST_TURN)
-        for first in (TEXT_END, PROMPT_END):
-            turns = share[first:BRANCH:2]
-            for depth in range(len(turns)):
-                later = turns[depth:]
-                self.share[first + 2 * depth] = (later.cumsum() / np.arange(1, len(later) + 1)).max()
-        self.share[BRANCH] = share[BRANCH]
+        share = self._shares()
         if self._shown[TEXT_END] > _DECAY_AT:
-            self._asked *= 0.5
-            self._shown *= 0.5
+            self._asked = [0.5 * count for count in self._asked]
+            self._shown = [0.5 * count for count in self._shown]
+        moved = any(abs(new - old) > _WRONG_BY * old for new, old in zip(share, self.share, strict=True))
+        if moved:
+            self.share = share
+        return moved
+
+    def _shares(self) -> list[float]:
+        """Return the shares. A place is one of a turn before with each turn: worth the best mean of these."""
+        share = [min(1.0, asked / shown) for asked, shown in zip(self._asked, self._shown, strict=True)]
+        share[TEXT_END + 2] = max(share[TEXT_END + 2], _LEAST_AT_LAST_TURN)
+        for kind in range(BRANCH):  # a place of more turns ago has not been changed yet
+            turns = share[kind:BRANCH:2]
+            share[kind] = max(total / count for count, total in enumerate(accumulate(turns), 1))
+        return share
 
 
 class Visits:
@@ -123,18 +130,24 @@ class Visits:
                 top = max(below, key=lambda child: child.last, default=None)
 
     def end_turn(self, node: Node, published: int, prompt: int, end: int) -> None:
-        """Let the places on a path be those of one turn before, but for the ends of this turn's prompt and text."""
+        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside."""
         kinds: list[int] = []
+        seen = [0, 0]  # ends of texts and of prompts, from the last one on
         node.last = self.clock
         above: Node | None = node
         while above is not None:
             above.kind = USED if above.kind == LEFT else above.kind
             self._tree.candidates.refresh(above)
-            for at, kind in above.places.items():
-                if at <= published:
-                    older = kind + 2 if kind < BRANCH - 2 else kind
-                    above.places[at] = TEXT_END if at == end else PROMPT_END if at == prompt else older
-                    kinds.append(above.places[at])
+            for at in sorted(above.places, reverse=True):
+                if at > published:
+                    continue
+                kind = TEXT_END if at == end else PROMPT_END if at == prompt else above.places[at]
+                if kind != BRANCH:
+                    first = kind % 2
+                    kind = first + 2 * min(seen[first], _DEPTHS - 1)
+                    seen[first] += 1
+                above.places[at] = kind
+                kinds.append(kind)
             for window in above.windows.values():
                 self._tree.candidates.forget(window)
             above = above.parent
@@ -180,12 +193,12 @@ class Visits:
 
     def _learn(self) -> None:
         candidates = self._tree.candidates
-        count = len(candidates.items)
-        slots = candidates.slots[:count][candidates.places[:count] == LEAF]
+        slots = np.array([item.slot for item in candidates.items if isinstance(item, Node)], np.intp)
         ghosts: Int[np.ndarray, "n 2"] = np.fromiter(chain.from_iterable(self._ghosts.values()), np.int64).reshape(
             -1, 2
         )
         last = np.concatenate([candidates.last[slots], ghosts[:, 0]])
         self.ageing.learn(self.clock - last, np.concatenate([candidates.kinds[slots], ghosts[:, 1]]))
-        self.places.learn()
+        if self.places.learn():
+            candidates.values[: len(candidates.items)] = UNKNOWN
         self._until_learning = _LEARN_EVERY + len(self._ghosts) // 16

@@ -32,7 +32,7 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, Logprobs, StepPlan
-from pallas_kernels.errors import NoExpertKernel, NoKernel
+from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoSamplingKernel
 
 _log = logging.getLogger("jswa")
 Family = tuple[Part, Logprobs]
@@ -168,7 +168,7 @@ class StepPrograms:
         return programs(pick_bucket(there, plan))
 
     def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
-        """Return for how many drafts a row a decode step of so many rows may run now, in the program of its size.
+        """Return with how many drafts per row a decode step of so many rows may run now, in the program of its size.
 
         A program that is not compiled is wanted, so that it is compiled beside the steps; one of more rows would take
         longer than the drafts save.
@@ -378,3 +378,7 @@ def _unsupported(backends: Backends) -> Iterator[None]:
         raise ConfigError("attention_backend", backends.attention, str(error)) from error
     except NoExpertKernel as error:
         raise ConfigError("moe_backend", backends.experts, str(error)) from error
+    except NoGlueKernel as error:
+        raise ConfigError("glue_backend", backends.glue, str(error)) from error
+    except NoSamplingKernel as error:
+        raise ConfigError("sampling_backend", backends.sampling, str(error)) from error

@@ -10,7 +10,7 @@ from jswa.exec.programs.indices import StepIndices, row_ids_of
 from jswa.exec.programs.lookup import look_up, note_tokens
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.verify import ABSENT
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 
 ProposeFn = Callable[[DeviceState, Int[Array, " R"], StepIndices, int], tuple[DeviceState, Int[Array, "R K"]]]
 _MIX = 0x9E3779B1  # odd, so that products differ

@@ -12,11 +12,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jswa.plan import RowText
-from jswa.speculation import PROGRAMS
+from jswa.text.speculation import PROGRAMS
 
 ROWS = 8  # of a launch of `set_texts`, at most
 NONE = -1  # in `reference` and among drafts: no token
-_NEAREST = 1 << 20  # more than the places of a ring
 
 
 class Texts(TypedDict):

@@ -2,7 +2,8 @@
 
 There is no sort: the k-th largest logit, and the logit that completes the nucleus, are found digit by digit in the
 ordered bit patterns of float32, in 16 passes of compare and sum. A step whose rows are all greedy, or use no limit,
-skips this. A row's draw depends on its key, its position and its logits alone.
+skips this. A row's draw depends on its key, its position and its logits alone. `pallas_kernels.sampling` makes the same
+draws in fewer readings of the logits.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from jswa.model.collectives import (
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
 from jswa.types import MAX_LOGPROBS
+from pallas_kernels.sampling import api as kernels
+from pallas_kernels.sampling.plan import Limits
 
 _TINY = 2.0**-126  # smallest normal float32
 
@@ -64,8 +67,7 @@ class Sampling(NamedTuple):
 class LogprobRows(NamedTuple):
     """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
 
-    `drawn`: the chosen token's in the distribution that it was drawn from, behind penalties, temperature and limits; 0
-    where the choice was greedy. None for tokens of prompts.
+    `drawn`: the chosen token's behind penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
     """
 
     chosen: Float[Array, " N"]
@@ -81,13 +83,12 @@ class StepOutputs(NamedTuple):
     The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
 
     Attributes:
-        tokens: [R], or, of an engine that speculates, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them
-            count, and how many drafts there were.
+        tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
+            and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
         sampled: of each token drawn, in the order of `tokens`.
         prompt: of the token behind each token of the step.
-        experts: [N, L, k], those of the token before each token drawn, in the order of `sampled`, in the L layers with
-            experts; −1 where a layer has fewer than k of a token.
-        prompt_experts: [T, L, k], those of each token of the step.
+        experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
+            experts; −1 where a layer has fewer than k.
     """
 
     tokens: Int[Array, " R"] | Int[Array, "R n"]
@@ -113,6 +114,7 @@ def sample(
     devices: int = 1,
     finite: Bool[Array, " R"] | bool = True,
     few: int = 0,
+    sampler: kernels.Implementation = "xla",
 ) -> Int[Array, " R"]:
     """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
@@ -124,15 +126,21 @@ def sample(
         finite: whether what this device has computed for the row besides its logits is finite.
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
+        sampler: the implementation of what follows the constraints. "triton" is for one device.
     """
-    finite = true_on_all(finite & jnp.isfinite(logits).all(axis=-1), devices)
     constrained = rows.extras < len(extras["seen"])
+    given = logits
     logits = _for_rows(
         constrained,
         logits,
         lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices),
         few,
     )
+    if sampler != "xla":
+        # What is forbidden is -inf, so that the kernels cannot tell whether the model's own logits are finite.
+        own = lax.cond(constrained.any(), lambda: jnp.isfinite(given).all(axis=-1), lambda: jnp.ones(len(given), bool))
+        return _sample_on_kernels(logits, positions, rows, finite & own, constrained, few)
+    finite = true_on_all(finite & jnp.isfinite(given).all(axis=-1), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
@@ -266,13 +274,49 @@ def _draw(
     kept = _kept(logits, rows, random, devices, few)
 
     def drawn(take: _Take) -> Int[Array, " n"]:
-        keys, at = take((rows.keys, positions))
-        row_keys = jax.vmap(lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position))(keys, at)
         whole = (kept.shape[1] * devices,)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(row_keys)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(
+            _row_keys(*take((rows.keys, positions)))
+        )
         return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
 
     return _for_rows(random, greedy, drawn, few)
+
+
+def _row_keys(keys: UInt[Array, "n 2"], positions: Int[Array, " n"]) -> Shaped[Array, " n"]:
+    """Return the keys of the draws: a row's own, with the position folded in."""
+    keyed: Shaped[Array, " n"] = jax.vmap(
+        lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position)
+    )(keys, positions)
+    return keyed
+
+
+def _sample_on_kernels(
+    logits: Float[Array, "R V"],
+    positions: Int[Array, " R"],
+    rows: Sampling,
+    finite: Bool[Array, " R"],
+    constrained: Bool[Array, " R"],
+    few: int,
+) -> Int[Array, " R"]:
+    """Sample from logits under constraints. Rows that the kernels leave undecided are drawn on XLA."""
+    limits = Limits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    summary = kernels.summarize(logits, limits)
+    finite &= constrained | summary.finite
+    random = rows.temperature > 0
+
+    def draws() -> Int[Array, " R"]:
+        keys = jax.random.key_data(_row_keys(rows.keys, positions))
+        tokens, undecided = kernels.draw(logits, keys, limits, summary)
+
+        def plain(take: _Take) -> Int[Array, " n"]:
+            scores, greedy, at, own, warm = take((logits, summary.greedy, positions, rows, random))
+            return _draw(scores, greedy, at, own, warm, devices=1, few=0)
+
+        return _for_rows(undecided & finite, tokens, plain, few)
+
+    drawn = lax.cond(random.any(), draws, lambda: summary.greedy)
+    return jnp.where(finite & summary.possible, drawn, jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE))
 
 
 def _kept(

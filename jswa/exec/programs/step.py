@@ -28,10 +28,11 @@ from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
 from jswa.model.drafters.seam import Drafter
+from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Decoder, Params, bind, bind_head
 from jswa.model.weights.kv_scales import scales_of
-from jswa.plan import FROM_DEVICE, NOT_FINITE, SAMPLING, Logprobs
-from jswa.speculation import Speculation
+from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
+from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
 _LOGPROB_BLOCK = 128  # tokens
@@ -152,6 +153,7 @@ def finish_half(
             devices=devices,
             want_logprobs=config.logprobs != "none",
             deterministic=config.deterministic,
+            sampler=config.backends.sampling,
         )
 
     def skip() -> Draws:
@@ -177,9 +179,11 @@ def finish_half(
             own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
             carry = carry.at[row_ids].set(own, mode="drop")
     tokens = draws.tokens[:, 0]
-    if config.speculation is not None:
+    if config.bucket.drafts:
         count = jnp.where(half.runs, right + 1, 0)
         tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
+    elif config.speculation is not None:
+        tokens = jnp.where(half.runs, tokens, PAST_LIMIT)
     sampled_state: SamplingState = {**state, "length": length, "last_token": last_token, "carry": carry}
     return sampled_state, StepOutputs(tokens, draws.logprobs)
 
@@ -263,13 +267,14 @@ def forward(
 
     def attend(
         layer: int,
-        q: Float[Array, "T H D"],
+        q: Float[Array, "T H D"] | Projection,
         kv: Float[Array, "T K E"] | None,
         sinks: Float[Array, " H"] | None,
     ) -> Float[Array, "T H V"]:
         nonlocal finite
-        if layer == config.model.tail - 1 and kv is not None:
-            finite = _finite_rows(kv, indices, config)
+        stored = q.stored() if isinstance(q, Projection) else kv
+        if layer == config.model.tail - 1 and stored is not None:
+            finite = _finite_rows(stored, indices, config)
         lane, last = config.layout.layers[layer].lane, not every and layer >= config.model.tail
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales(layer), last=last)
         return out
@@ -298,7 +303,8 @@ def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: in
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
-    return bind(config.model, params, config.backends.experts, config.backends.sms, config.backends.linear)
+    own = config.backends
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:
@@ -344,7 +350,7 @@ def attend_layer(
     indices: StepIndices,
     layer: int,
     lane: Float[Array, "1 blocks elems"],
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.extras import Extras
 from jswa.exec.programs.sampling import LogprobRows, Sampling, drawn_logprobs, few_rows, sample
+from pallas_kernels.sampling.api import Implementation as Sampler
 
 ABSENT = -3  # among drafts: there is none; no draw is -3
 LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one token of each row has more
@@ -24,6 +25,12 @@ class Draws(NamedTuple):
 
     tokens: Int[Array, "R S"]
     logprobs: LogprobRows | None
+
+
+def logits_at_once(rows: int, places: int, vocab: int) -> int:
+    """Return the numbers of the logits that exist at the same time: those of all places if they are few, or of one."""
+    every = rows * places * vocab
+    return every if every <= LOGITS else rows * vocab
 
 
 def draw(
@@ -39,6 +46,7 @@ def draw(
     devices: int,
     want_logprobs: bool,
     deterministic: bool,
+    sampler: Sampler = "xla",
 ) -> Draws:
     """Draw a token for each row's last token and, behind each draft, for the draft (S = K + 1).
 
@@ -57,7 +65,7 @@ def draw(
         return jnp.broadcast_to(values[:, None], (rows, places, *values.shape[1:]))
 
     wide = Sampling(*(spread(values) for values in limits))
-    # What is drawn behind the last draft of a row is not used: it shall cost nothing.
+    # Nobody uses what is drawn behind the last draft of a row: neither limits nor masks are computed for it.
     wide = wide._replace(
         temperature=jnp.where(dead, 0.0, wide.temperature), extras=jnp.where(dead, len(extras["seen"]), wide.extras)
     )
@@ -69,11 +77,11 @@ def draw(
             scores = logits(vectors)
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, extras, devices, whole, few)
+            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler)
         with jax.named_scope("logprobs"):
             return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices) if want_logprobs else None)
 
-    if places == 1 or (rows * places * vocab <= LOGITS and not deterministic):
+    if places == 1 or (not deterministic and logits_at_once(rows, places, vocab) > rows * vocab):
         flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))
         return flat._replace(tokens=flat.tokens.reshape(rows, places))
     if deterministic:

@@ -1,24 +1,31 @@
-"""How many drafts a row the next decode step runs: as many as give most tokens a second, and none if none pay.
+"""How many drafts per row the next decode step runs: as many as give most tokens a second, and none if none pay.
 
 What a step of so many rows and drafts takes is measured. How often drafts are right is counted by row: the first of a
-step, and each further one behind a right one, since a row that follows an earlier text does so for a while. What is not
-known is tried, but only for what was saved for that: a share of the time of all steps.
+step, and each further one behind a right one, since a row that follows an earlier text does so for a while. While none
+run, drafts that are looked up are compared with the tokens that come back (`watch`); those of a model must be tried.
+What is not known is tried, but only for what was saved for that: a share of the time of all steps.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-_SHARE = 0.01  # of the time, for trials
+_SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
+_RESTS = 32  # steps for which the choice of no drafts holds: nothing of drafts is computed in them
+_TIMED = 4  # the last of these, which are measured
+_NEW = 8  # steps for which a choice holds at most once a row has begun
+_CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
 _WEIGHT = 2.0  # steps for which the counts of all rows stand for a row that has none of its own
 _STALE = 16  # steps of a size after which a time may be measured again
+_FORGOTTEN = 1_024  # after which it is unknown again: the machine may have been busy
 _FIRST = 3  # measurements of which the least counts, and before which nothing is known
 _NEWEST, _NEWEST_STALE = 0.2, 0.5  # weight of the last measurement
 _OUTLIER = 2.0  # times what was known: the machine did something else
@@ -54,9 +61,14 @@ def best_length(chances: Chances, rows: int, seconds: Mapping[int, float]) -> in
 
 
 class Choice:
-    """Chooses the number of drafts of each decode step. Rows are named by row id."""
+    """Chooses the number of drafts of each decode step. Rows are named by row id.
 
-    def __init__(self, max_rows: int) -> None:
+    Args:
+        watched: whether `watched` tells how often drafts are right while none run, so that no step is spent on that.
+    """
+
+    def __init__(self, max_rows: int, *, watched: bool = False) -> None:
+        self._watched = watched
         # Right and tried: of first drafts, and of those behind a right one.
         self._counts = np.zeros((2, 2, max_rows))
         self._pool = np.array([[0.5, 1.0], [0.8, 1.0]])
@@ -70,7 +82,8 @@ class Choice:
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
         self._counts[:, :, row_id] = 0.0
-        self._kept = (0, 0, 0)
+        last, size, left = self._kept
+        self._kept = last, size, min(left, _NEW)
 
     def kept(self, rows: int) -> int | None:
         """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew."""
@@ -80,6 +93,25 @@ class Choice:
         self._kept = last, size, left - 1
         return last
 
+    def rests(self, rows: int) -> bool:
+        """Return whether the last choice was to draft nothing, and still holds for a step of so many rows."""
+        last, size, left = self._kept
+        if last or size != rows or left <= 0:
+            return False
+        self._kept = last, size, left - 1
+        return True
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the time of a step need not be noted now."""
+        last, _, left = self._kept
+        return not last and left > _TIMED
+
+    @property
+    def last(self) -> int:
+        """The last choice."""
+        return self._kept[0]
+
     def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
         """Return how often drafts of these rows are right."""
         right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
@@ -88,7 +120,7 @@ class Choice:
         return Chances(chance[0], chance[1])
 
     def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
-        """Return the number of drafts a row, 0 or one of `lengths`.
+        """Return the number of drafts per row, 0 or one of `lengths`.
 
         Args:
             row_ids: the rows that may run drafts, of the `rows` of the step.
@@ -109,7 +141,7 @@ class Choice:
         known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
-        self._kept = (best, rows, _HOLDS) if trial is None else (0, 0, 0)
+        self._kept = (best, rows, _HOLDS if best else _RESTS) if trial is None else (0, 0, 0)
         return best if trial is None else trial
 
     def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
@@ -119,10 +151,11 @@ class Choice:
         unknown = [drafts for drafts in seconds if drafts and not self._is_known(size, drafts)]
         wanted = [drafts for drafts in unknown if best_length(chances, rows, {0: seconds[0], drafts: seconds[drafts]})]
         stale = [d for d in seconds if d != best and d not in unknown and step - self._measured[size, d][0] >= _STALE]
-        # What is not known, and would not pay as far as is known, is tried too: chances change.
-        stale += (
-            [] if best or stale else [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
-        )
+        if self._watched:
+            stale = [d for d in stale if not d or rows + chances.tokens(d) > _CLOSE * value * seconds[d]]
+        elif not best and not stale:
+            # What is not known, and would not pay as far as is known, is tried too: chances change.
+            stale = [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
         # Of several the shortest tells most cheaply whether drafts are right by now.
         for drafts in (*wanted[:1], *sorted(stale)):
             lost = max(0.0, seconds[drafts] - (rows + chances.tokens(drafts)) / value)
@@ -133,31 +166,55 @@ class Choice:
 
     def _is_known(self, size: int, drafts: int) -> bool:
         """Return whether enough steps were measured: the first ones are often slow."""
-        return self._measured.get((size, drafts), (0, 0))[1] >= _FIRST
+        last, times = self._measured.get((size, drafts), (0, 0))
+        return times >= _FIRST and self._steps[size] - last < _FORGOTTEN
+
+    def watched(self, row_id: int, hits: Items[bool]) -> None:
+        """Count, of a row that runs no drafts, which of its next tokens would have been drafted."""
+        if not hits:
+            return
+        right = np.array(hits)
+        behind = right[1:][right[:-1]]
+        good, tried = [np.count_nonzero(right), np.count_nonzero(behind)], [len(right), len(behind)]
+        self._add(np.array([row_id]), np.array(good, float)[:, None], np.array(tried, float)[:, None], len(right))
 
     def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
         """Count how many of so many drafts were right, of rows that ran some."""
         if not len(row_ids):
             return
-        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)])
-        good = np.stack([right > 0, np.maximum(right - 1, 0)])
+        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)]).astype(float)
+        good = np.stack([right > 0, np.maximum(right - 1, 0)]).astype(float)
         # A further draft is tried behind each right one, but for the last of the step.
-        self._counts[:, :, row_ids] *= _KEEP
+        self._add(row_ids, good, tried, len(row_ids))
+
+    def _add(
+        self,
+        row_ids: Int[np.ndarray, " R"],
+        good: Float[np.ndarray, "2 R"],
+        tried: Float[np.ndarray, "2 R"],
+        steps: int,
+    ) -> None:
+        """Add counts of so many steps of these rows, all rows together."""
+        self._counts[:, :, row_ids] *= _KEEP ** (steps / len(row_ids))
         self._counts[:, 0, row_ids] += good
         self._counts[:, 1, row_ids] += tried
-        self._pool *= _POOL_KEEP ** len(row_ids)
+        self._pool *= _POOL_KEEP**steps
         self._pool[:, 0] += good.sum(axis=1)
         self._pool[:, 1] += tried.sum(axis=1)
         self._pool[:, 1] = np.maximum(self._pool[:, 1], 1e-6)
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""
-        size = rows.bit_length()
-        key, step = (size, drafts), self._steps.get(size, 0) + 1
+        size, rests = rows.bit_length(), not drafts and self._kept[:2] == (0, rows)
+        stands_for = _RESTS // _TIMED if rests else 1
+        key, step = (size, drafts), self._steps.get(size, 0) + stands_for
         last, times = self._measured.get(key, (step, 0))
+        if drafts and step - last >= _FORGOTTEN:
+            times = 0
+            self._seconds.pop(key, None)
         before = self._seconds.get(key, seconds)
         weight = _NEWEST_STALE if step - last >= _STALE else _NEWEST
         changed = before + weight * (min(seconds, _OUTLIER * before) - before)
         self._seconds[key] = min(before, seconds) if times < _FIRST else changed
         self._steps[size], self._measured[key] = step, (step, times + 1)
-        self._saved = min(self._saved + _SHARE * seconds, _MOST_SAVED * seconds)
+        self._saved = min(self._saved + _SHARE * seconds * stands_for, _MOST_SAVED * seconds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int
@@ -12,13 +13,25 @@ from jswa.plan import RowText, StepPlan
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
 from jswa.sched.drafts.continuations import continuations
+from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
-from jswa.speculation import PROGRAMS
+from jswa.text.speculation import PROGRAMS
 
-# Of how many drafts a row a decode step of so many rows may run now, if it may have two halves or log probabilities.
-Lengths = Callable[[int, bool, bool], tuple[int, ...]]
 _BEHIND = 512  # positions
+_WATCHED = 16  # rows for each choice, by turns
+
+
+class Lengths(Protocol):
+    """Says how many drafts per row the device can run now."""
+
+    def __call__(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return the numbers of drafts per row, ascending, with which a decode step of so many rows may run.
+
+        Args:
+            split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,9 +40,9 @@ class DraftStats:
 
     Attributes:
         steps: decode steps with drafts.
+        rows: rows of these steps that had drafts: without drafts each would have got one token.
         drafts: tokens that were drafted.
         accepted: drafts that were right, by their place among those of a row and step.
-        rows: rows of these steps that had drafts: as many steps would have given a token each without them.
     """
 
     steps: int = 0
@@ -55,21 +68,24 @@ class Drafting:
     """The drafts of the running rows.
 
     Args:
-        most: drafts of a row in a step.
+        most: drafts per row and step.
 
     Attributes:
-        lengths: what the device can run; None: everything, and drafts cost nothing.
+        lengths: what the device can run; None: `most` drafts per row, in every step.
     """
 
     def __init__(self, rows: Rows, cache: CacheManager, most: int, limits: Limits) -> None:
         self._rows, self._cache = rows, cache
         self._most, self._speculation, self._one_bucket = most, limits.speculation, limits.one_bucket
         self.lengths: Lengths | None = None
-        self.choice = Choice(rows.max_rows)
+        looks_up = limits.speculation is not None and limits.speculation.looks_up
+        self.choice = Choice(rows.max_rows, watched=looks_up)
+        self._watch = Watch() if looks_up else None
         self._counts = _Counts()
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
         self._features = False, False  # of the steps for which lengths were asked last
+        self._watched = 0  # rows, by turns
 
     def begin(self, sequence: Sequence) -> None:
         """Note a row that begins: its rows of the device's tables are another's."""
@@ -78,6 +94,8 @@ class Drafting:
         if speculation is None or not speculation.looks_up or not self._rows.speculative[row_id]:
             return
         start, (reference, offset) = sequence.launched, self._reference(sequence)
+        if self._watch is not None:
+            self._watch.begin(row_id, sequence.tokens, reference)
         if start or reference is not None:
             self._texts.append(RowText(row_id, sequence.tokens[:start].copy(), reference, offset))
 
@@ -106,8 +124,8 @@ class Drafting:
         self._texts = []
         return texts
 
-    def length(self, draft: Draft, *, split: bool) -> int:
-        """Return the number of drafts a row of the program in which a draft of a step shall run."""
+    def _length(self, draft: Draft, *, split: bool) -> int:
+        """Return the number of drafts per row of the program in which the planned step runs."""
         if self.lengths is None or self._speculation is None:
             return self._most
         mixed = any(draft.prompts.values()) and not self._one_bucket
@@ -119,16 +137,26 @@ class Drafting:
         if kept is not None:
             return kept
         self._features = features
-        lengths = self.lengths(len(row_ids), *features)
-        return self.choice.choose(row_ids[rows.speculative[row_ids] > 0], len(row_ids), lengths)
+        lengths = self.lengths(len(row_ids), split=features[0], logprobs=features[1])
+        drafting = row_ids[rows.speculative[row_ids] > 0]
+        if self._watch is not None and not self.choice.last:
+            self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
+            for row_id in np.roll(drafting, -self._watched)[:_WATCHED].tolist():
+                self.choice.watched(row_id, self._watch.hits(rows, row_id))
+        return self.choice.choose(drafting, len(row_ids), lengths)
 
-    def give(self, draft: Draft, length: int, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]]) -> None:
+    def give(
+        self, draft: Draft, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]], *, split: bool
+    ) -> None:
         """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
 
-        Drafts preempt no row: a row that finds no page for them runs fewer.
+        Drafts preempt no row: a row that finds no page for them runs fewer. `split`: the step may run in two halves.
         """
         rows, row_ids, covered = self._rows, draft.decode, self._cache.table.covered
-        if not length and not rows.ahead.any():
+        if not rows.unsettled and self.choice.rests(len(row_ids)):
+            return
+        length = self._length(draft, split=split)
+        if not length and not rows.unsettled:
             return
         wanted = np.minimum(rows.speculative[row_ids], length)
         ends = rows.next_positions()[row_ids] + 1
@@ -164,10 +192,16 @@ class Drafting:
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
 
-        Only if it was one of decode rows alone, and the device had it before the one before had ended.
+        Only if it was one of decode rows alone, the device had it before the one before had ended, and its rows still
+        run: the tokens of a step that nobody needs any more are looked at when the next request comes. While the choice
+        is to draft nothing, a part of the steps is measured.
         """
+        if self.choice.unmeasured:
+            self._queued = False
+            return
         alone = bool(plan.drafts or plan.num_tokens == plan.num_rows)
-        if self.lengths is not None and alone and self._queued:
+        whole = self._rows.flights[0].departures == self._rows.departures
+        if self.lengths is not None and alone and whole and self._queued:
             self.choice.took(plan.num_rows, plan.drafts, now - self._landed)
         self._landed, self._queued = now, len(self._rows.flights) > 1
 

@@ -20,8 +20,6 @@ def append_several(
     The tokens behind the last one of a text are dropped.
     """
     rows, width = requests.rows, tokens.shape[1]
-    if width == 1 and np.count_nonzero(counts) == len(counts):
-        return requests.apply_plain(row_ids, tokens[:, 0], others)
     given = np.arange(width)[None] < counts[:, None]
     flat = tokens[given]
     if not rows.passes_mark(row_ids, counts) and not rows.stops.among(flat).any():

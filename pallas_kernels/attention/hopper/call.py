@@ -11,7 +11,7 @@ from pallas_kernels.attention.hopper import kernel
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.hopper import SMS
@@ -20,7 +20,7 @@ _MOST = 65_504.0  # greatest float16
 
 
 def paged_attention(
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
@@ -37,18 +37,34 @@ def paged_attention(
 
     Raises NoKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
     """
+    if isinstance(q, Packed):
+        tokens, kv_heads, _, head_dim = q.values.shape
+        heads = kv_heads * q.group
+        shape = jax.ShapeDtypeStruct((tokens, heads, head_dim), q.values.dtype)  # type: ignore[no-untyped-call]
+        plan = plan_of(Shape.of(shape, kv, rows, tiles, attend), sms, tuning)  # type: ignore[arg-type]
+        return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(tokens, heads, plan.v_dim)
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:
         q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
     plan = plan_of(Shape.of(q, kv, rows, tiles, attend), sms, tuning)
-    items = _items(plan, rows, tiles, tokens)
-    out: Array = _attend(
-        plan, _pack(plan, q, tiles), kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks
-    )
-    out = out[:, :, : plan.rows, plan.v_width - plan.v_dim :]
+    out = _run(plan, _pack(plan, q, tiles), kv, rows, tiles, layer_index, sinks)
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
+
+
+def _run(
+    plan: Launch,
+    packed: Float[Array, "I K M D2"],
+    kv: Float[Array, "P S K p E"],
+    rows: Rows,
+    tiles: Tiles,
+    layer_index: int,
+    sinks: Float[Array, " H"] | None,
+) -> Float[Array, "I K rows V"]:
+    items = _items(plan, rows, tiles, len(tiles.flat_index))
+    out: Array = _attend(plan, packed, kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks)
+    return out[:, :, : plan.rows, plan.v_width - plan.v_dim :]
 
 
 def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:

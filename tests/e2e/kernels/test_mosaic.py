@@ -17,6 +17,7 @@ from tests.support.turns import in_turn
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12
+ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
 
 def worst(folder: Path, patch: pytest.MonkeyPatch, *, experts_in_4_bits: bool = False, **options: Any) -> float:
@@ -33,6 +34,26 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
 ) -> None:
     """With a window, sinks, and a full layer."""
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
+
+
+def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases, rotation, KV writes, residuals and norms, beside attention on XLA, which takes queries by token.
+
+    In steps of two halves, with drafts.
+    """
+    drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    options: dict[str, Any] = {"attention_backend": "xla", "speculative_config": drafts, **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
+
+
+@in_turn(3, 4)
+def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In decode steps; mixed steps cut them into tiles."""
+    assert worst(tmp_path, monkeypatch, attention_backend="mosaic", glue_backend="mosaic") < BOUND
 
 
 def drop_sinks(given: dict[str, Any]) -> dict[str, Any]:
@@ -67,9 +88,6 @@ def test_a_missing_key_and_missing_sinks_are_found(
 def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the kernels' numbers and those of XLA differ by twice the bound at most."""
     assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
-
-
-ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
 
 @in_turn(1, 4)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
-from jswa.stepping import PendingStep, StepRunner
+from jswa.running.stepping import PendingStep, StepRunner
 from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
 from tests.e2e.prefix.test_revival import FIXTURES

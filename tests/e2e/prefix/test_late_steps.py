@@ -25,7 +25,7 @@ from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.model.transformer import Params, bind
 from jswa.plan import StepPlan
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import LateRunner, programs_compiled_when_run
 from tests.support.oracles import dense_attention, quick_compiles, random_params, small_model

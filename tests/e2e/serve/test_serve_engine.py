@@ -12,7 +12,7 @@ import pytest
 from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import StepPlan
-from jswa.stepping import PendingStep
+from jswa.running.stepping import PendingStep
 from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams

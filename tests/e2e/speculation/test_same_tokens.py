@@ -13,7 +13,7 @@ from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.plan import TokenEvent
 from jswa.sched.drafts.choice import Choice
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import small_engine_parts

@@ -21,7 +21,7 @@ from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import FINAL, Drafter
 from jswa.model.transformer import Params, bind
 from jswa.model.weights.load import load_checkpoint
-from jswa.speculation import Speculation
+from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.parity.drafters.load import load_drafters
 from tests.parity.load import load_fixture

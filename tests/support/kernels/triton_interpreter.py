@@ -39,19 +39,26 @@ class _Tensor:
 def triton_call(
     *, kernel: Any, out_type: list[Any], grid: tuple[int, ...], backend_options: Any, **arguments: Any
 ) -> list[Array]:
-    """Run a kernel, with the arguments of `jax_triton.triton_call` that are used. Outputs are NaN until written."""
+    """Run a kernel, with the arguments of `jax_triton.triton_call` that are used.
+
+    Until they are written, outputs are NaN, or of integers the least there is.
+    """
     arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
     static = {name: value for name, value in arguments.items() if name not in arrays}
     outputs = [name for name in kernel.arg_names if name not in arguments][: len(out_type)]
 
     def run(given: dict[str, Any]) -> list[np.ndarray]:
-        results = [np.full(out.shape, np.nan, out.dtype) for out in out_type]
+        results = [np.full(out.shape, _unwritten(out.dtype), out.dtype) for out in out_type]
         held = {name: np.array(value) for name, value in given.items()} | dict(zip(outputs, results, strict=True))
         execute(kernel, grid, held, static)
         return results
 
     found: list[Array] = jax.pure_callback(run, out_type, arrays)
     return found
+
+
+def _unwritten(dtype: np.dtype) -> float:
+    return np.iinfo(dtype).min if np.issubdtype(dtype, np.integer) else np.nan
 
 
 READS: Counter[str] = Counter()  # elements loaded from each argument; tests clear and read it

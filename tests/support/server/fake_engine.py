@@ -24,11 +24,11 @@ from jswa.errors import (
 )
 from jswa.grammar.compiler import Grammars
 from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
 from jswa.types import FinishReason, PrefixHit, SamplingParams
-from jswa.updates.turnover import InFlight, WhilePaused
 
 Rule = Callable[[list[int], int], int | GenerationError]
 

@@ -227,7 +227,7 @@ def split(
                 end.setblocking(False)
             await hub.connect(own)
             remote = RemoteEngine(other, facts_of(served, engine.thread.engine), served.tokenizer, config)
-            services.append(Service(served, config, remote))
+            services.append(Service(served, config, remote, services[0].created if services else None))
             app = wrap(create_app(services[-1]))
             settings = uvicorn.Config(app, http=HeaderLimit, log_config=None, access_log=False)
             servers.append(Server(settings, says=None))

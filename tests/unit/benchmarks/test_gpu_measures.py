@@ -1,6 +1,9 @@
 """What the stages of a call count: cached against cold, launches, tunings of experts."""
 
+import json
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from benchmarks.gpu.engine.cached import Text, compare, wrong
 from benchmarks.gpu.engine.decode_steps import IN_FLIGHT, lay_out_rows, time_steps
+from benchmarks.gpu.kernels import sampling
 from benchmarks.gpu.kernels.attention_cases import DECODE, MEASURES, PREFILL
 from benchmarks.gpu.kernels.tune_experts import candidates
 from jswa.architecture import Reach
@@ -30,6 +34,17 @@ def test_a_flip_hides_no_difference_before_it_and_shows_none_behind_it() -> None
     assert found == {
         "prompts": 3, "equal": 1, "flipped": 1, "worst_logprob": 0.5, "cached_tokens": 7, "cold_tokens": 0,
     }  # fmt: skip
+
+
+def test_draws_are_timed_and_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In small here, and of XLA alone."""
+    file = tmp_path / "sampling.json"
+    monkeypatch.setattr(sampling, "LIMITS", {"greedy": {}})
+    arguments = "sampling --smoke --implementations xla --json"
+    monkeypatch.setattr(sys, "argv", [*arguments.split(), str(file)])
+    sampling.main()
+    rows = json.loads(file.read_text())["sampling"]
+    assert [(row["limits"], row["xla, tokens that differ"]) for row in rows] == [("greedy", 0)]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,29 @@ def test_kernels_of_the_cpu_are_for_one_cpu(monkeypatch: pytest.MonkeyPatch) -> 
             choose_backends(EngineConfig(**named, **several), float32, "cpu", None)
 
 
+def test_glue_runs_on_its_kernels_only_if_they_are_named() -> None:
+    """No GPU has measured them."""
+    for named, want in (("auto", "xla"), ("xla", "xla"), ("mosaic", "mosaic")):
+        options: dict[str, Any] = {"glue_backend": named}
+        assert choose_backends(EngineConfig(**options), jnp.dtype("bfloat16"), "gpu", "9.0").glue == want
+
+
+def test_sampling_runs_on_its_kernels_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one GPU since Ampere, with jax-triton."""
+    given = jnp.dtype("bfloat16"), "gpu", "8.0"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert choose_backends(EngineConfig(), *given).sampling == "xla"
+    named: dict[str, Any] = {"sampling_backend": "triton"}
+    assert choose_backends(EngineConfig(**named), *given).sampling == "triton"
+    with pytest.raises(ConfigError, match=r"sampling_backend = 'triton': .* compute capability 7\.5"):
+        choose_backends(EngineConfig(**named), given[0], "gpu", "7.5")
+    with pytest.raises(ConfigError, match="sampling_backend = 'triton': is for one device"):
+        choose_backends(EngineConfig(**named, tensor_parallel_size=2), *given)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="sampling_backend = 'triton': needs jax-triton"):
+        choose_backends(EngineConfig(**named), *given)
+
+
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
     """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
     chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from jaxtyping import Bool
 
 from jswa.errors import InvalidSampling
-from jswa.plan import Constraint, Mask, Words, bits_of, words_of
-from jswa.sched.constraint import banned_at, make_constraint, mask_words
+from jswa.plan import Constraint, Mask, Words, bits_of
+from jswa.sched.constraint import banned_at, make_constraint, mask_words, words_of
 from jswa.types import SamplingParams
 
 PROMPT = 5

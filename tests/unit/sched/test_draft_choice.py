@@ -58,14 +58,16 @@ def simulate(
     for step in range(steps):
         if changes is not None and step == changes[0]:
             first = changes[1]
-        drafts = choice.choose(ids, rows, (1, 3, 7))
+        kept = 0 if choice.rests(rows) else choice.kept(rows)
+        drafts = choice.choose(ids, rows, (1, 3, 7)) if kept is None else kept
         took = times[drafts] * rng.lognormal(0, 0.1)
         right = np.zeros(rows, int)
         if drafts:
             lucky = rng.random((rows, drafts)) < np.array([first, *[further] * (drafts - 1)])
             right = np.cumprod(lucky, axis=1).sum(axis=1)
             choice.note(ids, np.full(rows, drafts), right)
-        choice.took(rows, drafts, took / 1e3)
+        if not choice.unmeasured:
+            choice.took(rows, drafts, took / 1e3)
         tokens, seconds = tokens + rows + right.sum(), seconds + took
     return tokens / seconds, rows / times[0]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jswa.cache.layout import KVLayout
-from jswa.cache.manager import Move
+from jswa.cache.moves import Move
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import FROM_DEVICE, NOT_FINITE, TokenEvent

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from jaxtyping import Int
 
 from jswa.architecture import Reach
+from jswa.cache.moves import origins
 from jswa.storage.page_copies import Reading, Writing
 from jswa.storage.restore import restore
-from jswa.storage.snapshot import Captured, capture, origins
+from jswa.storage.snapshot import Captured, capture
 from tests.support.builders import LAYOUTS, share
 from tests.support.fakes import Loop
 from tests.unit.storage.test_snapshot import SHAPES, Traffic, make_loop, read

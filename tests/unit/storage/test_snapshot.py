@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from jaxtyping import Int
 
 from jswa.architecture import Reach
-from jswa.cache.manager import CacheManager, Move
+from jswa.cache.manager import CacheManager
+from jswa.cache.moves import Move, origins
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
-from jswa.storage.snapshot import Captured, Snapshot, capture, check, origins
+from jswa.storage.snapshot import Captured, Snapshot, capture, check
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
 from tests.support.fakes import Loop
 from tests.support.text.model import TextModel

@@ -2,14 +2,18 @@
 
 from typing import NamedTuple
 
+import jax
 from jax import named_scope
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
 from jswa.exec.backends import Backends
-from pallas_kernels.attention.api import paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from jswa.model.glue.projection import Projection
+from pallas_kernels.attention.api import packed_rows, paged_attention, write_kv
+from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.glue import plan as glue
+from pallas_kernels.glue.api import rotate_and_write
 
 
 class Cells(NamedTuple):
@@ -23,7 +27,7 @@ class Cells(NamedTuple):
 
 def attend_pages(
     lane: Float[Array, "1 blocks elems"],
-    q: Float[Array, "T H D"],
+    q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,
@@ -40,12 +44,18 @@ def attend_pages(
     The reshapes are bitcasts; the lane is not copied.
 
     Args:
+        q: queries; or what one kernel makes them of, with the KV that it writes: then `kv` is None.
         kv_scales: for 8-bit lanes, see `write_kv`.
         shape, index: the view of the lane's pages, and the layer's place in a page.
     """
     pages = lane.shape[1] * shape.pages_per_block
     view = lane.reshape(pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row)
     with named_scope("attention"):
+        queries: Float[Array, "T H D"] | Packed
+        if isinstance(q, Projection):
+            view, queries = _write_projection(backends, q, view, cells, index, attend)
+        else:
+            queries = q
         if kv is not None:
             view = write_kv(
                 view,
@@ -57,7 +67,7 @@ def attend_pages(
                 v_dim=shape.v_head_dim,
             )
         out = paged_attention(
-            q,
+            queries,
             view,
             cells.rows,
             cells.tiles,
@@ -69,6 +79,28 @@ def attend_pages(
             sms=backends.sms,
         )
     return view.reshape(lane.shape), out
+
+
+def _write_projection(
+    backends: Backends, own: Projection, view: Shaped[Array, "P S K p E"], cells: Cells, index: int, attend: Attend
+) -> tuple[Shaped[Array, "P S K p E"], Float[Array, "T H D"] | Packed]:
+    """Write a layer's K and V to its pages; return the pages and the queries, as the attention kernel reads them."""
+    heads, tokens = own.heads, own.qkv.values.shape[1]
+    shape = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
+    packed = packed_rows(shape, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)  # type: ignore[arg-type]
+    heads = heads._replace(rows=packed or heads.group)
+    q, view = rotate_and_write(
+        own.qkv,
+        view,
+        heads,
+        own.weights,
+        own.rope,
+        glue.Cells(cells.pages, cells.offsets, index),
+        own.dtype,
+        temperature=own.temperature,
+        implementation=own.implementation,
+    )
+    return view, Packed(q, heads.group) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
 def static(attention: AttentionConfig) -> Attend:

@@ -124,3 +124,20 @@ def test_places_that_are_asked_for_later_are_kept_until_then() -> None:
     assert share[TEXT_END + 4] == pytest.approx(0.25, abs=0.03)
     assert share[TEXT_END + 2] > 0.1 > 10 * share[TEXT_END + 6], "in a turn it will be one that is asked for"
     assert share[PROMPT_END] < 0.02
+
+
+def test_a_turn_that_slides_past_a_page_in_one_step_keeps_the_window_before_it() -> None:
+    """The row's copy of the partly filled page leaves its window before the row publishes it."""
+    manager = CacheManager(LAYOUT, 400, 40, 4)
+    text = talk(manager, 1)
+    assert len(text) % LAYOUT.page_size
+    prompt = np.concatenate([text, message(5, 600)])
+    lease = manager.open_at(manager.match("", prompt, len(prompt) - 1), length=len(prompt))
+    assert lease is not None
+    assert manager.grow(lease, len(prompt))
+    manager.slide(lease, len(prompt))
+    assert manager.make_room(manager.pool.free_slots + 1)  # memory is short: pages that wait to be published go first
+    manager.publish(lease, prompt, len(prompt))
+    manager.close(lease, prompt, prompt=len(prompt))
+    manager.check(())
+    assert manager.match("", np.concatenate([text, message(6)]), len(text) + 9).resume.start == len(text)

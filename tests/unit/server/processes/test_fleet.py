@@ -96,6 +96,21 @@ def test_a_front_end_that_is_killed_takes_only_its_own_connections() -> None:
         assert "has ended with status -9" in "".join(server.log)
 
 
+def test_no_connection_waits_for_a_front_end_that_starts() -> None:
+    """While one starts anew, the kernel gives all connections to the other one."""
+    with serving() as server:
+        before = front_ends(server)
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: len(front_ends(server)) == 2 and before[0] not in front_ends(server))
+        begins = next(pid for pid in front_ends(server) if pid not in before)
+        os.kill(begins, signal.SIGSTOP)  # it does not listen yet
+        try:
+            assert all(httpx2.get(server.url + "/health", timeout=10).status_code == 200 for _ in range(16))
+        finally:
+            os.kill(begins, signal.SIGCONT)
+        until(lambda: load(server)["requests"] == 0)
+
+
 def test_all_front_ends_drain_and_count_together() -> None:
     with serving({"delay": 0.01}, metrics_port=0) as server:
         streams = [Stream(server, 500) for _ in range(8)]

@@ -9,7 +9,7 @@ from jswa.errors import ConfigError
 
 Lookup = Literal["ngram", "suffix"]
 Model = Literal["eagle3", "gemma4_assistant", "mtp"]
-PROGRAMS = (1, 3, 7)  # draft tokens of a row for which steps are compiled
+PROGRAMS = (1, 3, 7)  # drafts per row for which steps are compiled
 LONGEST_HISTORY = 8_192  # tokens of a row among which drafts are looked up
 REFERENCE = 2_048  # tokens of earlier texts
 _SHORTEST_HISTORY = 64
@@ -23,13 +23,13 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Speculation:
-    """How drafts are made, all chosen.
+    """How drafts are made. Every option has its value.
 
     Attributes:
         method: where drafts come from: "ngram" looks up the last tokens of a row in its own text, "suffix" in what
             followed them in cached texts first; the others are models.
         model: folder or name of the drafter's checkpoint; None if it has none of its own.
-        tokens: drafts of a row in a step, at most.
+        tokens: drafts per row and step, at most.
         longest, shortest: the last tokens of a row that must be found again, at most and at least.
         history: tokens of each row that the device keeps for looking up; 0 without.
         reference: tokens of earlier texts that it keeps of each row; 0 without.
@@ -47,7 +47,7 @@ class Speculation:
 
     @property
     def programs(self) -> tuple[int, ...]:
-        """The numbers of drafts a row for which steps are compiled: the last of them holds `tokens`."""
+        """The numbers of drafts per row for which steps are compiled: the largest is at least `tokens`."""
         most = next(count for count in PROGRAMS if count >= self.tokens)
         return tuple(count for count in PROGRAMS if count <= most)
 

@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from jswa.env import Switches
 from jswa.errors import EngineError
+from jswa.exec.host.pages import HostPages
 from jswa.plan import RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog
@@ -52,6 +53,7 @@ class Stepping:
 
     Args:
         trace: gets each plan and its tokens.
+        host_pages: the contents of the second prefix cache, in host memory.
 
     Attributes:
         before_launch: called with each plan before its launch while the prefix cache is saved or loaded.
@@ -59,10 +61,16 @@ class Stepping:
     """
 
     def __init__(
-        self, runner: StepRunner, scheduler: Scheduler, switches: Switches, trace: IO[str] | None = None
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        switches: Switches,
+        trace: IO[str] | None = None,
+        host_pages: HostPages | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self._host_pages = host_pages
         self._switches = switches
         self.trace = trace
         self.log = StepLog()
@@ -76,15 +84,17 @@ class Stepping:
         If a mask of the next step depends on those tokens, only the first half of the step is launched before.
         """
         begin = time.perf_counter()
+        self._land()
         plan = self._scheduler.plan()
         planned = time.perf_counter()
         if plan is not None and self.before_launch is not None:
             self.before_launch(plan)
-        launched = self._runner.launch(plan) if plan is not None else None
+        launched = self._launch(plan) if plan is not None else None
+        copied = plan is None and self.copy_host_pages()
         self.log.launched(begin, planned, time.perf_counter())
         self._scheduler.tidy()
         before, self._pending = self._pending, launched
-        if launched is None and before is None and self._scheduler.has_work():
+        if launched is None and before is None and not copied and self._scheduler.has_work():
             raise EngineError(f"requests wait, nothing runs, and nothing can be planned: {self._scheduler.stats()}")
         if self._switches.overlap:
             events = self._apply(before)
@@ -97,6 +107,34 @@ class Stepping:
         if self._switches.check:
             self._scheduler.check()
         return events
+
+    def _land(self) -> None:
+        """Take in the pages that have arrived in host memory."""
+        host = self._scheduler.cache.host
+        if host is not None and self._host_pages is not None:
+            landed = self._host_pages.land()
+            host.land(landed.batches, lost=landed.lost)
+
+    def _launch(self, plan: StepPlan) -> PendingStep:
+        """Launch a plan, between the pages that go to host memory before it and those that come back behind it."""
+        if plan.transfers is None or self._host_pages is None:
+            return self._runner.launch(plan)
+        self._host_pages.before_launch(plan.transfers)
+        launched = self._runner.launch(plan)
+        self._host_pages.after_launch(plan.transfers)
+        return launched
+
+    def copy_host_pages(self) -> bool:
+        """Copy what waits to be copied between device and host memory, without a step; return whether there was any."""
+        plan, host_pages = self._scheduler.plan_copies(), self._host_pages
+        if plan is None or plan.transfers is None or host_pages is None:
+            return False
+        if self.before_launch is not None:
+            self.before_launch(plan)
+        host_pages.before_launch(plan.transfers)
+        host_pages.move(plan.moves)
+        host_pages.after_launch(plan.transfers)
+        return True
 
     def _finish(self, launched: PendingStep | None) -> tuple[TokenEvent, ...]:
         """Launch the second half of a step in two halves: the tokens on which its masks depend are known by now.

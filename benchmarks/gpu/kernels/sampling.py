@@ -1,0 +1,111 @@
+"""Sampling of a step's logits on XLA and on Triton: microseconds, and whether the tokens are the same.
+
+    python -m benchmarks.gpu.kernels.sampling [--json FILE] [--implementations xla triton] [--smoke]
+
+Logits are a bulk of normal numbers with a few dozen likely tokens above it; all rows have the same limits. Needs a GPU,
+except for --smoke.
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from benchmarks import result_file
+from benchmarks.gpu.kernels.device_time import calls_worth_timing, time_calls
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.sampling import Sampling, few_rows, sample
+from jswa.plan import SAMPLING
+from pallas_kernels.sampling.api import Implementation
+from tools.cases.kernels.sampling import SHAPES
+
+LIMITS: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": {"temperature": 1.0},
+    "top-p": {"temperature": 1.0, "top_p": 0.95},
+    "top-k and top-p": {"temperature": 0.7, "top_k": 40, "top_p": 0.95},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+}
+SMOKE = {"smoke, 2 rows": (2, 500)}
+_COPIES = 3  # of logits, which together are larger than the cache
+_GUESS = 500e-6  # seconds of a call, to choose the number of calls
+
+
+def main() -> None:
+    """Measure and print; write JSON if it is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--implementations", nargs="+", default=list(get_args(Implementation)), help="to measure")
+    parser.add_argument("--smoke", action="store_true", help="small sizes on any machine; the figures mean nothing")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing is measured")
+    parser.add_argument("--json", type=Path, help="result file to write")
+    args = parser.parse_args()
+    end = time.monotonic() + args.seconds
+    results: dict[str, Any] = {"device": jax.devices()[0].device_kind, "sampling": []}
+    for name, (rows, vocab) in (SMOKE if args.smoke else SHAPES).items():
+        logits = [_logits(rows, vocab, seed) for seed in range(_COPIES)]
+        for limits, values in LIMITS.items():
+            if time.monotonic() > end:
+                return
+            row = {"logits": name, "limits": limits, **compared(logits, _columns(rows, values), args.implementations)}
+            results["sampling"].append(row)
+            print(f"{name:26}{limits:18}{row}", flush=True)
+            if args.json:  # after each measure, because a run may be cut off
+                result_file.write(args.json, results)
+
+
+def compared(
+    logits: list[Float[Array, "R V"]], columns: Int[Array, "R C"], implementations: list[Implementation]
+) -> dict[str, Any]:
+    """Return microseconds of each implementation, and how many of the rows' tokens differ from the first one's."""
+    vocab = logits[0].shape[1]
+    extras, found, row = init_extras(1, vocab), list[Int[Array, " R"]](), dict[str, Any]()
+    for implementation in implementations:
+        draw = partial(_draw, extras=extras, columns=columns, implementation=implementation)
+        found.append(jax.jit(draw)(logits[0], jnp.int32(7)))
+        count = calls_worth_timing(_GUESS)
+        timing = time_calls(draw, [(logits[n % len(logits)], jnp.int32(n)) for n in range(count)])
+        row[f"{implementation}, us"] = round(1e6 * timing.median, 1)
+        row[f"{implementation}, tokens that differ"] = int((found[-1] != found[0]).sum())
+    return row
+
+
+def _draw(
+    logits: Float[Array, "R V"],
+    position: Int[Array, ""],
+    *,
+    extras: Any,
+    columns: Int[Array, "R C"],
+    implementation: Implementation,
+) -> Int[Array, " R"]:
+    rows = len(logits)
+    at = jnp.broadcast_to(position, rows)
+    return sample(logits, at, Sampling.of(columns), extras, few=few_rows(rows), sampler=implementation)
+
+
+def _logits(rows: int, vocab: int, seed: int) -> Float[Array, "R V"]:
+    rng = np.random.default_rng(seed)
+    out = rng.standard_normal((rows, vocab), np.float32) * 2.5
+    likely = rng.integers(0, vocab, (rows, 60))
+    np.add.at(out, (np.arange(rows)[:, None], likely), 18 - rng.exponential(3.0, likely.shape))
+    return jnp.asarray(out)
+
+
+def _columns(rows: int, values: dict[str, float]) -> Int[Array, "R C"]:
+    """Return packed parameters of rows without constraints, each with a key of its own."""
+    plain = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30, **values}
+    columns = []
+    for name in SAMPLING:
+        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        value = np.full(rows, plain.get(name, 0), np.float32 if real else np.int32)
+        columns.append(np.arange(rows, dtype=np.int32) if name == "key_low" else value.view(np.int32))
+    return jnp.asarray(np.stack(columns, axis=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A second prefix cache in host memory, for what the device evicts."""

@@ -1,0 +1,226 @@
+"""Texts that come back from host memory to the device, before the requests that wait for them begin.
+
+One at a time: its pages get memory of the device at once, their contents come a few slots with each step, and when the
+last have been sent the text is published on the device, where requests match it as any other. Meanwhile nothing that it
+takes from either memory is evicted. A text is not taken back if that costs more time than it saves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jswa.cache.host.texts import Pages, pages_of, publish, text_of
+from jswa.cache.host.tier import HostTier
+from jswa.cache.moves import Move
+from jswa.cache.prefix.cache import Match, PrefixCache
+from jswa.cache.prefix.radix import NONE
+from jswa.cache.prefix.resume import resume
+from jswa.cache.prefix.stats import CacheStats
+from jswa.config import HostMemory
+from jswa.plan import Transfers
+
+
+class Found(NamedTuple):
+    """A text of which host memory has more than the device.
+
+    Attributes:
+        salt, tokens: the text, to the end of a page or of what is there.
+        source: the pages here, all full ones, as only the end of a text can be evicted, and the local ones to copy.
+        lacks: of which page positions the full pages are to be copied.
+        kept: the pages of the device that a row would use with them.
+        boundary: end of the window that is used; 0: none.
+        place, branch: of that window.
+    """
+
+    salt: str
+    tokens: Int[np.ndarray, " T"]
+    source: Pages
+    lacks: Bool[np.ndarray, " n"]
+    kept: Pages
+    boundary: int
+    place: int | None
+    branch: bool
+
+
+class NewPages(NamedTuple):
+    """Full and local pages of the device that nobody else owns."""
+
+    full: Int[np.ndarray, " F"]
+    local: Int[np.ndarray, " L"]
+
+
+class Recall:
+    """A text on its way. `new`: its pages on the device; `sent`: how many of its pages have been copied."""
+
+    def __init__(self, found: Found, epoch: int) -> None:
+        self.found = found
+        self.epoch = epoch
+        self.new = Pages(np.zeros_like(found.source.full), np.zeros_like(found.source.local))
+        self.sent = 0
+        self._kinds = [("full", at) for at in np.flatnonzero(found.lacks).tolist()]
+        self._kinds += [("local", at) for at in np.flatnonzero(found.source.local).tolist()]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pages have been copied."""
+        return self.sent == len(self._kinds)
+
+    def uploads(self, slots: int, pages_per_block: int) -> list[tuple[int, int]]:
+        """Return the next pairs (slot here, slot of the device), about so many; they count as copied."""
+        pairs: list[tuple[int, int]] = []
+        while not self.complete and len(pairs) < slots:
+            kind, at = self._kinds[self.sent]
+            m = 1 if kind == "full" else pages_per_block
+            source, target = (int(getattr(pages, kind)[at]) * m for pages in (self.found.source, self.new))
+            pairs += [(source + i, target + i) for i in range(m)]
+            self.sent += 1
+        return pairs
+
+
+class HostCache:
+    """Owns host memory (`tier`), and the text that is on its way back, if there is one.
+
+    Args:
+        device: the prefix cache on the device.
+        moves: returns the moves of the device that wait for the next plan.
+
+    Attributes:
+        active: the text on its way.
+        changes: counts texts that began and ended to come back.
+        recalled: slots that were copied back so far.
+    """
+
+    def __init__(self, device: PrefixCache, memory: HostMemory, moves: Callable[[], list[Move]]) -> None:
+        self.tier = tier = HostTier(device, memory)
+        self.active: Recall | None = None
+        self.changes = self.recalled = 0
+        device.retention.demote = lambda item: tier.keep(item, moves())
+        self._device = device
+        self._memory = memory
+
+    @property
+    def held(self) -> list[Pages]:
+        """Pages of the device that the text on its way owns, beside other owners or alone."""
+        return [] if self.active is None else [self.active.new, self.active.found.kept]
+
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> Found | None:
+        """Return what host memory adds to a match of the first `limit` tokens of a text; None if it is not worth it."""
+        layout, page = self._device.layout, self._device.layout.page_size
+        path, agreed = self.tier.prefix.tree.walk(salt, tokens[:limit])
+        if not path or agreed <= match.resume.start:
+            return None
+        text = text_of(path, agreed, page)
+        here = pages_of(self.tier.prefix.tree, path, len(text), len(text))
+        full, local = self.tier.arrived(here)
+        if layout.full is not None and not full.all():
+            return None
+        device_path, device_end = self._device.tree.walk(salt, text)
+        kept = pages_of(self._device.tree, device_path, device_end, len(text))
+        to = max(agreed, match.resume.full_to)
+        if to > len(text) and len(text) % page:
+            local[-1] = False  # the device has more of that page
+        live = np.zeros(-(-to // page), bool)
+        live[: len(local)] = local | (kept.local != NONE)
+        if match.text > agreed:  # the device knows more of the text, and local pages behind
+            ids = self._device.tree.pages(list(match.path), match.text)[1][: len(live)]
+            live[: len(ids)] |= ids != NONE
+        at = resume(layout, to, live)
+        first, last = at.local_visible_from // page, min(-(-at.boundary // page), len(local))
+        window = np.zeros(len(local), bool)
+        window[first : last if at.boundary > at.local_visible_from else first] = True
+        lacks = (here.full != NONE) & (kept.full == NONE)
+        here.local[~window | (kept.local != NONE) | ~local] = NONE
+        kept.local[~window] = NONE
+        gain = at.start - match.resume.start
+        cost = int(np.count_nonzero(lacks)) + layout.pages_per_block * int(np.count_nonzero(here.local))
+        if not cost or gain <= max(page, cost * self._memory.tokens_per_slot):
+            return None
+        kind = next(((w, node) for node in path for end, w in node.windows.items() if end == at.boundary), None)
+        place = kind[1].places.get(at.boundary) if kind is not None else None
+        branch = kind is not None and kind[0].branch
+        return Found(salt, text, here, lacks, kept, at.boundary if 0 < at.boundary <= len(text) else 0, place, branch)
+
+    def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
+        """Begin to take a text back; False, and no change, if there is no room.
+
+        Args:
+            epoch: if the cache's differs at the end, the text has been withdrawn.
+            allocate: takes numbers of full and local pages, and returns new ones; pages that are `held` must be renamed
+                meanwhile.
+        """
+        assert self.active is None
+        host, device, recall = self.tier, self._device, Recall(found, epoch)
+        found.source.hold(host.pool, host.prefix.retention)
+        found.kept.hold(device.pool, device.retention)
+        host.reading.append(found.source)
+        self.active = recall
+        local = found.source.local != NONE
+        pages = allocate(int(np.count_nonzero(found.lacks)), int(np.count_nonzero(local)))
+        if pages is None:
+            self._end()
+            return False
+        recall.new.full[found.lacks], recall.new.local[local] = pages.full, pages.local
+        self.changes += 1
+        return True
+
+    def drain(self) -> Transfers | None:
+        """Return what to copy with the next step; None: nothing."""
+        pairs: list[tuple[int, int]] = []
+        if self.active is not None:
+            pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_block)
+            self.recalled += len(pairs)
+        found = Transfers(*self.tier.drain(), np.array(pairs, np.int32).reshape(-1, 2))
+        return found if any(map(len, found)) else None
+
+    def land(self, batches: int, *, lost: bool) -> None:
+        """Note that so many more batches of downloads have arrived. `lost`: forget everything, contents were lost."""
+        if lost:
+            self.flush()
+        self.tier.land(batches)
+
+    def counted(self, stats: CacheStats) -> CacheStats:
+        """Return the figures of the cache with those of host memory."""
+        pool = self.tier.pool
+        usage = 1 - pool.free_slots / pool.total_slots
+        return replace(stats, host_written_slots=self.tier.copied, host_read_slots=self.recalled, host_usage=usage)
+
+    def finish(self, epoch: int) -> None:
+        """Publish the text on its way, if all of it has been sent. What was drained has been launched."""
+        recall = self.active
+        if recall is None or not recall.complete:
+            return
+        if recall.epoch == epoch:
+            found = recall.found
+            cursor = publish(self._device, found.salt, found.tokens, recall.new)
+            if found.boundary and cursor.node is not None:
+                self._device.retention.add_window(cursor.node, found.boundary, found.place, branch=found.branch)
+            self._device.detach(cursor)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Give up the text on its way: its pages are free, or those of the tree alone."""
+        if self.active is not None:
+            self._end()
+            self.changes += 1
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.cancel()
+        self.tier.prefix.flush()
+
+    def rename(self, renamed: Int[np.ndarray, " pages"]) -> None:
+        """Follow the full pages of the device that the pool has moved."""
+        for pages in self.held:
+            pages.full[:] = renamed[pages.full]
+
+    def _end(self) -> None:
+        recall, host = self.active, self.tier
+        assert recall is not None
+        host.reading.remove(recall.found.source)
+        recall.found.source.release(host.pool, host.prefix.retention)
+        for pages in self.held:
+            pages.release(self._device.pool, self._device.retention)
+        self.active = None

@@ -1,0 +1,96 @@
+"""A text of a prefix tree with its pages, to be carried to another tree and published there."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.cache.lease import Lease, LeaseTable
+from jswa.cache.pool import PagePool
+from jswa.cache.prefix.cache import PrefixCache
+from jswa.cache.prefix.edges import Cursor, Node
+from jswa.cache.prefix.radix import NONE, RadixTree
+from jswa.cache.prefix.retention import Retention
+
+
+@dataclass(eq=False)
+class Pages:
+    """Pages of one pool by page position, full and local ones; 0: none. Pools that move pages rename them here."""
+
+    full: Int[np.ndarray, " n"]
+    local: Int[np.ndarray, " n"]
+
+    @property
+    def held(self) -> tuple[Int[np.ndarray, " F"], Int[np.ndarray, " L"]]:
+        """The ids."""
+        return self.full[self.full != NONE], self.local[self.local != NONE]
+
+    def rename(self, source: int, target: int) -> None:
+        """Follow a full page that the pool has moved."""
+        self.full[self.full == source] = target
+
+    def hold(self, pool: PagePool, retention: Retention) -> None:
+        """Become an owner of the pages, so that they are not evicted."""
+        full, local = self.held
+        pool.retain_full(full)
+        pool.retain_local(local)
+        retention.pin(local)
+
+    def release(self, pool: PagePool, retention: Retention) -> None:
+        """Be an owner no longer."""
+        full, local = self.held
+        pool.free_full(full)
+        pool.free_local(local)
+        retention.unpin(local)
+
+
+def path_to(node: Node) -> list[Node]:
+    """Return the edges from the root to an edge."""
+    path, above = [node], node.parent
+    while above is not None and above.parent is not None:
+        path.append(above)
+        above = above.parent
+    return path[::-1]
+
+
+def text_of(path: list[Node], end: int, page_size: int) -> Int[np.ndarray, " T"]:
+    """Return the tokens of a path up to `end`, and from there to the end of the page if its last edge has them."""
+    end = min(-(-end // page_size) * page_size, path[-1].end)
+    return np.concatenate([node.tokens for node in path])[:end]
+
+
+def pages_of(tree: RadixTree, path: list[Node], agreed: int, length: int) -> Pages:
+    """Return what a tree has of a text of `length` tokens, of which `agreed` are in it. It has only part of the rest.
+
+    The last page counts only if the tree has all of the text in it.
+    """
+    count, whole = -(-length // tree.page_size), -(-agreed // tree.page_size)
+    found = Pages(np.zeros(count, np.int32), np.zeros(count, np.int32))
+    if path:
+        full, local = tree.pages(path, agreed)
+        whole = whole if agreed == length else agreed // tree.page_size
+        found.full[:whole], found.local[:whole] = full[:whole], local[:whole]
+    return found
+
+
+def publish(prefix: PrefixCache, salt: str, tokens: Int[np.ndarray, " T"], pages: Pages) -> Cursor:
+    """Publish a text in a tree; return the cursor at its end, which the caller detaches.
+
+    The tree becomes an owner of the pages that it lacks, beside the caller.
+
+    Args:
+        pages: those that the tree lacks, and perhaps some that it has got meanwhile.
+    """
+    page, count = prefix.layout.page_size, len(pages.full)
+    table = LeaseTable(prefix.layout, 1, count)
+    table.full[0], table.local[0], table.covered[0] = pages.full, pages.local, count * page
+    lease = Lease(table, 0, salt=salt)
+    prefix.attach(lease.cursor, prefix.tree.root(salt), 0)
+    prefix.publish(lease, tokens, len(tokens), final=True)
+    node, last = lease.cursor.node, int(pages.local[-1])
+    assert node is not None
+    whole = not node.children and node.end == len(tokens)
+    if whole and len(tokens) % page and NONE == node.local[-1] != last and not prefix.pool.local_cached[last]:
+        # Rows never give the tree a partly filled page of a text that it has.
+        prefix.tree.adopt_local(node, np.array([len(node.local) - 1]), pages.local[-1:])
+    return lease.cursor

@@ -1,0 +1,178 @@
+"""Host memory behind the prefix cache: a second prefix cache, of the same slots, for what the device evicts.
+
+A text is copied here when the device evicts a part of it that is not here yet, with the windows that go with it, and
+stays when the device has it again: it is copied once, however often it comes and goes. Its prefix is always here too,
+so the laws of the tree hold here as they do there. What is evicted from here is chosen as on the device.
+
+The contents are copied by whoever drains `transfers`; a page whose contents have not arrived is not found. A copy that
+fails empties this cache: a miss, never a wrong page.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jswa.cache.host.texts import Pages, pages_of, path_to, publish, text_of
+from jswa.cache.moves import Move, origins, slots_of
+from jswa.cache.pool import PagePool
+from jswa.cache.prefix.cache import PrefixCache
+from jswa.cache.prefix.edges import Node, Window
+from jswa.cache.prefix.radix import NONE
+from jswa.config import HostMemory
+
+
+class HostTier:
+    """Owns the pages in host memory. `copied`: slots that were copied to it so far.
+
+    Args:
+        device: the prefix cache on the device.
+        moves: its manager's moves that wait for the next plan.
+    """
+
+    def __init__(self, device: PrefixCache, memory: HostMemory) -> None:
+        self.pool = PagePool(memory.blocks, device.layout.pages_per_block)
+        self.prefix = PrefixCache(device.layout, self.pool)
+        self.copied = 0
+        self.reading: list[Pages] = []  # pages of this pool that others hold
+        self._device = device
+        self._moves: list[tuple[int, int]] = []
+        self._downloads: dict[int, int] = {}  # by slot here: the slot of the device
+        # By slot: the number of the batch of downloads that brings its contents.
+        self._batch = np.zeros(memory.blocks * self.pool.pages_per_block, np.int64)
+        self._drained = self._arrived = 0
+
+    def keep(self, item: Node | Window, moves: list[Move]) -> None:
+        """Copy what the device is about to evict, a window or a part of a leaf, as far as it is not here.
+
+        A text that is longer than this memory is left out.
+
+        Args:
+            moves: of the device, which have not been carried out.
+        """
+        node, windows = (item, list(item.windows.values())) if isinstance(item, Node) else (item.node, [item])
+        page, path = self.prefix.layout.page_size, path_to(node)
+        tokens = text_of(path, item.end, page)
+        source = pages_of(self._device.tree, path, len(tokens), len(tokens))
+        wanted = np.zeros(len(source.full), bool)
+        for window in windows:
+            last = -(-window.end // page)
+            wanted[last - len(window.blocks) : last] = True
+            source.local[last - len(window.blocks) : last] = window.blocks
+        if self.prefix.layout.full is not None and not source.full.all():
+            return  # a row has just lost the end of the text
+        target = self._room(node.salt, tokens, source, wanted)
+        if target is None:
+            return
+        cursor = publish(self.prefix, node.salt, tokens, target)
+        since = self.prefix.retention.clock - self._device.retention.clock
+        if cursor.node is not None and (target.full.any() or target.local.any()):
+            cursor.node.last, cursor.node.kind = node.last + since, node.kind
+            self.prefix.tree.candidates.refresh(cursor.node)
+        for window in windows:
+            if window.end <= len(tokens) and cursor.node is not None:
+                place = node.places.get(window.end)
+                self.prefix.retention.add_window(
+                    cursor.node, window.end, place, branch=window.branch, last_use=window.last + since, hits=window.hits
+                )
+        self._download(source, target, moves)
+        target.release(self.pool, self.prefix.retention)
+        self.prefix.detach(cursor)
+
+    def visit(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
+        """Count a row that starts with a text: what it has here is used, wherever it was found."""
+        path, text = self.prefix.tree.walk(salt, tokens)
+        visits = self.prefix.retention.visits
+        visits.visit(path, text, visits.ghost(salt, tokens, text))
+
+    def end_turn(self, salt: str, tokens: Int[np.ndarray, " T"], prompt: int) -> None:
+        """Note that a row has ended, the first `prompt` of whose tokens were its prompt, as the device's cache does."""
+        path, text = self.prefix.tree.walk(salt, tokens)
+        if path:
+            self.prefix.retention.visits.end_turn(path[-1], text, prompt, len(tokens))
+
+    def arrived(self, pages: Pages) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+        """Return by page position whether the contents of full and local pages are there; False where no page is."""
+        m = self.pool.pages_per_block
+        full = (pages.full != NONE) & (self._batch[pages.full] <= self._arrived)
+        first = pages.local.astype(np.intp) * m
+        local = (pages.local != NONE) & (self._batch[first[:, None] + np.arange(m)] <= self._arrived).all(axis=1)
+        return full, local
+
+    def drain(self) -> tuple[Int[np.ndarray, "M 2"], Int[np.ndarray, "D 2"]]:
+        """Return the moves within this memory, and the downloads, that must be carried out now, in this order.
+
+        If there are downloads, they are one batch: `land` takes the batches in the order in which they were drained.
+        """
+        moves, downloads = self._moves, [(source, target) for target, source in self._downloads.items()]
+        self._moves, self._downloads = [], {}
+        self._drained += bool(downloads)
+        return np.array(moves, np.int32).reshape(-1, 2), np.array(downloads, np.int32).reshape(-1, 2)
+
+    def land(self, batches: int) -> None:
+        """Note that so many more batches of downloads have arrived."""
+        self._arrived += batches
+        assert self._arrived <= self._drained
+
+    def check(self) -> None:
+        """Assert the laws of pool and tree, and that only the tree and `reading` own pages."""
+        self.pool.check()
+        self.prefix.check()
+        for kind in ("full", "local"):
+            owners = getattr(self.pool, f"{kind}_cached").astype(np.int32)
+            for pages in self.reading:
+                np.add.at(owners, getattr(pages, kind), getattr(pages, kind) != NONE)
+            assert np.array_equal(owners, getattr(self.pool, f"{kind}_owners")), f"owners of {kind} pages on the host"
+
+    def _room(
+        self, salt: str, tokens: Int[np.ndarray, " T"], source: Pages, wanted: Bool[np.ndarray, " n"]
+    ) -> Pages | None:
+        """Return new pages for what is not here of a text, and of its local pages that are wanted; None: no room.
+
+        Local pages in the place of a partly filled one are taken too: windows here need it.
+        """
+        layout, m = self.prefix.layout, self.pool.pages_per_block
+        path, agreed = self.prefix.tree.walk(salt, tokens)
+        there = pages_of(self.prefix.tree, path, agreed, len(tokens))
+        lacks_full = np.zeros(len(wanted), bool)
+        if agreed < len(tokens):
+            first = agreed // layout.page_size
+            lacks_full[first:] = layout.full is not None
+            wanted[first] |= bool(agreed % layout.page_size and source.local[first])
+        lacks_local = wanted & (source.local != NONE) & (there.local == NONE)
+        slots = int(lacks_full.sum()) + m * int(lacks_local.sum())
+        if slots > self.pool.free_slots:
+            there.hold(self.pool, self.prefix.retention)
+            fits = slots <= self.pool.free_slots + self.pool.evictable_slots
+            if fits:
+                self.prefix.retention.make_room(slots)
+            there.release(self.pool, self.prefix.retention)
+            if not fits:
+                return None
+        target = Pages(np.zeros_like(source.full), np.zeros_like(source.local))
+        target.local[lacks_local] = self.pool.alloc_local(int(lacks_local.sum()))
+        self._follow_moves()
+        target.full[lacks_full] = self.pool.alloc_full(int(lacks_full.sum()))
+        return target
+
+    def _download(self, source: Pages, target: Pages, moves: list[Move]) -> None:
+        """Note what to copy of the pages that the tree has taken."""
+        m = self.pool.pages_per_block
+        full = (target.full != NONE) & self.pool.full_cached[target.full]
+        local = (target.local != NONE) & self.pool.local_cached[target.local]
+        slots = slots_of(target.full[full], target.local[local], m)
+        sources = origins(moves, slots_of(source.full[full], source.local[local], m))
+        for slot, origin in zip(slots.tolist(), sources.tolist(), strict=True):
+            self._downloads[slot] = origin
+        self._batch[slots] = self._drained + 1
+        self.copied += len(slots)
+
+    def _follow_moves(self) -> None:
+        """Follow the full pages that the pool has moved: their contents move before the next downloads."""
+        for source, target in self.pool.drain_moves():
+            self.prefix.tree.rename(source, target)
+            for pages in self.reading:
+                pages.rename(source, target)
+            self._moves.append((source, target))
+            self._downloads.pop(target, None)
+            if source in self._downloads:
+                self._downloads[target] = self._downloads.pop(source)
+            self._batch[target] = self._batch[source]

@@ -1,0 +1,31 @@
+"""Slots that the device copies before a step."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+
+class Move(NamedTuple):
+    """A slot to copy. `rename`: page tables that name the source name the target from then on."""
+
+    source: int
+    target: int
+    rename: bool
+
+
+def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Return where the contents of slots are as long as `moves` have not been carried out."""
+    if not moves:
+        return slots.astype(np.int32)
+    came_from: dict[int, int] = {}
+    for source, target, _ in moves:
+        came_from[target] = came_from.get(source, source)
+    return np.array([came_from.get(slot, slot) for slot in slots.tolist()], np.int32)
+
+
+def slots_of(
+    full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
+) -> Int[np.ndarray, " slots"]:
+    """Return the slots of full pages, then those of local pages."""
+    return np.concatenate([full, (local[:, None] * pages_per_block + np.arange(pages_per_block)).reshape(-1)])

@@ -1,0 +1,1 @@
+"""The contents of the second prefix cache, in host memory."""

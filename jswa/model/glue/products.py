@@ -1,0 +1,86 @@
+"""Products whose parts the glue's kernels add, and residuals with the norms on both sides of them."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from jswa.architecture import Norm, Residual
+from jswa.model.collectives import psum
+from jswa.model.layers import Normalize, linear
+from jswa.model.lora import AdapterIds
+from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.glue.api import Implementation, residual_norms
+from pallas_kernels.glue.plan import Join, Parts, Rms
+
+_FEW_TOKENS = 256  # more occupy all multiprocessors without splitting
+_COLUMNS = 128  # of the output, that one thread block computes
+_BLOCKS = 256  # thread blocks that keep the memory busy
+_MOST_PARTS = 8
+_UNIT = 64  # inputs; each part has a multiple
+
+
+def parts_of(tokens: int, inputs: int, outputs: int) -> int:
+    """Return into how many parts a product of few tokens is split along its inputs: as many as keep the memory busy."""
+    if tokens > _FEW_TOKENS or inputs % _UNIT:
+        return 1
+    wanted = min(_MOST_PARTS, _BLOCKS // -(-outputs // _COLUMNS))
+    return max((count for count in range(1, wanted + 1) if inputs // _UNIT % count == 0), default=1)
+
+
+def linear_parts(
+    x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None, adapters: AdapterIds | None
+) -> Parts:
+    """Return x · weight in parts, and the bias; one part, with the bias in it, of a weight that is no plain matrix."""
+    matrix = weight.get_value()
+    if not isinstance(matrix, Array) or matrix.ndim != 2:
+        return Parts(linear(x, weight, bias, adapters)[None])
+    tokens, inputs = x.shape
+    count = parts_of(tokens, inputs, matrix.shape[1])
+    own = None if bias is None else bias[...]
+    if count == 1:
+        return Parts((x @ matrix)[None], own)
+    split = x.reshape(tokens, count, inputs // count)
+    pieces = matrix.reshape(count, inputs // count, -1)
+    values = lax.dot_general(split, pieces, (((2,), (1,)), ((1,), (0,))), preferred_element_type=jnp.float32)
+    return Parts(values, own)
+
+
+def whole(parts: Parts, dtype: jnp.dtype, devices: int) -> Parts:
+    """Return the sum over the devices, in one part, if there are several."""
+    if devices == 1:
+        return parts
+    total = parts.values.astype(jnp.float32).sum(axis=0).astype(dtype)
+    return Parts(psum(total if parts.bias is None else total + parts.bias[None], devices)[None])
+
+
+def rms_of(norm: Norm) -> Rms:
+    """Return a norm as the kernels know it. Raises NoGlueKernel if it is a LayerNorm."""
+    if norm.centered or norm.bias:
+        raise NoGlueKernel("a LayerNorm: glue_backend must be xla for this model")
+    return Rms(norm.eps, norm.offset, norm.cast_first, norm.weighted)
+
+
+def weight_of(norm: Normalize | None) -> Float[Array, " size"] | None:
+    """Return the weight of a norm, if it has one."""
+    return None if norm is None or norm.weight is None else norm.weight[...]
+
+
+def joined(
+    residual: Residual,
+    x: Float[Array, "T M"],
+    branch: Parts,
+    post: Normalize | None,
+    pre: Normalize | None,
+    implementation: Implementation,
+) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
+    """Return the residual stream with a branch added, and its norm for the next branch."""
+    own, following = (None if norm is None else rms_of(norm.config) for norm in (post, pre))
+    return residual_norms(
+        branch,
+        x,
+        Join(own, following, residual.keep, residual.add),
+        post_weight=weight_of(post),
+        pre_weight=weight_of(pre),
+        implementation=implementation,
+    )

@@ -1,0 +1,66 @@
+"""What a layer gives to the step for the kernel that norms, rotates and writes in one: the projection of q, k and v."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jswa.architecture import AttentionConfig, Norm
+from jswa.model.glue.products import rms_of
+from jswa.model.layers import RopeTables
+from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.glue.api import Implementation
+from pallas_kernels.glue.plan import Heads, HeadWeights, Parts, Rms
+
+
+class Projection(NamedTuple):
+    """Arguments of `rotate_and_write` that the layer knows.
+
+    Attributes:
+        heads: with rows for the heads of a group alone.
+        dtype: of the activations.
+    """
+
+    qkv: Parts
+    heads: Heads
+    weights: HeadWeights
+    rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None
+    temperature: Float[Array, " T"] | None
+    dtype: jnp.dtype
+    implementation: Implementation
+
+    def stored(self) -> Float[Array, "T N D"]:
+        """Return K and V before norms and rotation, which are finite where what is stored is."""
+        first = self.heads.heads * self.heads.head_dim
+        total = self.qkv.values[:, :, first:].astype(jnp.float32).sum(axis=0).astype(self.dtype)
+        if self.qkv.bias is not None:
+            total = total + self.qkv.bias[None, first:]
+        return total.reshape(len(total), -1, self.heads.head_dim)
+
+
+def heads_of(config: AttentionConfig) -> Heads:
+    """Return the static parameters of a layer's heads. Raises NoGlueKernel if the kernel cannot serve them."""
+    unserved = {
+        "kv_from": config.kv_from is not None,
+        "keys_as_values": config.keys_as_values,
+        "qk_norm_all_heads": config.qk_norm_all_heads,
+        "v_head_dim": config.v_head_dim != config.head_dim,
+        "stored_head_dim": config.stored_head_dim != config.head_dim,
+        "v_scale": config.v_scale != 1.0,
+        "interleaved": config.rope is not None and config.rope.interleaved,
+    }
+    for name, found in unserved.items():
+        if found:
+            raise NoGlueKernel(f"attention layers with {name}: glue_backend must be xla for this model")
+
+    def norm(given: Norm | None) -> Rms | None:
+        return None if given is None else rms_of(given)
+
+    norms = norm(config.qk_norm), norm(config.qk_norm), norm(config.v_norm)
+    group = config.num_heads // config.num_kv_heads
+    return Heads(config.num_heads, config.num_kv_heads, config.head_dim, *norms, rows=group)
+
+
+def tables_of(config: AttentionConfig, ropes: RopeTables) -> tuple[Array, Array] | None:
+    """Return the layer's cos and sin, if it rotates."""
+    return None if config.rope is None else ropes[config.rope]

@@ -1,0 +1,1 @@
+"""The small operations between products and attention: norms, residuals, rotary embedding, KV writes."""

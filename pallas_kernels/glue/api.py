@@ -1,0 +1,88 @@
+"""`residual_norms` and `rotate_and_write`: what lies between products and attention, in one call each.
+
+A result of a product may come as partial sums, which the calls add: a product of few tokens is split along its inputs
+so that it occupies all multiprocessors, and adding the parts would be one more kernel.
+
+Shape letters: S parts, T tokens, M the model's width, N columns, H query heads, K KV heads, D head size, n = half of
+the rotated dimensions, G query heads per KV head, P pages, L layers that share a page, p tokens per page.
+"""
+
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.glue import xla
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts
+
+Implementation = Literal["xla", "mosaic"]
+
+
+def residual_norms(
+    branch: Parts,
+    x: Float[Array, "T M"],
+    join: Join,
+    *,
+    post_weight: Float[Array, " M"] | None = None,
+    pre_weight: Float[Array, " M"] | None = None,
+    implementation: Implementation = "xla",
+) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
+    """Return y = keep · x + add · post(branch), and pre(y), which is y if there is no such norm.
+
+    Raises:
+        NoGlueKernel: the implementation cannot serve these shapes or types.
+        ValueError: there is no such implementation.
+    """
+    if _checked(implementation) == "xla":
+        return xla.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
+    from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
+
+    out: tuple[Array, Array] = norms.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
+    return out
+
+
+def rotate_and_write(
+    qkv: Parts,
+    kv: Shaped[Array, "P L K p E"],
+    heads: Heads,
+    weights: HeadWeights,
+    rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
+    cells: Cells,
+    dtype: jnp.dtype,
+    *,
+    temperature: Float[Array, " T"] | None = None,
+    implementation: Implementation = "xla",
+) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
+    """Norm and rotate a projection's heads, write K and V to their cells, and return the queries and the pages.
+
+    The queries are those of each KV head side by side; rows beyond G may hold anything, NaN too. The pages are
+    updated in place if the caller donates them.
+
+    Args:
+        rope: cos and sin of each token's angles, or None: nothing is rotated. Pairs are (i, i + n).
+        dtype: of the activations.
+        temperature: factor of each token's queries, applied in float32.
+
+    Raises:
+        NoGlueKernel: the implementation cannot serve these shapes or types.
+        ValueError: there is no such implementation.
+    """
+    given = (qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature)
+    if _checked(implementation) == "xla":
+        return xla.rotate_and_write(*given)
+    if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype != dtype:
+        raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
+    if kv.shape[-1] != 2 * heads.head_dim:
+        raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {2 * heads.head_dim} for mosaic")
+    from pallas_kernels.glue.hopper import rope as hopper  # loads Mosaic's compiler
+
+    return hopper.rotate_and_write(*given)
+
+
+def _checked(implementation: Implementation) -> Implementation:
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
+    return implementation

@@ -1,0 +1,99 @@
+"""The static parameters and groups of arrays of the glue's calls, and the one formula that its kernels share.
+
+Shape letters: see `api`.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Rms(NamedTuple):
+    """x / rms(x) · (offset + weight), in float32.
+
+    Attributes:
+        cast_first: x / rms(x) is rounded to the activations' type before it is multiplied by the weight.
+        weighted: False if there is no weight.
+    """
+
+    eps: float
+    offset: float = 0.0
+    cast_first: bool = True
+    weighted: bool = True
+
+
+class Parts(NamedTuple):
+    """The result of a product: the sum of its parts, rounded to the activations' type, then the bias added.
+
+    Attributes:
+        values: partial sums; one part in the activations' type is the result.
+        bias: of the product, or None.
+    """
+
+    values: Float[Array, "S T N"]
+    bias: Float[Array, " N"] | None = None
+
+
+class Join(NamedTuple):
+    """Static parameters of `residual_norms`: the norm of the branch, the weights of the sum, the norm of the sum."""
+
+    post: Rms | None
+    pre: Rms | None
+    keep: float = 1.0
+    add: float = 1.0
+
+
+class Heads(NamedTuple):
+    """Static parameters of `rotate_and_write`: a token's columns are q of all heads, then K, then V of all KV heads.
+
+    Attributes:
+        heads, kv_heads, head_dim: of Q, K and V alike.
+        q_norm, k_norm, v_norm: norms of each head before it is rotated; V is not rotated.
+        rows: rows of the result per token and KV head, G or more.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q_norm: Rms | None
+    k_norm: Rms | None
+    v_norm: Rms | None
+    rows: int
+
+    @property
+    def group(self) -> int:
+        """G, query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
+class HeadWeights(NamedTuple):
+    """Weights of the norms of the heads, each [D], where the norm has one."""
+
+    q: Float[Array, " D"] | None = None
+    k: Float[Array, " D"] | None = None
+    v: Float[Array, " D"] | None = None
+
+
+class Cells(NamedTuple):
+    """Where each token's K and V belong: page and offset in it. A token whose page is ≥ P is dropped."""
+
+    pages: Int[Array, " T"]
+    offsets: Int[Array, " T"]
+    layer_index: int
+
+
+def scaled(
+    norm: Rms,
+    wide: Float[Array, "..."],
+    inverse: Float[Array, "..."],
+    weight: Float[Array, "..."] | None,
+    dtype: jnp.dtype,
+) -> Float[Array, "..."]:
+    """Return numbers times 1 / rms, times the weight that has their shape, rounded to the type as `norm` says."""
+    out = wide * inverse
+    if weight is None:
+        return out.astype(dtype)
+    if norm.cast_first:
+        return out.astype(dtype) * (norm.offset + weight).astype(dtype)
+    return (out * (norm.offset + weight.astype(jnp.float32))).astype(dtype)

@@ -1,0 +1,76 @@
+"""The glue as XLA compiles it: what the kernels are compared with, in the activations' type or in float32."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from pallas_kernels.attention.api import write_kv
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Rms, scaled
+
+
+def total(values: Float[Array, "S T N"], bias: Float[Array, " N"] | None, dtype: jnp.dtype) -> Float[Array, "T N"]:
+    """Return the result of a product from its parts."""
+    out = (values[0] if len(values) == 1 else values.astype(jnp.float32).sum(axis=0)).astype(dtype)
+    return out if bias is None else out + bias[None]
+
+
+def normed(norm: Rms | None, x: Float[Array, "... D"], weight: Float[Array, " D"] | None) -> Float[Array, "... D"]:
+    """Return the norm of the last axis, or x if there is none."""
+    if norm is None:
+        return x
+    wide = x.astype(jnp.float32)
+    inverse = lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + norm.eps)
+    spread = None if weight is None else weight.reshape(*[1] * (x.ndim - 1), -1)
+    return scaled(norm, wide, inverse, spread, x.dtype)
+
+
+def residual_norms(
+    values: Float[Array, "S T M"],
+    bias: Float[Array, " M"] | None,
+    x: Float[Array, "T M"],
+    join: Join,
+    post_weight: Float[Array, " M"] | None,
+    pre_weight: Float[Array, " M"] | None,
+) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
+    """See `api.residual_norms`."""
+    branch = normed(join.post, total(values, bias, x.dtype), post_weight)
+    kept = x if join.keep == 1.0 else x * jnp.asarray(join.keep, x.dtype)
+    y = kept + (branch if join.add == 1.0 else branch * jnp.asarray(join.add, x.dtype))
+    return y, normed(join.pre, y, pre_weight)
+
+
+def rotate_and_write(
+    values: Float[Array, "S T N"],
+    bias: Float[Array, " N"] | None,
+    kv: Shaped[Array, "P L K p E"],
+    heads: Heads,
+    weights: HeadWeights,
+    rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
+    cells: Cells,
+    dtype: jnp.dtype,
+    temperature: Float[Array, " T"] | None,
+) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
+    """See `api.rotate_and_write`."""
+    h, k = heads.heads, heads.kv_heads
+    rows = total(values, bias, dtype).reshape(values.shape[1], h + 2 * k, heads.head_dim)
+    q = _rotated(normed(heads.q_norm, rows[:, :h], weights.q), rope)
+    if temperature is not None:
+        q = (q.astype(jnp.float32) * temperature[:, None, None]).astype(dtype)
+    keys = _rotated(normed(heads.k_norm, rows[:, h : h + k], weights.k), rope)
+    both = jnp.concatenate([keys, normed(heads.v_norm, rows[:, h + k :], weights.v)], axis=-1)
+    pages = write_kv(kv, both, pages=cells.pages, offsets=cells.offsets, layer_index=cells.layer_index)
+    q = q.reshape(len(q), k, heads.group, heads.head_dim)
+    return jnp.pad(q, ((0, 0), (0, 0), (0, heads.rows - heads.group), (0, 0))), pages
+
+
+def _rotated(
+    x: Float[Array, "T N D"], rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None
+) -> Float[Array, "T N D"]:
+    """Rotate the pairs (i, i + n) of each head in float32."""
+    if rope is None:
+        return x
+    cos, sin = (table[:, None] for table in rope)
+    half = cos.shape[-1]
+    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)

@@ -1,0 +1,115 @@
+"""Make calls of the glue from cases: random arrays, the call of an implementation, the result in float32."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.glue.api import Implementation, residual_norms, rotate_and_write
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts, Rms
+from tests.support.kernels.device import hopper
+from tools.cases.kernels.glue import NormCase, RopeCase
+
+Arrays = dict[str, Any]
+
+
+def norm_arrays(case: NormCase, seed: int = 0) -> Arrays:
+    """Return random operands: parts in float32 if there are several, weights of which a norm has one."""
+    rng, dtype = np.random.default_rng(seed), jnp.dtype(case.dtype)
+    values = rng.standard_normal((case.parts, case.tokens, case.width))
+    return {
+        "values": jnp.asarray(values, jnp.float32 if case.parts > 1 else dtype),
+        "bias": jnp.asarray(rng.standard_normal(case.width), dtype) if case.bias else None,
+        "x": jnp.asarray(rng.standard_normal((case.tokens, case.width)), dtype),
+        "post_weight": _weight(rng, case.post, case.width, dtype),
+        "pre_weight": _weight(rng, case.pre, case.width, dtype),
+    }
+
+
+def call_norms(case: NormCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
+    """Return the results in float32. Hopper kernels run as `device.hopper` says."""
+
+    def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
+        out: tuple[jax.Array, jax.Array] = residual_norms(
+            Parts(given["values"], given["bias"]),
+            given["x"],
+            Join(case.post, case.pre, case.keep, case.add),
+            post_weight=given["post_weight"],
+            pre_weight=given["pre_weight"],
+            implementation=implementation,
+        )
+        return out
+
+    return _run(call, arrays, implementation)
+
+
+def rope_arrays(case: RopeCase, seed: int = 0) -> Arrays:
+    """Return random operands. Cells are distinct, and pages hold what no call may change."""
+    rng, dtype = np.random.default_rng(seed), jnp.dtype(case.dtype)
+    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
+    angles = rng.uniform(0, 7, (case.tokens, case.half))
+    cells = rng.permutation(case.pages * case.page_size)[: case.tokens]
+    pages = (cells // case.page_size).astype(np.int32)
+    if case.dropped:
+        pages[::3] = case.pages + np.arange(len(pages[::3]))
+    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, 2 * case.head_dim
+    weights = (_weight(rng, norm, case.head_dim, dtype) for norm in case.norms)
+    values = rng.standard_normal((case.parts, case.tokens, columns))
+    return {
+        "values": jnp.asarray(values, jnp.float32 if case.parts > 1 else dtype),
+        "bias": jnp.asarray(rng.standard_normal(columns), dtype) if case.bias else None,
+        "kv": jnp.asarray(rng.standard_normal(cell), dtype),
+        "weights": HeadWeights(*weights),
+        "rope": (jnp.cos(jnp.asarray(angles)), jnp.sin(jnp.asarray(angles))) if case.half else None,
+        "pages": jnp.asarray(pages),
+        "offsets": jnp.asarray((cells % case.page_size).astype(np.int32)),
+        "temperature": jnp.asarray(rng.uniform(1, 2, case.tokens), jnp.float32) if case.temperature else None,
+    }
+
+
+def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
+    """Return the queries, without the rows beyond the group, and the pages, in float32."""
+    group = case.heads // case.kv_heads
+    heads = Heads(case.heads, case.kv_heads, case.head_dim, *case.norms, rows=case.rows or group)
+
+    def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
+        q, kv = rotate_and_write(
+            Parts(given["values"], given["bias"]),
+            given["kv"],
+            heads,
+            given["weights"],
+            given["rope"],
+            Cells(given["pages"], given["offsets"], case.layers_per_page - 1),
+            given["kv"].dtype,
+            temperature=given["temperature"],
+            implementation=implementation,
+        )
+        return q[:, :, :group], kv
+
+    return _run(call, arrays, implementation)
+
+
+def in_float32(arrays: Arrays) -> Arrays:
+    """Return the same numbers in float32."""
+    wide: Arrays = jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
+    return wide
+
+
+def _run(call: Any, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
+    program = jax.jit(call, compiler_options={"xla_backend_optimization_level": 0})
+    if implementation != "mosaic":
+        return _wide(program(arrays))
+    with hopper():
+        return _wide(program(arrays))
+
+
+def _wide(results: tuple[jax.Array, jax.Array]) -> tuple[np.ndarray, np.ndarray]:
+    first, second = (np.asarray(result.astype(jnp.float32)) for result in results)
+    return first, second
+
+
+def _weight(rng: np.random.Generator, norm: Rms | None, size: int, dtype: jnp.dtype) -> jax.Array | None:
+    if norm is None or not norm.weighted:
+        return None
+    return jnp.asarray(rng.uniform(0.5, 1.5, size), dtype)

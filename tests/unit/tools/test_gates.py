@@ -1,0 +1,49 @@
+"""Tests of the gates of compiled kernels: what is worse than committed is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.cases.kernels.glue import NORM_LAYERS, ROPE_LAYERS
+from tools.gates import FOLDER, worse, write
+
+GOOD = {"spills": 0, "blocks_per_sm": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the figures of one kernel."""
+    write({"norms": GOOD}, "kernels.json", {"jax": "0"}, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("figures", "fault"),
+    [
+        (GOOD, None),
+        ({"spills": 0, "blocks_per_sm": 3}, None),
+        ({"spills": 4, "blocks_per_sm": 2}, "norms: spills is 4, committed is 0 (kernels.json)"),
+        ({"spills": 0, "blocks_per_sm": 1}, "norms: blocks_per_sm is 1, committed is 2 (kernels.json)"),
+    ],
+)
+def test_what_is_worse_is_named(folder: Path, figures: dict[str, float], fault: str | None) -> None:
+    """And what is better is not."""
+    assert worse({"norms": figures}, "kernels.json", folder) == ([] if fault is None else [fault])
+
+
+def test_writing_an_entry_keeps_the_others(folder: Path) -> None:
+    """A sample writes a few."""
+    bad = {"spills": 4, "blocks_per_sm": 2}
+    assert not worse({"rope": bad}, "kernels.json", folder)
+    write({"rope": GOOD}, "kernels.json", {"jax": "1"}, folder)
+    assert len(worse({"rope": bad, "norms": bad}, "kernels.json", folder)) == 2
+
+
+def test_kernels_of_the_glue_have_gates() -> None:
+    """All of them, and nothing is committed for a case that is gone; of steps, the one whose layer they make short."""
+    kernels = {f"residual_norms, {case.name}, {case.tokens} tokens" for case in NORM_LAYERS}
+    kernels |= {f"rotate_and_write, {case.name}, {case.tokens} tokens" for case in ROPE_LAYERS}
+    assert set(json.loads((FOLDER / "glue.json").read_text())["figures"]) == kernels
+    committed = json.loads((FOLDER / "steps.json").read_text())["figures"]
+    assert committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]["in_layer"] == 9

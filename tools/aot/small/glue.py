@@ -1,0 +1,132 @@
+"""Compile the glue's kernels for an H200 on any machine; check and print the compilers' reports.
+
+    .venv-gpu/bin/python -m tools.aot.small.glue [--only NAME] [--json FILE] [--write]
+
+Checked for each kernel: no spilled registers, no stack, that pages are updated in place, and that nothing is worse than
+in gates/glue.json, which `--write` writes. The speed is not measured.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.glue.api import residual_norms, rotate_and_write
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts
+from tools import gates
+from tools.aot import device
+from tools.aot.facts import KernelFacts, copies
+from tools.cases.kernels.glue import NORM_LAYERS, ROPE_LAYERS, NormCase, RopeCase
+
+GATES = "glue.json"
+
+
+def main() -> None:
+    """Print the table. Exit with 1 if a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only layers whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the facts to this file")
+    parser.add_argument("--write", action="store_true", help="write the gates anew")
+    options = parser.parse_args()
+    compiled: list[tuple[NormCase | RopeCase, KernelFacts, list[str]]] = []
+    compiled += [(case, *compile_norms(case)) for case in NORM_LAYERS if options.only in case.name]
+    compiled += [(case, *compile_rope(case)) for case in ROPE_LAYERS if options.only in case.name]
+    print(f"{'kernel':16} {'layer':16} {'tokens':>6} {'parts':>5} registers spills blocks/SM")
+    for case, facts, _ in compiled:
+        print(
+            f"{facts.name:16} {case.name:16} {case.tokens:6} {case.parts:5} {facts.registers:9} {facts.spills:6}"
+            f"{facts.blocks_per_sm:10}"
+        )
+    found = {f"{facts.name}, {case.name}, {case.tokens} tokens": facts.figures for case, facts, _ in compiled}
+    if options.write:
+        gates.write(found, GATES, {"jax": jax.__version__})
+    if options.json:
+        rows = [
+            {"name": f"{case.name}, {case.tokens} tokens", "parts": case.parts, **asdict(facts)}
+            for case, facts, _ in compiled
+        ]
+        options.json.write_text(json.dumps({"jax": jax.__version__, "kernels": rows}, indent=1) + "\n")
+    faults = [
+        f"{facts.name}, {case.name}, {case.tokens} tokens: {fault}"
+        for case, facts, own in compiled
+        for fault in (*own, *([f"{facts.spills} bytes spilled"] if facts.spills or facts.stack else []))
+    ]
+    sys.exit("\n".join([*faults, *gates.worse(found, GATES)]) or None)
+
+
+def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
+    """Compile a call of `residual_norms`. Return its kernel, and what is wrong with the program."""
+    dtype = jnp.dtype(case.dtype)
+    row = _shape((case.width,), dtype)
+    weights = [None if norm is None or not norm.weighted else row for norm in (case.post, case.pre)]
+    values = _shape((case.parts, case.tokens, case.width), jnp.dtype("float32") if case.parts > 1 else dtype)
+    given = values, row if case.bias else None, _shape((case.tokens, case.width), dtype), *weights
+
+    def call(values: Any, bias: Any, x: Any, post_weight: Any, pre_weight: Any) -> Any:
+        return residual_norms(
+            Parts(values, bias),
+            x,
+            Join(case.post, case.pre, case.keep, case.add),
+            post_weight=post_weight,
+            pre_weight=pre_weight,
+            implementation="mosaic",
+        )
+
+    with device.captured() as found:
+        jax.jit(call).lower(*device.on_h200(given)).compile()
+    (facts,) = found
+    return facts, []
+
+
+def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
+    """Compile a call of `rotate_and_write`. Return its kernel, and what is wrong with the program."""
+    dtype, wide = jnp.dtype(case.dtype), jnp.dtype("float32")
+    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
+    row: Any = _shape((case.head_dim,), dtype)
+    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, 2 * case.head_dim
+    table, index = _shape((case.tokens, case.half), wide), _shape((case.tokens,), jnp.dtype("int32"))
+    weights = HeadWeights(*(None if norm is None or not norm.weighted else row for norm in case.norms))
+    heads = Heads(case.heads, case.kv_heads, case.head_dim, *case.norms, rows=case.rows or case.heads // case.kv_heads)
+    values = _shape((case.parts, case.tokens, columns), wide if case.parts > 1 else dtype)
+    given = (
+        _shape(cell, dtype),
+        values,
+        _shape((columns,), dtype) if case.bias else None,
+        weights,
+        (table, table) if case.half else None,
+        index,
+        index,
+        _shape((case.tokens,), wide) if case.temperature else None,
+    )
+
+    def call(kv: Any, values: Any, bias: Any, weights: Any, rope: Any, pages: Any, offsets: Any, scale: Any) -> Any:
+        cells = Cells(pages, offsets, case.layers_per_page - 1)
+        parts = Parts(values, bias)
+        return rotate_and_write(
+            parts, kv, heads, weights, rope, cells, dtype, temperature=scale, implementation="mosaic"
+        )
+
+    with device.captured() as found:
+        compiled = jax.jit(call, donate_argnums=0).lower(*device.on_h200(given)).compile()
+    (facts,) = found
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    pages = 2 * cell[0] * cell[1] * cell[2] * cell[3] * cell[4]
+    faults = [f"copies {size} bytes" for size in copies(text) if size >= pages]
+    if memory.alias_size_in_bytes < pages:
+        faults.append("pages are not updated in place")
+    return facts, faults
+
+
+def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

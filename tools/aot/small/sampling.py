@@ -1,0 +1,98 @@
+"""Compile sampling for an H200 on any machine; check and print the compilers' reports.
+
+    .venv-gpu/bin/python -m tools.aot.small.sampling [--only NAME] [--write]
+
+Checked: no spilled registers, no temporaries as large as the logits, and that nothing is worse than in
+gates/sampling.json, which `--write` writes. The speed is not measured.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.sampling import api
+from pallas_kernels.sampling.plan import Limits
+from tools import gates
+from tools.aot import triton
+from tools.aot.triton_facts import TritonFacts, gpu
+from tools.cases.kernels.sampling import SHAPES
+
+GATES = "sampling.json"
+
+
+class Found(NamedTuple):
+    """A compiled call of both functions.
+
+    Attributes:
+        kernels: by name.
+        temporaries: bytes, beside the logits.
+    """
+
+    kernels: dict[str, TritonFacts]
+    temporaries: int
+
+
+def main() -> None:
+    """Print the table. Exit with 1 if a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only shapes whose name contains this")
+    parser.add_argument("--write", action="store_true", help="write the gates anew")
+    options = parser.parse_args()
+    card, faults, figures = gpu("h200"), [], dict[str, dict[str, float]]()
+    print(f"{'logits':26}{'kernel':10}registers spills shared memory blocks/SM temporaries, MB")
+    for name, (rows, vocab) in SHAPES.items():
+        if options.only not in name:
+            continue
+        found = compile_call(rows, vocab)
+        for kernel, facts in found.kernels.items():
+            blocks = facts.blocks_per_sm(card)
+            print(
+                f"{name:26}{kernel:10}{facts.registers:9}{facts.spills:7}{facts.smem:14}{blocks:10}"
+                f"{found.temporaries / 1e6:16.1f}"
+            )
+            figures[f"{kernel}, {name}"] = {"spills": facts.spills, "smem": facts.smem, "blocks_per_sm": blocks}
+            faults += [f"{kernel}, {name}: {facts.spills} bytes spilled"] if facts.spills else []
+        figures[name] = {"temporaries": found.temporaries}
+        if found.temporaries >= 4 * rows * vocab:
+            faults.append(f"{name}: {found.temporaries} bytes of temporaries, and the logits have {4 * rows * vocab}")
+    if options.write:
+        gates.write(figures, GATES, {"jax": jax.__version__})
+    sys.exit("\n".join([*faults, *gates.worse(figures, GATES)]) or None)
+
+
+def compile_call(rows: int, vocab: int) -> Found:
+    """Compile a summary of logits and the draws from it."""
+    card = gpu("h200")
+
+    def sample(logits: jax.Array, keys: jax.Array, limits: Limits) -> Any:
+        summary = api.summarize(logits, limits)
+        return api.draw(logits, keys, limits, summary), summary.greedy, summary.finite
+
+    with triton.compiling_for(card) as sharding:
+
+        def of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+        numbers: Any = of((rows,), jnp.float32)
+        limits = Limits(numbers, of((rows,), jnp.int32), numbers, numbers)  # type: ignore[arg-type]
+        triton.forget_kernels()
+        compiled = jax.jit(sample).lower(of((rows, vocab), jnp.float32), of((rows, 2), jnp.uint32), limits).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return Found(
+        {_name(dump): triton.read_facts(dump, card) for dump in sorted(triton.dumped())}, memory.temp_size_in_bytes
+    )
+
+
+def _name(dump: Path) -> str:
+    """Return the name of a dumped kernel."""
+    (ptx,) = dump.glob("*.ptx")
+    return next(name for name in ("scan", "plan", "collect", "choose") if f".entry {name}" in ptx.read_text())
+
+
+if __name__ == "__main__":
+    main()

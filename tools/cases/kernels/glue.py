@@ -1,0 +1,110 @@
+"""Cases of the glue's kernels as plain data, for tests and compilation.
+
+`NORMS` and `ROPES` are small, and each implementation must be right on them. `NORM_LAYERS` and `ROPE_LAYERS` have the
+shapes of released models, to be compiled: with the parts into which 64 tokens' products are split, and 2,048 tokens.
+"""
+
+from dataclasses import dataclass, replace
+
+from pallas_kernels.glue.plan import Rms
+
+GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6, weighted=False)
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """A call of `residual_norms`: the branch has `parts` parts, in float32 if there are several."""
+
+    name: str
+    tokens: int
+    width: int
+    parts: int = 1
+    bias: bool = False
+    post: Rms | None = None
+    pre: Rms | None = LLAMA
+    keep: float = 1.0
+    add: float = 1.0
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class RopeCase:
+    """A call of `rotate_and_write`.
+
+    Attributes:
+        half: n, half of the rotated columns; 0: nothing is rotated.
+        norms: of Q, K and V.
+        rows: rows of the result per KV head; 0: as many as the group has heads.
+        dropped: every third token is.
+    """
+
+    name: str
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    half: int
+    parts: int = 1
+    bias: bool = False
+    norms: tuple[Rms | None, Rms | None, Rms | None] = (None, None, None)
+    temperature: bool = False
+    rows: int = 0
+    pages: int = 6
+    layers_per_page: int = 2
+    page_size: int = 4
+    dropped: bool = False
+    dtype: str = "bfloat16"
+
+
+NORMS = (
+    NormCase("llama", 3, 256),
+    NormCase("gemma, two norms, parts", 2, 896, parts=3, post=GEMMA, pre=GEMMA),
+    NormCase("half a block of columns, bias", 2, 192, parts=5, bias=True),
+    NormCase("64 columns", 1, 64, dtype="float16"),
+    NormCase("no norm before the next product", 2, 128, post=LLAMA, pre=None),
+    NormCase("weights of the sum, no weight of the norm", 2, 1_664, bias=True, pre=UNWEIGHTED, keep=0.5, add=0.25),
+)
+ROPES = (
+    RopeCase("llama", 3, 8, 2, 64, 32),
+    RopeCase("gemma", 2, 8, 4, 128, 64, parts=3, norms=(GEMMA, GEMMA, None), rows=8),
+    RopeCase("biases, wide groups, dropped tokens", 4, 16, 2, 64, 32, parts=2, bias=True, rows=8, dropped=True),
+    RopeCase("half of the columns rotated, one KV head", 2, 3, 1, 64, 16, norms=(LLAMA, LLAMA, None), dtype="float16"),
+    RopeCase("nothing rotated, a temperature", 2, 6, 2, 128, 0, temperature=True),
+    RopeCase("a norm of V, heads of 80", 2, 4, 4, 80, 40, norms=(GEMMA, GEMMA, UNWEIGHTED)),
+)
+
+NORM_LAYERS = tuple(
+    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1)
+    for tokens in (1, 64, 2_048)
+    for case, parts in (
+        (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8),
+        (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5),
+        (NormCase("Mistral-7B", 0, 4_096), 8),
+        (NormCase("Llama-4-Scout", 0, 5_120), 8),
+    )
+)
+
+
+def _wide(
+    name: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    norms: tuple[Rms | None, Rms | None, Rms | None] = (None, None, None),
+    bias: bool = False,
+) -> RopeCase:
+    """Return a layer of a released model, whose heads are rotated whole."""
+    case = RopeCase(name, 0, heads, kv_heads, head_dim, head_dim // 2, norms=norms, bias=bias)
+    return replace(case, pages=4_096, page_size=64, layers_per_page=1)
+
+
+ROPE_LAYERS = tuple(
+    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1, rows=rows if tokens <= 64 else 0)
+    for tokens in (1, 64, 2_048)
+    for case, parts, rows in (
+        (_wide("gemma-3-27b", 32, 16, 128, norms=(GEMMA, GEMMA, None)), 4, 8),
+        (_wide("gpt-oss-20b", 64, 8, 64, bias=True), 5, 8),
+        (_wide("Mistral-7B", 32, 8, 128), 4, 8),
+    )
+)
