@@ -77,6 +77,8 @@ class EngineConfig:
             Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
+        enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
+            scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
             weights and of the KV cache.
         nnodes: Share the model between this many hosts. Each has the same number of devices.
@@ -121,6 +123,7 @@ class EngineConfig:
     glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
+    enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1
     node_rank: int | None = None
@@ -206,6 +209,7 @@ class Limits:
     num_blocks: int = field(default=0)
     step_sizes: tuple[int, ...] = ()
     one_bucket: bool = False
+    routed_experts: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
@@ -237,6 +241,8 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
     max_tokens = options.max_num_batched_tokens or max(max_rows, min(2048 if on_gpu else 512, max_model_len))
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
+    if options.enable_return_routed_experts and not any(layer.moe for layer in model.layers):
+        raise ConfigError("enable_return_routed_experts", True, "must be False: the model has no experts")
     page_size = options.block_size or (64 if on_gpu else 16)
     speculation = parse(options.speculative_config)
     if speculation is not None:
@@ -251,6 +257,7 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         page_size,
         step_sizes=_step_sizes(options.cudagraph_capture_sizes, max_rows, max_tokens),
         one_bucket=options.deterministic,
+        routed_experts=options.enable_return_routed_experts,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,
