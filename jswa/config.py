@@ -59,8 +59,8 @@ class EngineConfig:
         prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
             window of local KV. Default: resume points only where prompts and generated texts end, and where texts
             diverge.
-        host_kv_bytes: Give a second prefix cache this many bytes of host memory, for all devices together. What the
-            device evicts stays there, and comes back when a request asks for it. 0: there is none.
+        host_kv_bytes: Keep up to this many bytes of KV that the devices evict in host memory, as a second prefix cache.
+            It comes back when a request asks for it. 0 keeps none.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
@@ -72,9 +72,9 @@ class EngineConfig:
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
-            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
-        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
-            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
+            device. mosaic runs fewer kernels per layer on Hopper; no GPU has measured it yet.
+        sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
+            reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
