@@ -284,6 +284,11 @@ class LayerConfig:
     mlp_residual: Residual = Residual()
     scalar: bool = False
 
+    @property
+    def moe(self) -> MoeConfig | None:
+        """The layer's experts; None if it has none."""
+        return self.mlp if isinstance(self.mlp, MoeConfig) else None if self.side is None else self.side.moe
+
 
 @dataclass(frozen=True)
 class PerLayerInput:

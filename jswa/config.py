@@ -60,11 +60,11 @@ class EngineConfig:
         prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
             window of local KV. Default: resume points only where prompts and generated texts end, and where texts
             diverge.
-        host_kv_bytes: Give a second prefix cache this many bytes of host memory, for all devices together. What the
-            device evicts stays there, and comes back when a request asks for it. 0: there is none.
-        disk_kv: PATH:BYTES. Write what is in the second prefix cache (host_kv_bytes) to files in this folder, too, up
-            to so many bytes. A request that asks for it later, also after a restart, has it read back. The files hold
-            KV of all clients. Default: there are no files.
+        host_kv_bytes: Keep up to this many bytes of KV that the devices evict in host memory, as a second prefix cache.
+            It comes back when a request asks for it. 0 keeps none.
+        disk_kv: Write the KV that is in host memory (host_kv_bytes) to files too, given as PATH:BYTES with a folder and
+            the bytes that the files may take. It is read when a request asks for it, also after a restart. The files
+            hold KV of all clients. Default: no files.
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
@@ -76,11 +76,13 @@ class EngineConfig:
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
-            device, mosaic on Hopper: fewer kernels, which no GPU has measured yet.
-        sampling_backend: Draw tokens with these kernels. auto and xla run on any device, triton on one NVIDIA GPU since
-            Ampere: it reads the logits about once, and no GPU has measured it yet. The draws are the same.
+            device. mosaic runs fewer kernels per layer on Hopper; no GPU has measured it yet.
+        sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
+            reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
             Slow.
+        enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
+            scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
             weights and of the KV cache.
         nnodes: Share the model between this many hosts. Each has the same number of devices.
@@ -126,6 +128,7 @@ class EngineConfig:
     glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
+    enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
     nnodes: int = 1
     node_rank: int | None = None
@@ -213,6 +216,7 @@ class Limits:
     num_blocks: int = field(default=0)
     step_sizes: tuple[int, ...] = ()
     one_bucket: bool = False
+    routed_experts: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     long_prefill: int = 0
@@ -244,6 +248,8 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
     max_tokens = options.max_num_batched_tokens or max(max_rows, min(2048 if on_gpu else 512, max_model_len))
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
+    if options.enable_return_routed_experts and not any(layer.moe for layer in model.layers):
+        raise ConfigError("enable_return_routed_experts", True, "must be False: the model has no experts")
     page_size = options.block_size or (64 if on_gpu else 16)
     speculation = parse(options.speculative_config)
     if speculation is not None:
@@ -258,6 +264,7 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         page_size,
         step_sizes=_step_sizes(options.cudagraph_capture_sizes, max_rows, max_tokens),
         one_bucket=options.deterministic,
+        routed_experts=options.enable_return_routed_experts,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
         long_prefill=options.long_prefill_token_threshold or 0,

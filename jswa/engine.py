@@ -105,7 +105,6 @@ class Engine:
         self.model = model
         self.limits = limits
         self.layout = layout
-        self.runner = runner
         self._adapters = adapters or Adapters()
         self._lora_reader = lora_reader
         self._stager = stager
@@ -123,6 +122,11 @@ class Engine:
         self._numbers = itertools.count(1)  # several threads may call `request`
         self.grammars: Grammars | None = None
         self._profiles = False
+
+    @property
+    def runner(self) -> StepRunner:
+        """The device side."""
+        return self.stepping.runner
 
     @property
     def scheduler(self) -> Scheduler:

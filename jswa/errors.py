@@ -9,7 +9,8 @@
     │       ├── InvalidSampling          a sampling parameter has the wrong type or is out of range
     │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
     │       ├── InvalidToken             a token id is negative or not in the vocabulary
-    │       └── PromptTooLong            the prompt and one generated token can never fit
+    │       ├── PromptTooLong            the prompt and one generated token can never fit
+    │       └── WeightsError             new weights for a running engine are refused; nothing has changed
     ├── ModelError               the checkpoint is at fault, not the request
     │   ├── UnsupportedModel         the config asks for a feature that jswa does not implement
     │   ├── HubError                 the checkpoint cannot be downloaded: the message names a remedy
@@ -120,7 +121,7 @@ class PromptTooLong(RequestError):
 
 
 class WeightsError(RequestError):
-    """New weights for a running engine were refused; nothing has changed. The value names the tensor."""
+    """New weights for a running engine are refused; nothing has changed. The value names the tensor."""
 
 
 class ModelError(JswaError):

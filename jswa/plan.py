@@ -126,7 +126,7 @@ class ChoiceLogprobs(NamedTuple):
     """Log probabilities at one position: the token there with its rank, and the most likely tokens.
 
     Tuples of numbers, which the garbage collector does not look at again: thousands of these wait for a slow client.
-    `drawn` as in `LogprobTable`.
+    `drawn` and `experts` as in `LogprobTable`, the latter as the bytes of int16.
     """
 
     token: int
@@ -135,6 +135,7 @@ class ChoiceLogprobs(NamedTuple):
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
     drawn: float | None = None
+    experts: bytes | None = None
 
 
 class PromptLogprobs:
@@ -222,6 +223,7 @@ class LogprobTable(NamedTuple):
     """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
 
     `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
+    `experts`: those of the token before, in each layer with experts; None if the engine does not return them.
     """
 
     chosen: Float[np.ndarray, " N"]
@@ -229,18 +231,18 @@ class LogprobTable(NamedTuple):
     ids: Int[np.ndarray, "N top"]
     values: Float[np.ndarray, "N top"]
     drawn: Float[np.ndarray, " N"] | None = None
+    experts: Int[np.ndarray, "N L k"] | None = None
 
     def rows(self, first: int, end: int) -> "LogprobTable":
         """Return a copy of some rows."""
-        drawn = None if self.drawn is None else self.drawn[first:end].copy()
-        chosen, rank, ids, values = (array[first:end].copy() for array in self[:4])
-        return LogprobTable(chosen, rank, ids, values, drawn)
+        return LogprobTable(*(None if array is None else array[first:end].copy() for array in self))  # type: ignore[arg-type]
 
     def row(self, index: int, token: int) -> ChoiceLogprobs:
         """Return the entry of one choice; `token` is the token that was chosen."""
         ids, values = tuple(self.ids[index].tolist()), tuple(self.values[index].tolist())
         drawn = None if self.drawn is None else float(self.drawn[index])
-        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn)
+        experts = None if self.experts is None else self.experts[index].tobytes()
+        return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn, experts)
 
 
 class StepLogprobs(NamedTuple):

@@ -76,7 +76,7 @@ class Watch:
     def __init__(self, engine: Engine) -> None:
         self._runner: StepRunner = engine.runner
         self.evidence = Evidence()
-        engine.runner = self
+        engine.stepping.runner = self
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Count the step and launch it."""
@@ -240,7 +240,7 @@ class Preemptions:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._runner = engine, engine.runner
         self.generated: dict[str, int] = {}
-        engine.runner = self
+        engine.stepping.runner = self
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Look for requests that were preempted while this step was planned, then launch it."""

@@ -47,7 +47,7 @@ def compare(model: str, step_tokens: int, args: argparse.Namespace) -> list[dict
         engines = []
         for llm in (usual, same):
             engine = llm.engine
-            engine.runner = timed = TimedRunner(engine.runner)
+            engine.stepping.runner = timed = TimedRunner(engine.runner)
             engines.append((engine, timed))
         for load, count in LOADS.items():
             runs: list[list[dict[str, float]]] = []

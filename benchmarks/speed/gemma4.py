@@ -91,7 +91,7 @@ def throughput(model: ModelConfig, params: Params, arena_bytes: int, repeats: in
     blocks = arena_bytes // layout.block_bytes(4)
     limits = Limits(512, 16, 128, page_size=16, num_blocks=blocks, prefix_cache=False)
     engine = Engine(model, limits, layout, Runner(model, params, layout, limits), seed=0)
-    engine.runner = timed = TimedRunner(engine.runner)
+    engine.stepping.runner = timed = TimedRunner(engine.runner)
     prompts = [np.random.default_rng(i).integers(3, 4096, 256).tolist() for i in range(16)]
     run(engine, timed, prompts[:1], 4)
     held = rows_held(layout, blocks * layout.pages_per_block, 320)

@@ -177,7 +177,7 @@ def main() -> None:
             return [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
 
         engine = llm.engine
-        engine.runner = timed = TimedRunner(engine.runner)
+        engine.stepping.runner = timed = TimedRunner(engine.runner)
         run(engine, timed, fresh()[:2], 4)
         by_output = {
             output: median_of([prefill_and_run(engine, timed, fresh(), output) for _ in range(args.repeats)])

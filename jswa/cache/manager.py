@@ -22,7 +22,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.moves import Move
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache
+from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache, window_ends
 from jswa.cache.prefix.edges import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
@@ -132,7 +132,8 @@ class CacheManager:
         self._windows.follow(lease)
         if self._sharing:
             self.prefix.start(lease, match)
-            self._set_window_ends(lease, match, length)
+            lease.window_ends = window_ends(match, length, self.layout.page_size, self._interval)
+            lease.branch_at = match.resume.full_to if match.branch else 0
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
@@ -355,26 +356,6 @@ class CacheManager:
         pages[-1] = target
         self._follow_moves()
         self.moves += [Move(source * m + i, target * m + i, rename=False) for i in range(m)]
-
-    def _set_window_ends(self, lease: Lease, match: Match, length: int) -> None:
-        """Choose the windows to keep: where texts diverge, at intervals, and at the end of the known tokens."""
-        found = match.resume.full_to
-        if length <= found:
-            return
-        step = self._interval
-        regular = range(found // step * step + step, length, step) if step is not None else ()
-        lease.window_ends = [*([found] if found and (match.branch or self._replaces(match)) else []), *regular, length]
-        lease.branch_at = found if match.branch else 0
-
-    def _replaces(self, match: Match) -> bool:
-        """Return whether a row's copy of a partly filled page is to replace the page that kept windows need.
-
-        The row keeps its copy until it is published, even if it leaves the row's window before: without it these
-        windows would be lost (`Retention.replace_partial`).
-        """
-        page = self.layout.page_size
-        first = match.resume.full_to // page * page
-        return first < match.resume.full_to and any(end > first for end in match.path[-1].windows)
 
     def make_room(self, slots: int) -> bool:
         """Free memory until `slots` slots are free, cheapest first; False, and no change, if that is impossible.

@@ -23,7 +23,7 @@ ENGINE: Groups = {
     ),
     "Scheduling": (
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "cudagraph_capture_sizes",
-        "deterministic",
+        "deterministic", "enable_return_routed_experts",
     ),
     "Speculative decoding": ("speculative_config",),
     "Kernels": ("attention_backend", "moe_backend", "linear_backend", "glue_backend", "sampling_backend"),

@@ -6,6 +6,7 @@ The first host runs its launches and broadcasts them to the other hosts, one mes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
@@ -13,8 +14,7 @@ from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
 from jswa.exec.programs.lookup import text_batches
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.exec.programs.sampling import LogprobRows
-from jswa.exec.programs.step import StepOutputs
+from jswa.exec.programs.sampling import LogprobRows, StepOutputs
 from jswa.plan import ExtrasEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
 from jswa.text.speculation import Speculation
 
@@ -127,13 +127,14 @@ class Pending:
     def logprobs(self) -> StepLogprobs | None:
         """Return log probabilities, if the plan asks for them; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
-        if self._outputs.sampled is None:
+        outputs, prompt = self._outputs, self._outputs.prompt
+        if outputs.sampled is None:
             return None
-        prompt = self._outputs.prompt
-        return StepLogprobs(_table(self._outputs.sampled), None if prompt is None else _table(prompt))
+        whole = None if prompt is None else _table(prompt, outputs.prompt_experts)
+        return StepLogprobs(_table(outputs.sampled, outputs.experts), whole)
 
 
-def _table(rows: LogprobRows) -> LogprobTable:
-    drawn = None if rows.drawn is None else np.asarray(rows.drawn)
+def _table(rows: LogprobRows, experts: jax.Array | None) -> LogprobTable:
+    drawn, routed = (None if array is None else np.asarray(array) for array in (rows.drawn, experts))
     chosen, rank, ids, values = map(np.asarray, rows[:4])
-    return LogprobTable(chosen, rank, ids, values, drawn)
+    return LogprobTable(chosen, rank, ids, values, drawn, routed)

@@ -40,8 +40,9 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
 from jswa.exec.programs.drafts.models import PREFIX
+from jswa.exec.programs.sampling import Beside, StepOutputs
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
-from jswa.exec.programs.step import Half, StepOutputs, sampling_state
+from jswa.exec.programs.step import Half, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
@@ -136,7 +137,7 @@ class Runner:
         self._carry = carry
         self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
-        self._half: list[Any] = []  # of a step whose second half has not been launched: `Half`, prompts' `LogprobRows`
+        self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
         self._end_beside: Callable[[], None] = lambda: None
         if len(first) < len(self.buckets):
             self._end_beside = compile_beside(self._steps, self)
@@ -173,7 +174,7 @@ class Runner:
             for _ in range(_WARM_UPS):
                 idle = step_input(config, self.params)
                 if isinstance(idle, Half):
-                    self._half = [self._put(idle), None]
+                    self._half = [self._put(idle), Beside()]
                 self._run([Launch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             milliseconds = 1e3 * (time.perf_counter() - since)
@@ -372,11 +373,11 @@ class Runner:
             self.state, *self._half = program(self.params, self.state, *packed)
             return None
         if part == "finish":
-            half, prompt = self._half
+            half, beside = self._half
             head = {name: self.params[name] for name in self._head}
             sampled, outputs = program(head, sampling_state(self.state), half)
             self.state, self._half = {**self.state, **sampled}, []
-            return outputs._replace(prompt=prompt)  # type: ignore[no-any-return]
+            return outputs._replace(**beside._asdict())  # type: ignore[no-any-return]
         self.state, outputs = program(self.params, self.state, *packed)
         return outputs  # type: ignore[no-any-return]
 

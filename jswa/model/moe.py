@@ -4,6 +4,7 @@ A step reads only the weights of experts that have tokens, so a decode step with
 `lax.ragged_dot` would compute all experts for all tokens.
 """
 
+from collections.abc import Callable
 from types import EllipsisType
 from typing import Literal, NamedTuple
 
@@ -98,11 +99,20 @@ class Moe(nnx.Module):
         self.shared_gate = zeros(d_model, 1, dtype=dtype) if config.shared_gate else None
 
     def __call__(
-        self, x: Float[Array, "T M"], adapters: AdapterIds | None = None, routed_by: Float[Array, "T M"] | None = None
+        self,
+        x: Float[Array, "T M"],
+        adapters: AdapterIds | None = None,
+        routed_by: Float[Array, "T M"] | None = None,
+        routed: Callable[[Int[Array, "T k"]], None] | None = None,
     ) -> Float[Array, "T M"]:
-        """Return the output of each token's experts; the router reads `routed_by`, or x if it is None."""
+        """Return the output of each token's experts; the router reads `routed_by`, or x if it is None.
+
+        `routed` is given the experts of each token.
+        """
         with jax.named_scope("moe"):
             chosen, weights = self._route(x if routed_by is None else routed_by)
+            if routed is not None:
+                routed(chosen)
             out = self._experts(x, chosen, weights.astype(x.dtype))
             if self.shared is None:
                 return out

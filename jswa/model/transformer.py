@@ -4,6 +4,7 @@ Outside this module, parameters are a plain dict {dotted name: array}; nnx modul
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -41,6 +42,7 @@ class LayerInputs(NamedTuple):
     Attributes:
         per_layer: the per-layer embedding, if the model has one.
         adapters: the LoRA adapter of each token, if the engine has adapters.
+        routed: is given the experts of each token in the layer that runs.
     """
 
     positions: Int[Array, " T"]
@@ -48,13 +50,14 @@ class LayerInputs(NamedTuple):
     attend: Attend
     per_layer: Float[Array, "T L P"] | None
     adapters: AdapterIds | None = None
+    routed: Callable[[Int[Array, "T k"]], None] | None = None
 
     def only(self, select: Int[Array, " R"]) -> "LayerInputs":
         """Return the inputs of the selected tokens."""
         ropes = {rope: (cos[select], sin[select]) for rope, (cos, sin) in self.ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer[select]
         adapters = None if self.adapters is None else self.adapters[select]
-        return LayerInputs(self.positions[select], ropes, self.attend, per_layer, adapters)
+        return LayerInputs(self.positions[select], ropes, self.attend, per_layer, adapters, self.routed)
 
 
 class Side(nnx.Module):
@@ -65,14 +68,12 @@ class Side(nnx.Module):
         self.pre, self.post = Normalize(config.pre, d_model, dtype), Normalize(config.post, d_model, dtype)
         self.post_dense = Normalize(config.post_dense, d_model, dtype)
 
-    def __call__(
-        self, x: Float[Array, "T M"], dense: Float[Array, "T M"], adapters: AdapterIds | None
-    ) -> Float[Array, "T M"]:
+    def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
         """Return the sum of both branches for the residual x; `dense` is this device's summand of the dense branch."""
-        devices = self.moe.config.devices
+        devices, sparse = self.moe.config.devices, self.moe(self.pre(x), run.adapters, x, run.routed)
         if devices == 1:
-            return self.post_dense(dense) + self.post(self.moe(self.pre(x), adapters, routed_by=x))
-        dense, sparse = psum(jnp.stack([dense, self.moe(self.pre(x), adapters, routed_by=x)]), devices)
+            return self.post_dense(dense) + self.post(sparse)
+        dense, sparse = psum(jnp.stack([dense, sparse]), devices)
         return self.post_dense(dense) + self.post(sparse)
 
 
@@ -105,7 +106,7 @@ class Layer(nnx.Module):
         read = normed(self.pre_attn, x)
         attended = normed(self.post_attn, self._attend(read, index, run))
         if self.config.parallel:
-            return x + attended + normed(self.post_mlp, psum(self.mlp(read, run.adapters), self.devices))
+            return x + attended + normed(self.post_mlp, psum(self._mix(read, run), self.devices))
         x = _join(self.config.attn_residual, x, attended)
         x = _join(self.config.mlp_residual, x, self._feed(x, run))
         if self.per_layer is not None and own is not None:
@@ -147,9 +148,14 @@ class Layer(nnx.Module):
         return psum(out, self.devices)
 
     def _feed(self, x: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
-        out = self.mlp(normed(self.pre_mlp, x), run.adapters)
-        whole = psum(out, self.devices) if self.side is None else self.side(x, out, run.adapters)
+        out = self._mix(normed(self.pre_mlp, x), run)
+        whole = psum(out, self.devices) if self.side is None else self.side(x, out, run)
         return normed(self.post_mlp, whole)
+
+    def _mix(self, x: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
+        if isinstance(self.mlp, Moe):
+            return self.mlp(x, run.adapters, routed=run.routed)
+        return self.mlp(x, run.adapters)
 
     def _all_streams(
         self,
@@ -196,6 +202,7 @@ class Decoder(nnx.Module):
         select: Int[Array, " R"] | None = None,
         adapters: AdapterIds | None = None,
         tap: Tap | None = None,
+        routed: Callable[[int, Int[Array, "T k"]], None] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -205,6 +212,7 @@ class Decoder(nnx.Module):
         Args:
             adapters: the LoRA adapter of each token; required if the parameters have adapters.
             tap: is given the residual stream before each layer, by its number, and behind the last one.
+            routed: is given the experts of the tokens that each layer with experts runs, by its number.
         """
         config = self.config
         x = self.inputs_of(tokens)
@@ -220,8 +228,9 @@ class Decoder(nnx.Module):
                 x, run = x[select], run.only(select)
             if tap is not None:
                 tap(index, x)
+            own = run if routed is None else run._replace(routed=partial(routed, index))
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, index, run)
+                x = layer(x, index, own)
         if tap is not None:
             tap(len(self.layers), x)
         if config.tail == len(config.layers) and select is not None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jswa.architecture import ModelConfig
 from jswa.errors import GenerationError
 from jswa.frontend.outputs import Receiver
 from jswa.frontend.requests import make_requests
@@ -25,6 +26,8 @@ class Completion(NamedTuple):
             limits; 0 where the choice was greedy.
         versions: the version of the weights that each token was sampled with.
         finish_reason: "stop", "length", or "abort".
+        experts: those that the routers chose for the token before each of the tokens, in the layers with experts; −1
+            where a layer has fewer than k. None unless the engine has `enable_return_routed_experts`.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -32,6 +35,7 @@ class Completion(NamedTuple):
     drawn_logprobs: Float[np.ndarray, " T"]
     versions: Int[np.ndarray, " T"]
     finish_reason: FinishReason
+    experts: Int[np.ndarray, "T L k"] | None = None
 
 
 class Rollout(NamedTuple):
@@ -51,6 +55,7 @@ class _Text:
     logprobs: list[float] = field(default_factory=list)
     drawn: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: list[bytes] = field(default_factory=list)
     reason: FinishReason | None = None
     error: GenerationError | None = None
 
@@ -64,16 +69,21 @@ class _Text:
             self.logprobs.append(event.logprobs.logprob)
             self.drawn.append(event.logprobs.drawn)
             self.versions.append(self.version)
+            if event.logprobs.experts is not None:
+                self.experts.append(event.logprobs.experts)
         self.reason, self.error = event.finish_reason or self.reason, event.error or self.error
 
-    def completion(self) -> Completion:
-        """Return the whole text. Raises its error."""
+    def completion(self, shape: tuple[int, int] | None) -> Completion:
+        """Return the whole text; `shape`: layers, and experts of a token. Raises the text's error."""
         if self.error is not None:
             raise self.error
         assert self.reason is not None
         tokens, versions = (np.array(one, np.int32) for one in (self.tokens, self.versions))
         logprobs, drawn = (np.array(one, np.float32) for one in (self.logprobs, self.drawn))
-        return Completion(tokens, logprobs, drawn, versions, self.reason)
+        experts = None
+        if shape is not None:
+            experts = np.frombuffer(b"".join(self.experts), np.int16).reshape(len(tokens), *shape)
+        return Completion(tokens, logprobs, drawn, versions, self.reason, experts)
 
 
 def generate(
@@ -103,7 +113,14 @@ def generate(
     finally:
         for text in (text for group in groups for text in group):
             llm.abort(text.request.request_id)
-    return [Rollout(group[0].request.prompt, [text.completion() for text in group]) for group in groups]
+    shape = experts_shape(llm.engine.model) if llm.engine.limits.routed_experts else None
+    return [Rollout(group[0].request.prompt, [text.completion(shape) for text in group]) for group in groups]
+
+
+def experts_shape(model: ModelConfig) -> tuple[int, int]:
+    """Return the number of layers with experts, and the most experts that one of them has for a token."""
+    layers = [layer.moe for layer in model.layers if layer.moe is not None]
+    return len(layers), max(moe.top_k for moe in layers)
 
 
 def _never(token: int) -> None:

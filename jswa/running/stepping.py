@@ -58,6 +58,7 @@ class Stepping:
         host_pages: the contents of the second prefix cache, if the scheduler has one.
 
     Attributes:
+        runner: the device side; another one may take its place between two steps.
         before_launch: called with each plan before its launch while the prefix cache is saved or loaded.
         log: counters and times.
     """
@@ -70,7 +71,7 @@ class Stepping:
         trace: IO[str] | None = None,
         host_pages: HostPages | None = None,
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._host_pages = host_pages
         self._scheduler = scheduler
         self._switches = switches
@@ -141,9 +142,9 @@ class Stepping:
     def _launch(self, plan: StepPlan) -> PendingStep:
         """Launch a plan, between the pages that go to host memory before it and those that come back behind it."""
         if plan.transfers is None or self._host_pages is None:
-            return self._runner.launch(plan)
+            return self.runner.launch(plan)
         self._host_pages.before_launch(plan.transfers)
-        launched = self._runner.launch(plan)
+        launched = self.runner.launch(plan)
         self._host_pages.after_launch(plan.transfers)
         return launched
 

@@ -50,6 +50,25 @@ class Match(NamedTuple):
 NO_MATCH = Match((), COLD, np.zeros(0, np.int32), np.zeros(0, np.int32), branch=False, reason="cold")
 
 
+def window_ends(match: Match, length: int, page: int, interval: int | None) -> list[int]:
+    """Return where the windows end that a row keeps: where texts diverge, at intervals, and where its text ends.
+
+    Also where the match ends inside a page that kept windows need: the row keeps its fuller copy until it is published
+    in place of that page, even if the copy leaves the row's window before. Without it these windows would be lost
+    (`Retention.replace_partial`).
+
+    Args:
+        length: tokens that are known when the row begins; no window ends if the match has them all.
+    """
+    found = match.resume.full_to
+    if length <= found:
+        return []
+    first = found // page * page
+    replaces = first < found and any(end > first for end in match.path[-1].windows)
+    regular = range(found // interval * interval + interval, length, interval) if interval is not None else ()
+    return [*([found] if found and (match.branch or replaces) else []), *regular, length]
+
+
 class PrefixCache:
     """Owns the tree and its retention. Only the cache manager calls it; the manager owns the leases."""
 

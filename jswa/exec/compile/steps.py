@@ -94,7 +94,9 @@ class StepPrograms:
             size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
             spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
             fixed = model, layout, bucket, spec, backends
-            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation, drafter)
+            # A first half does not know whether the second gives log probabilities.
+            experts = limits.routed_experts and (part == "forward" or (part == "step" and logprobs != "none"))
+            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation, drafter, experts)
 
         # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
         by_rows = tuple(sorted({_finishing(bucket) for bucket in buckets}))

@@ -67,8 +67,7 @@ class Sampling(NamedTuple):
 class LogprobRows(NamedTuple):
     """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
 
-    `drawn`: the chosen token's in the distribution that it was drawn from, behind penalties, temperature and limits; 0
-    where the choice was greedy. None for tokens of prompts.
+    `drawn`: the chosen token's behind penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
     """
 
     chosen: Float[Array, " N"]
@@ -76,6 +75,35 @@ class LogprobRows(NamedTuple):
     ids: Int[Array, "N top"]
     values: Float[Array, "N top"]
     drawn: Float[Array, " N"] | None = None
+
+
+class StepOutputs(NamedTuple):
+    """Outputs for the host: tokens of each row, and requested log probabilities.
+
+    The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
+
+    Attributes:
+        tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
+            and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
+        sampled: of each token drawn, in the order of `tokens`.
+        prompt: of the token behind each token of the step.
+        experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
+            experts; −1 where a layer has fewer than k.
+    """
+
+    tokens: Int[Array, " R"] | Int[Array, "R n"]
+    sampled: LogprobRows | None
+    prompt: LogprobRows | None = None
+    experts: Int[Array, "N L k"] | None = None
+    prompt_experts: Int[Array, "T L k"] | None = None
+
+
+class Beside(NamedTuple):
+    """The outputs of the first half; see `StepOutputs`."""
+
+    prompt: LogprobRows | None = None
+    experts: Int[Array, "N L k"] | None = None
+    prompt_experts: Int[Array, "T L k"] | None = None
 
 
 def sample(

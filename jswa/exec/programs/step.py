@@ -23,7 +23,7 @@ from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.extras import count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
-from jswa.exec.programs.sampling import LogprobRows, Sampling, logprob_rows
+from jswa.exec.programs.sampling import Beside, LogprobRows, Sampling, StepOutputs, logprob_rows
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
@@ -38,6 +38,7 @@ from pallas_kernels.attention.api import tile_tokens
 _LOGPROB_BLOCK = 128  # tokens
 Part = Literal["step", "forward", "finish"]
 Carried = Float[Array, "T C"] | None
+Experts = Int[Array, "N L k"] | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class StepConfig:
         deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
         speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
         drafter: one with weights, one device's part of it; None without.
+        experts: whether the experts that routers have chosen are among the outputs.
     """
 
     model: ModelConfig
@@ -64,6 +66,7 @@ class StepConfig:
     deterministic: bool = False
     speculation: Speculation | None = None
     drafter: Drafter | None = None
+    experts: bool = False
 
     @property
     def placed(self) -> Placed | None:
@@ -72,23 +75,6 @@ class StepConfig:
             return None
         per_row = self.bucket.per_row if self.bucket.decode else self.bucket.tokens
         return Placed(self.drafter, self.model, self.layout, self.backends, per_row)
-
-
-class StepOutputs(NamedTuple):
-    """Outputs for the host: tokens of each row, and requested log probabilities.
-
-    The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
-
-    Attributes:
-        tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
-            and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
-        sampled: of each token drawn, in the order of `tokens`.
-        prompt: of the token behind each token of the step.
-    """
-
-    tokens: Int[Array, " R"] | Int[Array, "R n"]
-    sampled: LogprobRows | None
-    prompt: LogprobRows | None
 
 
 class Half(NamedTuple):
@@ -119,18 +105,18 @@ def step(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
 ) -> tuple[DeviceState, StepOutputs]:
     """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
-    state, half, prompt = _forward_rows(params, state, packed, config)
+    state, half, beside = _forward_rows(params, state, packed, config)
     sampled, outputs = finish_half(params, sampling_state(state), half, config=config)
-    return {**state, **sampled}, outputs._replace(prompt=prompt)
+    return {**state, **sampled}, outputs._replace(**beside._asdict())
 
 
 def forward_half(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
-) -> tuple[DeviceState, Half, LogprobRows | None]:
+) -> tuple[DeviceState, Half, Beside]:
     """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested."""
-    state, half, prompt = _forward_rows(params, state, packed, config)
+    state, half, beside = _forward_rows(params, state, packed, config)
     with named_scope("sampling"):
-        return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), prompt
+        return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), beside
 
 
 def sampling_state(state: DeviceState) -> SamplingState:
@@ -148,8 +134,8 @@ def finish_half(
 ) -> tuple[SamplingState, StepOutputs]:
     """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens.
 
-    The masks are those that the state has by now. Of the parameters, those of the head are enough. The outputs lack the
-    log probabilities of prompts, which the first half has computed.
+    The masks are those that the state has by now. Of the parameters, those of the head are enough. The outputs lack
+    what the first half has computed (`Beside`).
     """
     rows, devices = half.rows, config.model.devices
 
@@ -199,28 +185,32 @@ def finish_half(
     elif config.speculation is not None:
         tokens = jnp.where(half.runs, tokens, PAST_LIMIT)
     sampled_state: SamplingState = {**state, "length": length, "last_token": last_token, "carry": carry}
-    return sampled_state, StepOutputs(tokens, draws.logprobs, None)
+    return sampled_state, StepOutputs(tokens, draws.logprobs)
 
 
 def _forward_rows(
     params: Params, state: DeviceState, packed: Int[Array, " size"], config: StepConfig
-) -> tuple[DeviceState, Half, LogprobRows | None]:
+) -> tuple[DeviceState, Half, Beside]:
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
     # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
     # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
     every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
-    state, hidden, indices, drafts, finite, carry = forward(params, state, inputs, config=config, every=every)
+    state, hidden, indices, drafts, finite, carry, experts = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
         prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
     places = _places(indices, bucket)
+    beside = Beside(prompt)
+    if experts is not None:
+        own = experts[places.reshape(-1)] if every else experts
+        beside = Beside(prompt, own, None if prompt is None else experts)
     hidden = hidden[places] if every else hidden[:, None]
     if config.placed is not None:
         carry = hidden if carry is None else carry[places]
     runs = indices.counts > 0
     samples = (inputs.column("samples") != 0) & runs
     first = indices.starts + indices.counts - indices.drafts
-    return state, Half(inputs.rows, first, runs, samples, drafts, hidden, finite, carry), prompt
+    return state, Half(inputs.rows, first, runs, samples, drafts, hidden, finite, carry), beside
 
 
 def _shared_tail_too(config: StepConfig) -> bool:
@@ -238,12 +228,13 @@ def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
 
 def forward(
     params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
-) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried]:
+) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried, Experts]:
     """Set the plan's page-table entries, draft tokens, and run the plan's tokens through the model.
 
     Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
     run for the last tokens alone. The last results are the rows' drafts, whether this device's KV of its tokens (see
-    `Half`) is finite, and what a drafter with weights carries on behind each token, unless that is the hidden state.
+    `Half`) is finite, what a drafter with weights carries on behind each token, unless that is the hidden state, and
+    the experts of each token that has a hidden state (`StepOutputs.experts`), if the program gives them.
     """
     placed, decoder = config.placed, decoder_of(config, params)
     with named_scope("indices"):
@@ -291,12 +282,23 @@ def forward(
     select = None if every else indices.last_tokens
     adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
     tap = None if placed is None or placed.only_last else taps.__setitem__
-    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap)
+    chosen = dict[int, Array]()
+    routed = chosen.__setitem__ if config.experts else None
+    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed)
+    experts = _experts(chosen, select, config.model.tail) if config.experts else None
     state, carry = {**state, "lanes": lanes, "extras": extras}, None
     if placed is not None and not placed.only_last:
         with named_scope("drafts"):
             state, carry = placed.absorb(params, decoder, state, tokens, indices, taps)
-    return state, hidden, indices, drafts, finite, carry
+    return state, hidden, indices, drafts, finite, carry, experts
+
+
+def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: int) -> Int[Array, "N L k"]:
+    """Return the experts of each token that has a hidden state; layers from `tail` on run for the selected alone."""
+    most = max(ids.shape[1] for ids in chosen.values())
+    own = [ids if select is None or layer >= tail else ids[select] for layer, ids in sorted(chosen.items())]
+    padded = [jnp.pad(ids, ((0, 0), (0, most - ids.shape[1])), constant_values=-1) for ids in own]
+    return jnp.stack(padded, axis=1).astype(jnp.int16)
 
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:

@@ -162,7 +162,7 @@ def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LL
     The divergence is computed separately for hits that end in a prompt and for hits with generated text, whose KV was
     written by decode steps.
     """
-    check_normal(cached, cold, seed=2, count=32)
+    check_normal(cached, cold, seed=1, count=32)
 
 
 @pytest.mark.nightly

@@ -260,9 +260,9 @@ def test_the_gate_sees_a_window_that_is_one_short(family: Family) -> None:
     """Only the first step after a hit is affected: later windows do not contain the position any more."""
     engine, prompts = family.llm.engine, family.warm()
     runner = engine.runner
-    engine.runner = Blind(runner)
+    engine.stepping.runner = Blind(runner)
     texts = sample(family.llm, prompts, seed=0)
-    engine.runner = runner
+    engine.stepping.runner = runner
     assert all(one.prefix.cached_tokens > 0 for one in texts)
     assert apart(family.llm, texts)[0] > MOST
 

@@ -16,6 +16,7 @@ from jswa.types import SamplingParams
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import small_engine_parts
+from tests.support.turns import by_turns
 
 DRAFTS = Speculation("suffix", 3, shortest=1, acceptance=0.8).of_length(200)
 # Text that repeats itself, so that much of it is drafted; each is asked twice, so that the second answer is too.
@@ -78,14 +79,14 @@ def texts(said: Said) -> dict[str, tuple[list[int | None], str | None]]:
     return {name: ([event.token for event in events], events[-1].finish_reason) for name, events in said.items()}
 
 
-@pytest.mark.parametrize("preempt", [False, True], ids=["undisturbed", "preempted"])
-def test_tokens_are_the_same_with_drafts(engines: tuple[Engine, Engine], *, preempt: bool) -> None:
+@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 2))
+def test_tokens_are_the_same_with_drafts(engines: tuple[Engine, Engine], way: str) -> None:
     """Rows with and without drafts in the same steps; log probabilities belong to each token of a step."""
     (plain, drafting), kinds = engines, list(KINDS)
     for engine in engines:
         engine.flush_cache()
     before = drafting.step_stats().drafts
-    expected, found = generate(plain, kinds, 1), generate(drafting, kinds, 2, preempt=preempt)
+    expected, found = generate(plain, kinds, 1), generate(drafting, kinds, 2, preempt=way == "preempted")
     assert texts(found) == texts(expected)
     for name, events in expected.items():
         for one, other in zip(events, found[name], strict=True):

@@ -27,6 +27,7 @@ def fuzz(url: str, schema: str, examples: int, folder: Path, key: str = "none") 
     # The server accepts more than a narrowed schema allows.
     checks = CHECKS + (",negative_data_rejection" if schema.startswith("http") else "")
     command += ["--checks", checks, "--mode", "all", "--request-timeout", "20", "--no-color", "--seed", "1"]
+    command += ["--exclude-path-regex", "^/(pause|sleep)$"]  # a server that rests would answer nothing in 20 s
     command += ["--suppress-health-check", "all", "--continue-on-failure", "--header", f"Authorization: Bearer {key}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

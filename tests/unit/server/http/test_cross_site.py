@@ -137,7 +137,7 @@ def test_no_get_route_changes_anything(shared: Client) -> None:
     reading = {path for path, methods in schema["paths"].items() if "get" in methods}
     assert reading == {
         "/v1/models", "/v1/models/{model}", "/tokenizer_info", "/metrics", "/server_info", "/health", "/ready",
-        "/version", "/live/events",
+        "/version", "/live/events", "/weight_version", "/is_paused", "/is_sleeping",
     }  # fmt: skip
     assert not reading & {path for path, methods in schema["paths"].items() if "post" in methods}
 
