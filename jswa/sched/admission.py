@@ -70,6 +70,7 @@ class Recalling:
 
     def __init__(self, cache: CacheManager, has_room: Callable[[Draft, Sequence, Match], bool]) -> None:
         self.owner: Sequence | None = None
+        self._reader: Sequence | None = None  # for which text is read from the disk, or was
         self._cache = cache
         self._has_room = has_room
 
@@ -116,7 +117,11 @@ class Recalling:
             sequence.disk_until = 0.0
             disk.give_up()
             return False
-        if disk.wanted is not None and sequence.disk_until is not None:
+        own, reads = self._reader is sequence, disk.wanted is not None
+        if sequence.disk_gain[1] and not (own and (reads or disk.torn)):  # it has got what there is
+            sequence.disk_until = 0.0
+            return False
+        if reads and sequence.disk_until is not None:
             return True
         if not self._has_room(draft, sequence, match):
             return False
@@ -129,6 +134,7 @@ class Recalling:
             sequence.disk_until = time.monotonic() + disk.patience(found)
         if disk.wanted is None:
             disk.begin(found)
+            self._reader = sequence
             sequence.disk_gain = found.at.start - found.gain, found.at.start
         return True
 

@@ -9,7 +9,8 @@ from jswa.cache.disk.records import Record, next_key, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.host.texts import pages_of
 from jswa.cache.host.tier import HostTier
-from jswa.cache.prefix.resume import COLD, Resume, resume
+from jswa.cache.layout import KVLayout
+from jswa.cache.prefix.resume import Resume, resume
 
 _CANDIDATES = 4  # ends of a text that are compared, the last ones
 
@@ -103,29 +104,36 @@ def find(tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " 
     if len(tokens) < layout.page_size or not store.used:
         return None
     text = _Text(tier, store, salt, tokens)
-    whole = len(text.keys) - 1
+    part = text.part(len(tokens) // layout.page_size * layout.page_size)
     if layout.full is not None:
-        missing = np.flatnonzero(~text.part(whole * layout.page_size).held)
-        whole = int(missing[0]) if len(missing) else whole
-    best, at, length = None, COLD, 0
-    for end in text.ends(whole):
-        part = text.part(end)
-        found = resume(layout, end, part.live)
-        if found.start > at.start and (layout.full is None or part.held.all()):
-            best, at, length = part, found, end
-    if best is None:
-        return None
+        missing = np.flatnonzero(~part.held)
+        whole = int(missing[0]) if len(missing) else len(part.full)
+    else:  # a local page tells that the disk knows the text before it
+        whole = max([text.agreed // layout.page_size, *(i + 1 for i in np.flatnonzero(part.live).tolist())])
     here = text.part(text.agreed)
     if layout.full is None or here.full_here.all():
         start = max(start, resume(layout, text.agreed, here.local_here).start)
+    best: Wanted | None = None
+    for end in text.ends(whole):
+        part = text.part(end)
+        if end % layout.page_size and end < text.agreed:
+            continue  # a tree takes no part-filled page in the middle of a text
+        if layout.full is None or part.held.all():
+            found = _wanted(layout, salt, tokens[:end], part, start)
+            if found.records and found.gain > (layout.page_size if best is None else best.gain):
+                best = found
+    return best
+
+
+def _wanted(layout: KVLayout, salt: str, tokens: Int[np.ndarray, " T"], part: _Part, start: int) -> Wanted:
+    """Return what a row that begins with a text needs from the disk."""
+    at = resume(layout, len(tokens), part.live)
     first = at.local_visible_from // layout.page_size
     last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
-    local = [place if first <= i < last else None for i, place in enumerate(best.local)]
-    full: list[Place | None] = best.full if layout.full is not None else [None for _ in local]
+    local = [place if first <= i < last else None for i, place in enumerate(part.local)]
+    full: list[Place | None] = part.full if layout.full is not None else [None for _ in local]
     records = list(dict.fromkeys(place[0] for place in (*full, *local) if place is not None))
-    if not records or at.start - start <= layout.page_size:
-        return None
-    return Wanted(salt, tokens[:length].copy(), at, at.start - start, full, local, records)
+    return Wanted(salt, tokens.copy(), at, at.start - start, full, local, records)
 
 
 def _or(here: Bool[np.ndarray, " n"], places: list[Place | None]) -> Bool[np.ndarray, " n"]:

@@ -35,6 +35,7 @@ class DiskCache:
 
     Attributes:
         wanted: the text that is being read, or taken in.
+        torn: whether the last text was given up because one of its files was a miss.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class DiskCache:
     ) -> None:
         self.store = store
         self.wanted: Wanted | None = None
+        self.torn = False
         self._tier = tier
         self._slots = max(slots_per_step, 1 + tier.pool.pages_per_block)
         self._seconds_per_token = seconds_per_token
@@ -82,6 +84,7 @@ class DiskCache:
         """Begin to read a text."""
         assert self.wanted is None
         self.wanted, self._lanes, self._taken, self._asked = wanted, {}, 0, time.monotonic()
+        self.torn = False
         self.store.use(wanted.records)
         for record in wanted.records:
             self.store.fetch(record, partial(self._arrive, wanted, record))
@@ -141,6 +144,7 @@ class DiskCache:
             return
         if lanes is None:
             self._cancel()
+            self.torn = True
         else:
             self._lanes[record] = lanes
 

@@ -22,7 +22,7 @@ from jswa.cache.prefix.radix import NONE
 from jswa.config import HostMemory
 from jswa.plan import Write
 
-Row = tuple[list[Shaped[np.ndarray, "rows elems"]], int]  # arrays by lane and device, and a row of them
+Row = tuple[list[Shaped[np.ndarray, "_ _"]], int]  # arrays by lane and device, and a row of them
 Kept = tuple[str, Int[np.ndarray, " T"], int]  # salt and tokens of a text, number of the batch of its contents
 
 

@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
         got: list[Lanes | None] = []
         self.store.use([found[0]])
         self.store.fetch(found[0], got.append)
-        assert self.store.drain(10)
+        assert self.store.drain(10.0)
         assert len(got) == 1
         if got[0] is None:
             assert number in self.hurt, "a whole file was a miss"
@@ -86,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def damage(self, number: int, how: str, at: int) -> None:
         """Damage a file beneath the store."""
-        assert self.store.drain(10)
+        assert self.store.drain(10.0)
         for path in self.folder.glob("*.kv"):
             if path.name not in {record(number, tail=tail).name for tail in (False, True)}:
                 continue
@@ -138,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
     def laws(self) -> None:
         """The files never take more than they may."""
         self.store.check()  # with what is being written
-        assert self.store.drain(10)
+        assert self.store.drain(10.0)
         self.store.check()
         assert sum(path.stat().st_size for path in self.folder.glob("?" * 40 + ".kv")) <= LIMIT
 
