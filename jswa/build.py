@@ -67,6 +67,7 @@ from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 
 _log = logging.getLogger("jswa")
 _MIB = 2**20
+_DISK_BYTES = 16 * _MIB  # that a step copies for the disk, each way: a few milliseconds
 
 
 class Built(NamedTuple):
@@ -151,7 +152,7 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig) -> None:
         np.dtype(runner.kv_dtype),
     )
     store = DiskStore(*found, geometry)
-    host.disk = DiskCache(host.tier, store, memory.slots_per_step, memory.seconds_per_token)
+    host.disk = DiskCache(host.tier, store, _DISK_BYTES // geometry.slot_bytes, memory.seconds_per_token)
     weakref.finalize(engine, store.close)
 
 
