@@ -98,7 +98,7 @@ def _publish(
         known, above = np.zeros(start // p, np.int32), cursors.get(int(snapshot.parent[edge]))
         new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, blocks[own]]))
         tokens[start:end] = edges.tokens(snapshot, edge)
-        cursor = cursors[edge] = publish(prefix, salt, tokens[:end], new, above and above.node, start)
+        cursor = cursors[edge] = publish(prefix, salt, tokens[:end], new, None if above is None else above.node, start)
         if cursor.node is not None and (pages[own].any() or blocks[own].any()):
             cursor.node.last, cursor.node.hits = clock - int(snapshot.age[edge]), int(snapshot.hits[edge])
             prefix.tree.candidates.refresh(cursor.node)
