@@ -125,8 +125,8 @@ class Recalling:
             return True
         if not self._has_room(draft, sequence, match):
             return False
-        salt, start = self._cache.tree_key(sequence.request.cache_salt), match.resume.start
-        found = disk.find(salt, sequence.tokens[:-1], start)
+        salt, tokens = self._cache.tree_key(sequence.request.cache_salt), sequence.tokens
+        found = disk.find(salt, tokens, len(tokens) - 1, match.resume.start)
         if found is None:
             sequence.disk_until = 0.0
             return False

@@ -6,8 +6,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.architecture import Reach
+from jswa.cache.host.texts import Pages, publish
 from jswa.cache.layout import KVLayout
-from jswa.cache.lease import NEVER, Lease, LeaseTable
+from jswa.cache.lease import NEVER
 from jswa.cache.manager import CacheManager
 from jswa.cache.moves import slots_of
 from jswa.cache.prefix.cache import PrefixCache
@@ -88,27 +89,19 @@ def _publish(
 ) -> dict[int, Cursor]:
     """Publish the chosen edges as rows do that end with them; returns the cursor at the end of each.
 
-    Each edge gets a lease that begins where its parent's ended and holds the new pages; known ones are left at 0.
+    Each edge begins where its parent ended, and has the new pages; known ones are left at 0.
     """
     p, clock, cursors = prefix.layout.page_size, prefix.retention.clock, dict[int, Cursor]()
     tokens = np.zeros(int(edges.end.max(initial=0)), np.int32)
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
-        table = LeaseTable(prefix.layout, 1, -(-end // p))
-        table.full[0, start // p :], table.local[0, start // p :] = pages[own], blocks[own]
-        table.covered[0] = -(-end // p) * p
-        lease = Lease(table, 0, salt=salt)
-        above = cursors.get(int(snapshot.parent[edge]))
-        prefix.attach(
-            lease.cursor, prefix.tree.root(salt) if above is None or above.node is None else above.node, start
-        )
+        known, above = np.zeros(start // p, np.int32), cursors.get(int(snapshot.parent[edge]))
+        new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, blocks[own]]))
         tokens[start:end] = edges.tokens(snapshot, edge)
-        prefix.publish(lease, tokens, end, final=True)
-        cursors[edge] = lease.cursor
-        if lease.cursor.node is not None and (pages[own].any() or blocks[own].any()):
-            lease.cursor.node.last = clock - int(snapshot.age[edge])
-            lease.cursor.node.hits = int(snapshot.hits[edge])
-            prefix.tree.candidates.refresh(lease.cursor.node)
+        cursor = cursors[edge] = publish(prefix, salt, tokens[:end], new, None if above is None else above.node, start)
+        if cursor.node is not None and (pages[own].any() or blocks[own].any()):
+            cursor.node.last, cursor.node.hits = clock - int(snapshot.age[edge]), int(snapshot.hits[edge])
+            prefix.tree.candidates.refresh(cursor.node)
     return cursors
 
 

@@ -94,10 +94,13 @@ class _Text:
         return sorted((end for end in ends if 0 < end <= len(self.tokens)), reverse=True)[:_CANDIDATES]
 
 
-def find(tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> Wanted | None:
+def find(
+    tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " T"], limit: int, start: int
+) -> Wanted | None:
     """Return the most that the disk adds to a text; None if it adds nothing.
 
     Args:
+        limit: where a row would start at most; pages that reach further are of use all the same.
         start: where a row would start without disk and host memory.
     """
     layout = tier.prefix.layout
@@ -112,22 +115,22 @@ def find(tier: HostTier, store: DiskStore, salt: str, tokens: Int[np.ndarray, " 
         whole = max([text.agreed // layout.page_size, *(i + 1 for i in np.flatnonzero(part.live).tolist())])
     here = text.part(text.agreed)
     if layout.full is None or here.full_here.all():
-        start = max(start, resume(layout, text.agreed, here.local_here).start)
+        start = max(start, resume(layout, min(text.agreed, limit), here.local_here).start)
     best: Wanted | None = None
     for end in text.ends(whole):
         part = text.part(end)
         if end % layout.page_size and end < text.agreed:
             continue  # a tree takes no part-filled page in the middle of a text
         if layout.full is None or part.held.all():
-            found = _wanted(layout, salt, tokens[:end], part, start)
+            at = resume(layout, min(end, limit), part.live)
+            found = _wanted(layout, salt, tokens[:end], part, at, start)
             if found.records and found.gain > (layout.page_size if best is None else best.gain):
                 best = found
     return best
 
 
-def _wanted(layout: KVLayout, salt: str, tokens: Int[np.ndarray, " T"], part: _Part, start: int) -> Wanted:
-    """Return what a row that begins with a text needs from the disk."""
-    at = resume(layout, len(tokens), part.live)
+def _wanted(layout: KVLayout, salt: str, tokens: Int[np.ndarray, " T"], part: _Part, at: Resume, start: int) -> Wanted:
+    """Return what a row that begins with a text, and starts there, needs from the disk."""
     first = at.local_visible_from // layout.page_size
     last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
     local = [place if first <= i < last else None for i, place in enumerate(part.local)]

@@ -60,16 +60,17 @@ class DiskCache:
         self._taken = 0  # pages that have been taken in
         tier.kept = deque(maxlen=_TEXTS)
 
-    def find(self, salt: str, tokens: Int[np.ndarray, " T"], start: int) -> Wanted | None:
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, start: int) -> Wanted | None:
         """Return what the disk adds to a text; None if it is not worth the time to read it, or does not fit here.
 
         Args:
+            limit: where a row would start at most.
             start: where a row would start without disk and host memory.
         """
         if self._retired or (self._late and self.store.reading):
             return None
         self._late = False
-        wanted = find(self._tier, self.store, salt, tokens, start)
+        wanted = find(self._tier, self.store, salt, tokens, limit, start)
         if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self._seconds_per_token:
             return None
         m, pool = self._tier.pool.pages_per_block, self._tier.pool

@@ -73,19 +73,27 @@ def pages_of(tree: RadixTree, path: list[Node], agreed: int, length: int) -> Pag
     return found
 
 
-def publish(prefix: PrefixCache, salt: str, tokens: Int[np.ndarray, " T"], pages: Pages) -> Cursor:
+def publish(
+    prefix: PrefixCache,
+    salt: str,
+    tokens: Int[np.ndarray, " T"],
+    pages: Pages,
+    above: Node | None = None,
+    start: int = 0,
+) -> Cursor:
     """Publish a text in a tree; return the cursor at its end, which the caller detaches.
 
     The tree becomes an owner of the pages that it lacks, beside the caller.
 
     Args:
         pages: those that the tree lacks, and perhaps some that it has got meanwhile.
+        above: an edge that has the first `start` tokens; None: the root.
     """
     page, count = prefix.layout.page_size, len(pages.full)
     table = LeaseTable(prefix.layout, 1, count)
     table.full[0], table.local[0], table.covered[0] = pages.full, pages.local, count * page
     lease = Lease(table, 0, salt=salt)
-    prefix.attach(lease.cursor, prefix.tree.root(salt), 0)
+    prefix.attach(lease.cursor, above or prefix.tree.root(salt), start)
     prefix.publish(lease, tokens, len(tokens), final=True)
     node, last = lease.cursor.node, int(pages.local[-1])
     assert node is not None
