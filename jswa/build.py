@@ -128,7 +128,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
 
 
 def _host_pages(runner: Runner) -> HostPages | None:
-    """Return the memory of the second prefix cache, and compile what copies pages to it and back."""
+    """Return the memory of the second prefix cache, and compile the programs that copy pages to it and back."""
     if runner.limits.host is None:
         return None
     runner.prepare_copies()

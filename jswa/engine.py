@@ -230,7 +230,7 @@ class Engine:
 
     @property
     def stager(self) -> WeightsStager:
-        """What turns new weights into parameters for `turnover`, in any thread. Raises RequestError."""
+        """The stager, which turns new weights into parameters for `turnover`, in any thread. Raises RequestError."""
         self.turnover.require_changing()
         assert self._stager is not None
         return self._stager
@@ -318,7 +318,7 @@ class Engine:
             self.hosts.when_lost(lost, leaving)
 
     def close(self) -> None:
-        """Compile nothing any more, write what waits for the disk (at most 5 s), and release the other hosts.
+        """Stop compiling, write the records that wait for the disk (at most 5 s), and release the other hosts.
 
         Closing twice is fine.
 

@@ -314,7 +314,7 @@ class Write(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Slots of host memory to copy, and what takes the copies, by lane and in each lane by device."""
+    """Slots of host memory to copy. `keep` takes the copies, by lane and in each lane by device."""
 
     slots: Int[np.ndarray, " n"]
     keep: Callable[[list[Shaped[np.ndarray, "n elems"]]], None]

@@ -197,8 +197,8 @@ class PrefixHit(NamedTuple):
             only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed
             again because logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache
             ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not to clients.
-        host_tokens: cached tokens that would have been computed without those pages that came from host memory.
-        disk_tokens: those of them that came to host memory from the disk.
+        host_tokens: cached tokens that would have been computed without the pages from host memory.
+        disk_tokens: the part of host_tokens that came to host memory from the disk.
     """
 
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""What changes the weights of an engine and frees its memory, between two steps: in threads, or on an event loop."""
+"""Changes an engine's weights, pauses it and frees its memory between two steps, for threads and event loops."""
 
 import asyncio
 from abc import ABC, abstractmethod

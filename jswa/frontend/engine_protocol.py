@@ -104,12 +104,12 @@ class EngineLike(Protocol):
 
     @property
     def stager(self) -> Stager:
-        """What turns new weights into parameters. Raises RequestError if the engine cannot change them."""
+        """Turns new weights into parameters. Raises RequestError if the engine cannot change them."""
         ...
 
     @property
     def turnover(self) -> Changes:
-        """What changes the weights, pauses and sleeps."""
+        """Changes the weights, pauses the engine and lets it sleep."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How far the log probabilities of a rollout are from those that score it, and that a trainer differentiates."""
+"""Compares the log probabilities of a rollout with its scores, and with those that a trainer differentiates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

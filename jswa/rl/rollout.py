@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
 
 @dataclass
 class _Text:
-    """What has come of one text."""
+    """The tokens and numbers of one text so far."""
 
     request: Request
     version: int

@@ -1,4 +1,4 @@
-"""Log probabilities of given texts by the engine's own programs: those of the rollout, to the bit, if deterministic."""
+"""Log probabilities of given texts by the engine's own programs: the rollout's bits in a deterministic engine."""
 
 from collections.abc import Sequence
 

@@ -113,7 +113,7 @@ class Stepping:
         return events
 
     def copy_host_pages(self) -> bool:
-        """Copy what waits to be copied between device and host memory, without a step; return whether there was any."""
+        """Carry out the copies between device and host memory that wait, without a step; return whether any did."""
         plan, host_pages = self._scheduler.plan_copies(), self._host_pages
         if plan is None or plan.transfers is None or host_pages is None:
             return False
@@ -132,7 +132,7 @@ class Stepping:
             host.land(landed.batches, lost=landed.lost)
 
     def _wait_for_disk(self) -> bool:
-        """Wait for what is being read from the disk, since nothing else can be done; return whether anything is."""
+        """Wait a moment for a read from the disk, as no step can run; return whether a read is under way."""
         host = self._scheduler.cache.host
         if host is None or host.disk is None or host.disk.wanted is None:
             return False
@@ -140,7 +140,7 @@ class Stepping:
         return True
 
     def _launch(self, plan: StepPlan) -> PendingStep:
-        """Launch a plan, between the pages that go to host memory before it and those that come back behind it."""
+        """Launch a plan: before it pages go to host memory, behind it pages come back."""
         if plan.transfers is None or self._host_pages is None:
             return self.runner.launch(plan)
         self._host_pages.before_launch(plan.transfers)

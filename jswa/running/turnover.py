@@ -43,14 +43,14 @@ class Turnover:
     """The version of an engine's weights, and whether it runs.
 
     Args:
-        runner: None if it shares the model with those of other hosts.
+        runner: None if several hosts share the model.
         drain: applies the step in flight, if there is one, and returns its events.
         copying: held by others while they copy KV to the host or back.
 
     Attributes:
-        version: that of the weights which the next step runs with.
+        version: of the weights that the next step runs with.
         paused: whether no step runs until `resume`.
-        level: what sleeps: 0 nothing, 1 the arena, 2 the weights too.
+        level: 0 awake, 1 asleep without the arena, 2 without the weights too.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def identity(
 
 
 def bits_of(limits: Limits) -> str:
-    """Return what the bits of the KV depend on besides, if the engine is deterministic; else nothing."""
+    """Return the further conditions of the KV's bits if the engine is deterministic, else an empty string."""
     if not limits.one_bucket:
         return ""
     # The shape of the step and the compiler.

@@ -1,4 +1,4 @@
-"""Assembly of one parameter from arrays on devices: what `model.hf.assemble` does for tensors in files."""
+"""Assembly of one parameter from arrays on devices, as `model.hf.assemble` does it for tensors in files."""
 
 from collections.abc import Sequence
 from functools import partial

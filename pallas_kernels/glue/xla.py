@@ -1,4 +1,4 @@
-"""The glue as XLA compiles it: what the kernels are compared with, in the activations' type or in float32."""
+"""The glue as XLA compiles it: the reference of the kernels, in the activations' type or in float32."""
 
 import jax.numpy as jnp
 from jax import lax

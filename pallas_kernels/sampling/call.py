@@ -14,7 +14,7 @@ _FREE_REACH = 20.5
 
 
 class _Prepared(NamedTuple):
-    """What the kernels read of a row's limits."""
+    """A row's limits, as the kernels read them."""
 
     kind: Int[Array, " R"]
     temperature: Float[Array, " R"]

@@ -20,7 +20,7 @@ class Limits(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What one reading tells of the logits.
+    """The facts that one reading of the logits gives.
 
     Attributes:
         greedy: the first token with the largest logit.

@@ -129,7 +129,7 @@ async def unload_lora_adapter(body: UnloadAdapter, request: Request) -> Response
 
 
 async def update_weights_from_disk(body: UpdateWeights, request: Request) -> Response:
-    """Change the weights to those of a folder of this machine, between two steps."""
+    """Change the weights between two steps; they are read from a folder of this machine."""
     in_flight = body.in_flight or ("abort" if body.abort_all_requests else "continue")
     version = await service_of(request).engine.update_weights(body.model_path, in_flight)
     return JsonResponse({"success": True, "weight_version": version})

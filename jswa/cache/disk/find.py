@@ -1,4 +1,4 @@
-"""What the disk adds to a text of which host memory has a part."""
+"""Finds the pages on the disk that a text lacks in host memory."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What there is of the first tokens of a text, by page position: here, and on the disk if not here."""
+    """The pages of the beginning of a text by page position: in host memory, or on the disk if they are not there."""
 
     full_here: Bool[np.ndarray, " n"]
     local_here: Bool[np.ndarray, " n"]
@@ -72,7 +72,7 @@ class _Text:
         self.path, self.agreed = tier.prefix.tree.walk(salt, tokens)
 
     def part(self, end: int) -> _Part:
-        """Return what there is of the first `end` tokens."""
+        """Return the pages of the first `end` tokens."""
         whole = end // self.page
         keys = self.keys[1 : 1 + whole]
         if end % self.page:
@@ -130,7 +130,7 @@ def find(
 
 
 def _wanted(layout: KVLayout, salt: str, tokens: Int[np.ndarray, " T"], part: _Part, at: Resume, start: int) -> Wanted:
-    """Return what a row that begins with a text, and starts there, needs from the disk."""
+    """Return the pages that a row which begins with a text, and starts there, needs from the disk."""
     first = at.local_visible_from // layout.page_size
     last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
     local = [place if first <= i < last else None for i, place in enumerate(part.local)]

@@ -30,7 +30,7 @@ Lanes = list[Shaped[np.ndarray, "rows elems"]]  # by lane, and in each lane by d
 
 
 class Geometry(NamedTuple):
-    """What the rows of all records of an engine have in common.
+    """The sizes and the identity that all records of an engine share.
 
     Attributes:
         identity: digest of all that must be equal for a page to be valid: model, weights, dtype, layout.
@@ -101,7 +101,7 @@ class Record:
 
     @cached_property
     def name(self) -> str:
-        """Name of the file: a digest of what it holds."""
+        """Name of the file: a digest of its header."""
         return hashlib.sha256(self.header).hexdigest()[:40] + SUFFIX
 
 

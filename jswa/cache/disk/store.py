@@ -1,7 +1,7 @@
-"""Records in a folder, bounded in bytes: what was used longest ago goes first.
+"""Records in a folder, bounded in bytes: the record that was used longest ago goes first.
 
-Only the engine's thread calls the store. Threads of its own write and read files, so a disk that is slow or full
-delays nothing: what does not fit the queue is dropped, and a file that cannot be read is a miss, with a reason in the
+Only the engine's thread calls the store. Threads of its own write and read files, so a disk that is slow or full delays
+no step: a record that does not fit the queue is dropped, and a file that cannot be read is a miss, with a reason in the
 log. An index in memory says which pages there are; a start makes it anew from the headers of the files.
 
 Laws (`check`): the files, with those that are being written, take at most `limit` bytes; the index has exactly the
@@ -83,7 +83,7 @@ class DiskStore:
 
     @property
     def reading(self) -> bool:
-        """Whether anything is being read."""
+        """Whether a read is under way."""
         return any(reader.left for reader in self._readers)
 
     def seconds(self, records: list[Record]) -> float:
@@ -180,7 +180,7 @@ class DiskStore:
                 self._remove(name)
 
     def settle(self, seconds: float = 0.0) -> None:
-        """Take in what the threads have done; wait so long for something to read, if anything is to be read."""
+        """Handle the results of the threads; if a read is under way, wait up to `seconds` for its result."""
         self._writer.settle()
         for reader in self._readers:
             before = reader.left
@@ -197,7 +197,7 @@ class DiskStore:
         return not self._writer.left and not self.reading
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits, for so many seconds at most, and leave the folder to others. Closing twice is fine."""
+        """Write the waiting records, for at most `seconds`, and release the folder. Closing twice is fine."""
         if self._lock.closed:
             return
         if not self.drain(seconds):
@@ -243,7 +243,7 @@ class DiskStore:
         return lock
 
     def _fill(self) -> None:
-        """Make the index from the files; those of other engines count, and go when they are the oldest."""
+        """Make the index from the files. Files of other engines count too, and are deleted once they are the oldest."""
         folder, others = self._folder, 0
         for name, record in self._scan():
             own = record.identity == self.geometry.identity
@@ -262,7 +262,7 @@ class DiskStore:
         )  # fmt: skip
 
     def _scan(self) -> list[tuple[str, Record]]:
-        """Return the files with their headers, used longest ago first; delete those that are torn."""
+        """Return the files with their headers, used longest ago first; delete torn files."""
         found: list[tuple[float, str, Record]] = []
         for path in self._folder.iterdir():
             if not _OWN.fullmatch(path.name):
@@ -307,7 +307,7 @@ class DiskStore:
                 del self._tails[record.tail.before]
 
     def _remove(self, name: str) -> None:
-        """Drop a record, and have its file deleted before whatever is written next."""
+        """Drop a record, and have its file deleted before the next write."""
         self._drop(name)
         self._writer.submit(partial((self._folder / name).unlink, missing_ok=True), lambda _: None)
 

@@ -1,10 +1,10 @@
-"""Texts between host memory and the disk: what of them is written, and what is read for a request that waits.
+"""Writes texts of host memory to the disk, and reads texts for requests that wait.
 
 A text is written once its pages have arrived in host memory, ahead of their eviction there, as far as no file has them:
 so a process that is killed leaves all that the device has evicted. Pages are found by digests of the whole text before
 them, identity and salt included, so a page of another text, tenant or model cannot be found at all.
 
-What is read becomes a text of host memory, a part with each step, from where `Recall` takes it to the device.
+A text that is read becomes a text of host memory, a part with each step, from where `Recall` takes it to the device.
 """
 
 import time
@@ -31,7 +31,7 @@ class DiskCache:
 
     Args:
         slots_per_step: slots that one step writes or takes in at most.
-        seconds_per_token: time to compute a token: what takes longer to read is not read.
+        seconds_per_token: time to compute a token; a text that takes longer to read is not read.
 
     Attributes:
         wanted: the text that is being read, or taken in.
@@ -54,14 +54,14 @@ class DiskCache:
         self._seconds_per_token = seconds_per_token
         self._patience = patience
         self._retired = False
-        self._late = False  # somebody has given up waiting for what is being read
-        self._lanes: dict[Record, Lanes] = {}  # what has been read
+        self._late = False  # a request has stopped waiting for the read under way
+        self._lanes: dict[Record, Lanes] = {}  # the rows that were read
         self._asked = 0.0  # when
         self._taken = 0  # pages that have been taken in
         tier.kept = deque(maxlen=_TEXTS)
 
     def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, start: int) -> Wanted | None:
-        """Return what the disk adds to a text; None if it is not worth the time to read it, or does not fit here.
+        """Return the pages that the disk adds to a text; None if reading takes too long, or if they do not fit here.
 
         Args:
             limit: where a row would start at most.
@@ -78,7 +78,7 @@ class DiskCache:
         return wanted if slots <= pool.free_slots + pool.evictable_slots else None
 
     def patience(self, wanted: Wanted) -> float:
-        """Return how many seconds a request should wait for what it wants."""
+        """Return how many seconds a request waits at most for these pages."""
         return max(self._patience, wanted.gain * self._seconds_per_token)
 
     def begin(self, wanted: Wanted) -> None:
@@ -91,20 +91,20 @@ class DiskCache:
             self.store.fetch(record, partial(self._arrive, wanted, record))
 
     def settle(self, seconds: float = 0.0) -> None:
-        """Take in what has been read; wait so long for it. Once a step."""
+        """Take in the pages that were read; wait up to `seconds` for them. Called once per step."""
         self.store.settle(seconds if self.wanted is not None else 0.0)
         wanted = self.wanted
         if wanted is not None and len(self._lanes) == len(wanted.records):
             self._take(wanted)
 
     def give_up(self) -> None:
-        """Note that nobody waits any more for what is being read, because it takes too long."""
+        """Note that the request waits no longer for the read under way, because it takes too long."""
         if self.wanted is not None:
             self._late = True
             self.store.slow(max(time.monotonic() - self._asked, 1e-3), self.wanted.size)
 
     def saves(self) -> tuple[Save, ...]:
-        """Return what to write with this step, from the slots of host memory as its moves have left them."""
+        """Return the slots of host memory to write with this step, as the step's moves have left them."""
         kept = self._tier.kept
         while kept and not self._retired:
             salt, tokens, batch = kept[0]
@@ -140,7 +140,7 @@ class DiskCache:
         self.wanted, self._lanes = None, {}
 
     def _arrive(self, wanted: Wanted, record: Record, lanes: Lanes | None) -> None:
-        """Keep what has been read; without one of the records the text is given up, and may be asked for again."""
+        """Keep the rows of a record; if a record is lost, the text is given up, and may be asked for again."""
         if self.wanted is not wanted:
             return
         if lanes is None:
@@ -150,7 +150,7 @@ class DiskCache:
             self._lanes[record] = lanes
 
     def _take(self, wanted: Wanted) -> None:
-        """Make a part of what has been read a text of host memory, as much as a step takes in."""
+        """Publish the next part of the text in host memory, as many pages as a step takes in."""
         page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_block
         count, slots, to = len(wanted.full), 0, self._taken
         while to < count:
@@ -175,7 +175,7 @@ class DiskCache:
         self._taken = to
 
     def _save(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[Save | None, bool]:
-        """Return what to write of a text now, and whether there is more."""
+        """Return the pages of a text to write now, and whether more are left."""
         tier, geometry = self._tier, self.store.geometry
         page, m = tier.prefix.layout.page_size, tier.pool.pages_per_block
         path, agreed = tier.prefix.tree.walk(salt, tokens)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class Worker:
-    """Runs functions in order, each in a daemon thread, and what is to be done with their results in the caller's.
+    """A daemon thread that runs functions in order. The caller's thread handles their results (`settle`).
 
     Attributes:
-        left: functions whose results have not been handled.
+        left: number of functions whose results have not been handled.
     """
 
     def __init__(self, name: str) -> None:
@@ -19,7 +19,7 @@ class Worker:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit[T](self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        """Have the thread run `work`; `settle` calls `then` with what it returned or raised."""
+        """Have the thread run `work`; `settle` calls `then` with its result or its exception."""
 
         def run() -> Callable[[], None]:
             try:
@@ -43,7 +43,7 @@ class Worker:
             handle()
 
     def close(self) -> None:
-        """End the thread, once it has done what it was given."""
+        """End the thread after the functions that wait."""
         self._todo.put(None)
 
     def _run(self) -> None:

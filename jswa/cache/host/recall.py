@@ -28,7 +28,7 @@ class Found(NamedTuple):
     """A text of which host memory has more than the device.
 
     Attributes:
-        salt, tokens: key of the tree and the text, to the end of a page or of what is there.
+        salt, tokens: key of the tree, and the text to the end of its last page or of the tree's text.
         source: the pages here, all full ones, as only the end of a text can be evicted, and the local ones to copy.
         lacks: of which page positions the full pages are to be copied.
         kept: the pages of the device that a row would use with them.
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 
 class NewPages(NamedTuple):
-    """Full and local pages of the device that nobody else owns."""
+    """New full and local pages of the device, without another owner."""
 
     full: Int[np.ndarray, " F"]
     local: Int[np.ndarray, " L"]
@@ -110,7 +110,7 @@ class HostCache:
         return [] if self.active is None else [self.active.new, self.active.found.kept]
 
     def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> Found | None:
-        """Return what host memory adds to a match of the first `limit` tokens of a text; None if it is not worth it."""
+        """Return the pages that host memory adds to a match of the first `limit` tokens; None if they do not pay."""
         layout, page = self._device.layout, self._device.layout.page_size
         path, agreed = self.tier.prefix.tree.walk(salt, tokens[:limit])
         if not path or agreed <= match.resume.start:
@@ -170,7 +170,7 @@ class HostCache:
         return True
 
     def drain(self) -> Transfers | None:
-        """Return what to copy with the next step; None: nothing."""
+        """Return the copies of the next step; None if there are none."""
         pairs: list[tuple[int, int]] = []
         if self.active is not None:
             pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_block)
@@ -203,7 +203,7 @@ class HostCache:
         )
 
     def finish(self, epoch: int) -> None:
-        """Publish the text on its way, if all of it has been sent. What was drained has been launched."""
+        """Publish the text on its way, if all its pages have been sent. All drained copies have been launched."""
         recall = self.active
         if recall is None or not recall.complete:
             return
@@ -216,7 +216,7 @@ class HostCache:
         self.cancel()
 
     def cancel(self) -> None:
-        """Give up the text on its way: its pages are free, or those of the tree alone."""
+        """Give up the text on its way: its pages are free, unless the tree has them."""
         if self.active is not None:
             self._end()
             self.changes += 1

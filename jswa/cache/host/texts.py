@@ -60,7 +60,7 @@ def text_of(path: list[Node], end: int, page_size: int) -> Int[np.ndarray, " T"]
 
 
 def pages_of(tree: RadixTree, path: list[Node], agreed: int, length: int) -> Pages:
-    """Return what a tree has of a text of `length` tokens, of which `agreed` are in it. It has only part of the rest.
+    """Return the pages that a tree has of a text of `length` tokens, of which the tree has the first `agreed`.
 
     The last page counts only if the tree has all of the text in it.
     """
@@ -86,7 +86,7 @@ def publish(
     The tree becomes an owner of the pages that it lacks, beside the caller.
 
     Args:
-        pages: those that the tree lacks, and perhaps some that it has got meanwhile.
+        pages: the pages that the tree lacks, and perhaps pages that it has got meanwhile.
         above: an edge that has the first `start` tokens; None: the root.
     """
     page, count = prefix.layout.page_size, len(pages.full)

@@ -1,4 +1,4 @@
-"""Host memory behind the prefix cache: a second prefix cache, of the same slots, for what the device evicts.
+"""Host memory behind the prefix cache: a second prefix cache, of the same slots, for pages that the device evicts.
 
 A text is copied here when the device evicts a part of it that is not here yet, with the windows that go with it, and
 stays when the device has it again: it is copied once, however often it comes and goes. Its prefix is always here too,
@@ -49,7 +49,7 @@ class HostTier:
         self._drained = self._arrived = 0
 
     def keep(self, item: Node | Window, moves: list[Move]) -> None:
-        """Copy what the device is about to evict, a window or a part of a leaf, as far as it is not here.
+        """Copy pages that the device is about to evict, of a window or a part of a leaf, unless they are here.
 
         A text that is longer than this memory is left out.
 
@@ -118,7 +118,7 @@ class HostTier:
         return True
 
     def visit(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
-        """Count a row that starts with a text: what it has here is used, wherever it was found."""
+        """Count a row that starts with a text: its pages here are used, even if the row found them on the device."""
         path, text = self.prefix.tree.walk(salt, tokens)
         visits = self.prefix.retention.visits
         visits.visit(path, text, visits.ghost(salt, tokens, text))
@@ -142,7 +142,7 @@ class HostTier:
         return batch <= self._arrived
 
     def drain(self) -> tuple[Int[np.ndarray, "M 2"], Int[np.ndarray, "D 2"], tuple[Write, ...]]:
-        """Return the moves within this memory, the downloads, and what comes from the disk, to be carried out now.
+        """Return the moves within this memory, the downloads, and the writes from the disk, to be carried out now.
 
         If there are downloads, they are one batch: `land` takes the batches in the order in which they were drained.
         """
@@ -160,7 +160,7 @@ class HostTier:
         return np.array(moves, np.int32).reshape(-1, 2), np.array(downloads, np.int32).reshape(-1, 2), writes
 
     def flush(self) -> None:
-        """Forget everything, and what has not been copied yet."""
+        """Forget all texts, and the copies that have not begun."""
         self.prefix.flush()
         self._downloads = {}
         self._writes = {}
@@ -184,7 +184,7 @@ class HostTier:
     def _room(
         self, salt: str, tokens: Int[np.ndarray, " T"], source: Pages, wanted: Bool[np.ndarray, " n"]
     ) -> Pages | None:
-        """Return new pages for what is not here of a text, and of its local pages that are wanted; None: no room.
+        """Return new pages for full and wanted local pages of a text that are not here; None without room.
 
         Local pages in the place of a partly filled one are taken too: windows here need it.
         """
@@ -213,7 +213,7 @@ class HostTier:
         return target
 
     def _download(self, source: Pages, target: Pages, moves: list[Move]) -> None:
-        """Note what to copy of the pages that the tree has taken."""
+        """Note the copies of the pages that the tree has taken."""
         m = self.pool.pages_per_block
         full = (target.full != NONE) & self.pool.full_cached[target.full]
         local = (target.local != NONE) & self.pool.local_cached[target.local]
@@ -238,7 +238,7 @@ class HostTier:
 
 
 def _rename[T](by_slot: dict[int, T], source: int, target: int) -> None:
-    """Follow a slot that has moved; what was meant for its new place is void."""
+    """Follow a slot that has moved; an entry for its new place is void."""
     by_slot.pop(target, None)
     if source in by_slot:
         by_slot[target] = by_slot.pop(source)

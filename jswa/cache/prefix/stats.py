@@ -15,7 +15,7 @@ class CacheStats:
         host_tokens: cached tokens that only pages from host memory made possible.
         host_written_slots, host_read_slots: slots copied to host memory, and back.
         host_usage: share of the host memory that texts take.
-        disk_tokens: those of them that came to host memory from the disk.
+        disk_tokens: the part of host_tokens that came to host memory from the disk.
         disk_written_bytes, disk_read_bytes: of files behind host memory.
         disk_dropped: files that were not written, because the disk was too slow or full.
         disk_usage: share of the bytes that the files may take.

@@ -90,7 +90,7 @@ class HostPages:
             self._runner.write_slots(part[:, 1], self._contents, part[:, 0])
 
     def land(self) -> Landed:
-        """Take in what has arrived, without waiting."""
+        """Store the pages that have arrived, without waiting."""
         batches = 0
         while self._coming:
             batch = self._coming[0]
@@ -104,7 +104,7 @@ class HostPages:
         return Landed(batches, lost)
 
     def _change(self, transfers: Transfers) -> None:
-        """Carry out moves, and what comes from the disk. Copies on their way follow, or are void."""
+        """Carry out moves, and writes from the disk. Copies on their way follow a move, and are void under a write."""
         for source, target in transfers.moves.tolist():
             for lane in self._contents:
                 lane[target] = lane[source]

@@ -65,7 +65,7 @@ def draw(
         return jnp.broadcast_to(values[:, None], (rows, places, *values.shape[1:]))
 
     wide = Sampling(*(spread(values) for values in limits))
-    # Nobody uses what is drawn behind the last draft of a row: neither limits nor masks are computed for it.
+    # No one uses the draw behind the last draft of a row, so neither limits nor masks are computed for it.
     wide = wide._replace(
         temperature=jnp.where(dead, 0.0, wide.temperature), extras=jnp.where(dead, len(extras["seen"]), wide.extras)
     )

@@ -1,4 +1,4 @@
-"""What a layer gives to the step for the kernel that norms, rotates and writes in one: the projection of q, k and v."""
+"""The projection of q, k and v, as a layer passes it to the kernel that norms, rotates and writes in one."""
 
 from typing import NamedTuple
 

@@ -1,9 +1,9 @@
-"""How many drafts per row the next decode step runs: as many as give most tokens a second, and none if none pay.
+"""How many drafts per row the next decode step runs: the number that gives most tokens per second, 0 if none pays.
 
-What a step of so many rows and drafts takes is measured. How often drafts are right is counted by row: the first of a
-step, and each further one behind a right one, since a row that follows an earlier text does so for a while. While none
-run, drafts that are looked up are compared with the tokens that come back (`watch`); those of a model must be tried.
-What is not known is tried, but only for what was saved for that: a share of the time of all steps.
+The time of a step is measured by its rows and drafts. The share of right drafts is counted by row: for the first draft
+of a step, and for each draft behind a right one, since a row that follows an earlier text does so for a while. While no
+drafts run, drafts that are looked up are compared with the tokens that come back (`watch`); drafts of a model must be
+tried. Trials of unknown times and shares take a small part of the time of all steps.
 """
 
 import math
@@ -40,7 +40,7 @@ class Chances(NamedTuple):
     further: Float[np.ndarray, " R"]
 
     def tokens(self, drafts: int) -> float:
-        """Return how many tokens a step with so many drafts a row gives besides one for each row."""
+        """Return how many tokens a step with so many drafts per row gives besides one for each row."""
         total, chance = 0.0, self.first
         for _ in range(drafts):
             total += float(chance.sum())
@@ -140,7 +140,7 @@ class Choice:
             if self._is_known(size, drafts):
                 guess = self._seconds[size, drafts]
             seconds[drafts] = guess
-        # A step with fewer drafts takes no longer: what says so was measured while the machine did something else.
+        # A step with fewer drafts takes no longer: a time that says so was measured while the machine did other work.
         least = math.inf
         for drafts in sorted(seconds, reverse=True):
             least = seconds[drafts] = min(least, seconds[drafts])
@@ -161,7 +161,7 @@ class Choice:
         if self._watched:
             stale = [d for d in stale if not d or rows + chances.tokens(d) > _CLOSE * value * seconds[d]]
         elif not best and not stale:
-            # What is not known, and would not pay as far as is known, is tried too: chances change.
+            # Numbers of drafts whose times are unknown, and that probably do not pay, are tried too: chances change.
             stale = [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
         # Of several the shortest tells most cheaply whether drafts are right by now.
         for drafts in (*wanted[:1], *sorted(stale)):

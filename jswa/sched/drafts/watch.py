@@ -17,7 +17,7 @@ _BITS = 20  # of a token in a key: ids that are larger may share a key, which co
 
 
 class Watch:
-    """What followed each three tokens of the running rows, by row id."""
+    """The token that followed each three tokens of the running rows, by row id."""
 
     def __init__(self) -> None:
         self._followers: dict[int, dict[int, int]] = {}
