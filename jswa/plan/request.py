@@ -1,0 +1,119 @@
+"""Requests as the engine's parts pass them on: a validated prompt, its parameters, and the tokens that it allows."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jswa.types import SamplingParams
+
+
+class Words(NamedTuple):
+    """Some words of a mask: their indices, in order and each once, and their bits."""
+
+    at: Int[np.ndarray, " n"]
+    bits: Int[np.ndarray, " n"]
+
+
+class Mask(NamedTuple):
+    """Tokens that may be generated, as ⌈V/32⌉ words of bits, token t in bit t % 32 of word t // 32.
+
+    Attributes:
+        fill: the words that are not listed, -1 (every token) or 0 (none).
+        at: the words that are listed, in order; None: all of them.
+        bits: the listed words.
+    """
+
+    fill: int
+    at: Int[np.ndarray, " n"] | None
+    bits: Int[np.ndarray, " n"]
+
+    def words(self, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """Return some of the words."""
+        found = np.full(len(at), self.fill, np.int32)
+        if self.at is None:
+            found[:] = self.bits[at]
+            return found
+        if len(self.at):
+            index = np.minimum(np.searchsorted(self.at, at), len(self.at) - 1)
+            listed = self.at[index] == at
+            found[listed] = self.bits[index[listed]]
+        return found
+
+
+class AllWords(NamedTuple):
+    """All words of a mask, in order; the array is valid until masks are filled again."""
+
+    bits: Int[np.ndarray, " words"]
+
+
+NO_WORDS = Words(np.zeros(0, np.int32), np.zeros(0, np.int32))
+EVERY_TOKEN = Mask(-1, *NO_WORDS)
+
+
+class Constraint(NamedTuple):
+    """Biases and masks of one request; its penalties are in its parameters. V tokens in the vocabulary.
+
+    Attributes:
+        bias_ids, bias: token ids, and the biases that are added to their logits.
+        allowed: the tokens that may be generated.
+        early: words of the mask that differ before the text has `min_length` tokens: they lack the stop tokens.
+        bad_words: token sequences; the last token of each is forbidden if the text ends in the others.
+    """
+
+    bias_ids: Int[np.ndarray, " B"]
+    bias: Float[np.ndarray, " B"]
+    allowed: Mask
+    early: Words
+    min_length: int
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+class TextGrammar(Protocol):
+    """A compiled grammar, `jswa.grammar.llg.Grammar`; it is shared by requests."""
+
+    def matcher(self) -> Any:
+        """Return a `Matcher` at the beginning of a text."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A validated prompt with its sampling parameters.
+
+    Attributes:
+        stop_ids: tokens that end the text; they include the model's end tokens unless the request ignores these.
+        key: the random key of the request, the two halves of its 64-bit seed.
+        max_length: limit of prompt and generated tokens together.
+        priority: lower runs first.
+        constraint: None if the logits are used unchanged.
+        grammar: what the text is held to; then `constraint` is not None.
+        cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
+        adapter: number of the LoRA adapter; 0: none.
+        tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
+            other tenants' weights (`Turns`).
+        version: that of the engine's weights when the request was made.
+    """
+
+    request_id: str
+    prompt: Int[np.ndarray, " P"]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    key: tuple[int, int]
+    max_length: int
+    priority: int = 0
+    constraint: Constraint | None = None
+    grammar: TextGrammar | None = None
+    cache_salt: str = ""
+    adapter: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    version: int = 0
+
+
+def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:
+    """Return tokens as ⌈V/32⌉ words of bits, token t in bit t % 32 of word t // 32."""
+    chosen = np.zeros(-(-vocab_size // 32) * 32, bool)
+    chosen[ids] = True
+    return np.packbits(chosen, bitorder="little").view(np.int32)
