@@ -10,7 +10,7 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 from tests.support.turns import by_turns, whose_turn
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of

@@ -7,7 +7,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.sched.sequence import Status
 from tests.support.builders import make_layout, make_request, share
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 PAGE = 8

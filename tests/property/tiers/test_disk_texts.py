@@ -16,8 +16,8 @@ from jswa.cache.disk.records import Geometry, Lanes, Record, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.disk.texts import DiskCache
 from jswa.config import HostMemory, Limits
-from tests.property.test_scheduler import VOCAB, Conversation, make_conversation
 from tests.support.builders import LAYOUTS
+from tests.support.loops.conversation import VOCAB, Conversation, make_conversation
 from tests.support.turns import whose_turn
 
 SHAPES = [(4, Reach(6)), (1, Reach(3)), (4, Reach(8, chunked=True)), (2, Reach(4))]

@@ -11,9 +11,10 @@ from jaxtyping import Int
 from jswa.architecture import Reach
 from jswa.config import HostMemory, Limits
 from jswa.exec.host.pages import HostPages
-from tests.property.test_scheduler import SHAPES, VOCAB, Conversation, make_conversation
+from tests.property.test_scheduler import SHAPES
 from tests.support.builders import LAYOUTS
 from tests.support.fakes import FakeRunner
+from tests.support.loops.conversation import VOCAB, Conversation, make_conversation
 from tests.support.turns import whose_turn
 
 SOME_SHAPES = [(4, Reach(6)), (1, Reach(3))]

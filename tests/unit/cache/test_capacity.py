@@ -10,7 +10,7 @@ from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_bloc
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_layout, make_request, share
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 KINDS = [(1, 0), (0, 1), (1, 1), (1, 2), (1, 6)]
@@ -45,9 +45,9 @@ def test_a_row_that_runs_alone_never_holds_more_than_its_peak(
     while launched < length:
         after = min(launched + max_tokens, prompt) if launched < prompt else launched + 1
         assert manager.grow(lease, after)
-        assert manager.held_slots(lease) <= peak_slots(layout, max_tokens, length)
+        assert lease.held_slots <= peak_slots(layout, max_tokens, length)
         manager.slide(lease, launched := after)
-        assert manager.held_slots(lease) <= layout.resident_slots(launched)
+        assert lease.held_slots <= layout.resident_slots(launched)
     assert len(lease.full.held) == layout.full_pages(length)
 
 
@@ -60,7 +60,7 @@ def test_some_row_reaches_the_peak(kind: tuple[int, int], max_tokens: int) -> No
     lease, length, peak = manager.open(), 10 * max_tokens, 0
     for launched in range(max_tokens, length + 1, max_tokens):
         manager.grow(lease, launched)
-        peak = max(peak, manager.held_slots(lease))
+        peak = max(peak, lease.held_slots)
         manager.slide(lease, launched)
     slack = layout.pages_per_block if layout.local else 0
     assert peak_slots(layout, max_tokens, length) - slack <= peak <= peak_slots(layout, max_tokens, length)

@@ -21,7 +21,7 @@ from jswa.exec.launches import (
 )
 from jswa.exec.pack import PackSpec
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 ARRAYS = st.sampled_from([np.int32, np.float32]).flatmap(

@@ -14,7 +14,7 @@ from jswa.plan import FROM_DEVICE, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)

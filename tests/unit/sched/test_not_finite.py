@@ -11,7 +11,7 @@ from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 LAYOUTS = {

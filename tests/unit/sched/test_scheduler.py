@@ -14,7 +14,7 @@ from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 FULL = make_layout(4, None, num_full=1, num_local=0)

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 
 from jswa.config import Limits
-from jswa.sched.admission import match_of
+from jswa.sched.admission.checks import match_of
 from jswa.sched.draft import Draft
 from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 HYBRID = make_layout(4, 6, num_full=1, num_local=2)

@@ -11,7 +11,7 @@ from jswa.architecture import Reach
 from jswa.config import Limits
 from pallas_kernels.attention.rows import Attend
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 PAGE, CHUNK, NEW = 16, 256, 40

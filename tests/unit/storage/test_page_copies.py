@@ -13,7 +13,7 @@ from jswa.storage.page_copies import Reading, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 from tests.support.builders import LAYOUTS, share
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.unit.storage.test_snapshot import SHAPES, Traffic, make_loop, read
 
 shapes = given(

@@ -17,7 +17,7 @@ from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
 from jswa.storage.snapshot import Captured, Snapshot, capture, check
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 VOCAB = 5  # so that texts branch often, and inside pages
