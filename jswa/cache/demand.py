@@ -7,6 +7,10 @@ class Demand:
     def __init__(self) -> None:
         self._steps = self._allocated = self._recent = self._earlier = 0
 
+    def leave_out(self, allocated: int) -> None:
+        """Count nothing of what was allocated since the last step."""
+        self._allocated = allocated
+
     def after(self, allocated: int) -> int:
         """Count a step and return the demand, given all slots that were ever allocated."""
         self._recent = max(self._recent, allocated - self._allocated)

@@ -44,9 +44,11 @@ def check_table(table: LeaseTable, leases: Collection[Lease]) -> None:
     free = np.ones(len(table.owners), bool)
     free[[lease.row for lease in leases]] = False
     assert sorted(table.free) == free.nonzero()[0].tolist(), "a row is lost"
-    for array in (table.covered, table.sent, table.shared, table.first_local, table.unpublished):
+    for array in (table.covered, table.shared, table.first_local, table.unpublished):
         assert not array[free].any(), "a row without a lease has a value"
     assert np.all(table.next_slide[free] == NEVER)
+    new = np.array(table.new_full + table.new_local, np.int64) // table.full.shape[1]
+    assert not free[new].any(), "a row without a lease has new pages"
 
 
 def check_owners(pool: PagePool, leases: Collection[Lease], others: Collection[Pages] = ()) -> None:

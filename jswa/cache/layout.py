@@ -82,24 +82,29 @@ class KVLayout:
         """Full pages of one block (m); 1 without full layers, so that a slot is a block then."""
         return self.full.pages_per_block if self.full else 1
 
+    @property
+    def page_slots(self) -> int:
+        """Slots of a page of each kind."""
+        return (self.full is not None) + self.pages_per_block * (self.local is not None)
+
     def block_bytes(self, itemsize: int) -> int:
         """Return the bytes of one block over all lanes, on each device."""
         return (self.num_lanes * self.block_elems + sum(self.draft_block_elems)) * itemsize
 
     def touch(self, tokens: int) -> int:
         """Return the pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
-        return math.ceil((tokens - 1) / self.page_size) + 1 if tokens > 0 else 0
+        return -(-(tokens - 1) // self.page_size) + 1 if tokens > 0 else 0
 
     def full_pages(self, length: int) -> int:
         """Return the full pages of a row of `length` tokens."""
-        return math.ceil(length / self.page_size) if self.full else 0
+        return -(-length // self.page_size) if self.full is not None else 0
 
     def window_pages(self, length: int) -> int:
         """Return the local pages that a row of `length` tokens may hold while it decodes."""
         if self.reach is None:
             return 0
         span = min(length, self.reach.size)
-        return math.ceil(span / self.page_size) if self.reach.chunked else self.touch(span)
+        return -(-span // self.page_size) if self.reach.chunked else self.touch(span)
 
     def resident_slots(self, length: int) -> int:
         """Return the slots of a row between two steps: the one formula of sizing and admission."""
@@ -109,7 +114,7 @@ class KVLayout:
         """Return the slots that one step's prefill chunks take beyond the rows' windows, for all rows together."""
         if self.local is None:
             return 0
-        return self.pages_per_block * (math.ceil(tokens / self.page_size) + prefill_rows)
+        return self.pages_per_block * (-(-tokens // self.page_size) + prefill_rows)
 
     @staticmethod
     def of(model: ModelConfig, page_size: int, drafter: Sequence[AttentionConfig] = ()) -> "KVLayout":

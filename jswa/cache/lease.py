@@ -27,7 +27,7 @@ class LeaseTable:
         owners: the lease of each row, or None.
         free: rows without a lease.
         covered: the lease has pages for every position below this one.
-        sent: the end of the pages that the device has in its page tables, as a position.
+        new_full, new_local: places (row · width + page position) of page ids that the device does not have.
         next_slide: launched length at which the next local page leaves the window; NEVER without a lease.
         shared: full pages at the start that come from the prefix cache.
         first_local: page position of the first local page in the window.
@@ -38,43 +38,54 @@ class LeaseTable:
     def __init__(self, layout: KVLayout, rows: int, width: int) -> None:
         self.layout = layout
         self.full, self.local = np.zeros((2, rows, width), np.int32)
+        self.new_full: list[int] = []
+        self.new_local: list[int] = []
         self.owners: list[Lease | None] = [None] * rows
         self.free = list(range(rows - 1, -1, -1))
-        self.covered, self.sent, self.shared, self.first_local, self.unpublished = np.zeros((5, rows), np.int64)
+        self.covered, self.shared, self.first_local, self.unpublished = np.zeros((4, rows), np.int64)
         self.next_slide = np.full(rows, NEVER)
 
     def reset(self, row: int) -> None:
         """Clear the entries of a row, whose lease is closed."""
         self.owners[row] = None
         self.free.append(row)
-        self.covered[row] = self.sent[row] = self.shared[row] = self.first_local[row] = self.unpublished[row] = 0
+        self.covered[row] = self.shared[row] = self.first_local[row] = self.unpublished[row] = 0
         self.next_slide[row] = NEVER
+        if self.new_full or self.new_local:
+            self._drop_new({row})
+
+    def places(self, row: int, first: int, end: int) -> range:
+        """Return the places of the page positions [first, end) of a row."""
+        return range(row * self.full.shape[1] + first, row * self.full.shape[1] + end)
 
     def held_slots(self) -> Int[np.ndarray, " rows"]:
-        """Return the slots of the pages that the lease of each row needs, as `CacheManager.held_slots`."""
+        """Return the slots of the pages that the lease of each row needs."""
         layout, pages = self.layout, self.covered // self.layout.page_size
         slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
         return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
 
-    def take_unsent(self) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
-        """Return the entries of full and of local pages that the device does not have; they count as sent.
+    def take_new(self, but: Collection[int] = ()) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
+        """Return the entries of full and of local pages that the device does not have; it has them from now on.
 
-        An entry is of a page table: row, page position, page id.
+        An entry is of a page table: row, page position, page id. `but`: rows whose whole page tables are sent.
         """
-        rows = (self.covered > self.sent).nonzero()[0]
-        if not len(rows):
+        if but:
+            self._drop_new(but)
+        full, local = self.new_full, self.new_local
+        if not full and not local:
             return _NO_ENTRIES, _NO_ENTRIES
-        page, sent, covered = self.layout.page_size, self.sent[rows], self.covered[rows]
-        self.sent[rows] = covered
-        row, at = _spans(rows, sent // page, (covered - sent) // page)
-        entries: Int[np.ndarray, "n 3"] = np.empty((len(row), 3), np.int32)
-        entries[:, 0], entries[:, 1], entries[:, 2] = row, at, self.local[row, at]
-        if self.layout.full is None:
-            return _NO_ENTRIES, entries
-        full = entries.copy()
-        full[:, 2] = self.full[row, at]
-        own = at >= self.shared[row]
-        return full if np.count_nonzero(own) == len(own) else full[own], entries if self.layout.local else _NO_ENTRIES
+        self.new_full, self.new_local = [], []
+        entries = _entries(self.full, full)
+        if full != local:
+            return entries, _entries(self.local, local)
+        same = entries.copy()
+        same[:, 2] = self.local.take(full)
+        return entries, same
+
+    def _drop_new(self, rows: Collection[int]) -> None:
+        width = self.full.shape[1]
+        self.new_full = [place for place in self.new_full if place // width not in rows]
+        self.new_local = [place for place in self.new_local if place // width not in rows]
 
     def local_pages(
         self, rows: Int[np.ndarray, " n"], first: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
@@ -82,6 +93,16 @@ class LeaseTable:
         """Return the ids of so many local pages of each row, from page position `first` on."""
         ids: Int[np.ndarray, " pages"] = self.local[_spans(rows, first, counts)]
         return ids
+
+
+def _entries(table: Int[np.ndarray, "rows width"], places: list[int]) -> Int[np.ndarray, "n 3"]:
+    """Return row, page position and page id of each place."""
+    if not places:
+        return _NO_ENTRIES
+    at, entries = np.array(places), np.empty((len(places), 3), np.int32)
+    entries[:, 0], entries[:, 1] = np.divmod(at, table.shape[1])
+    entries[:, 2] = table.take(at)
+    return entries
 
 
 def _spans(
@@ -162,6 +183,12 @@ class Lease:
         layout, table, row = self.table.layout, self.table, self.row
         pages = int(table.covered[row]) // layout.page_size if layout.local else 0
         return PageRun(table.local[row], int(table.first_local[row]), pages)
+
+    @property
+    def held_slots(self) -> int:
+        """Slots of the pages that it needs."""
+        full, local = self.full, self.local
+        return full.end + self.table.layout.pages_per_block * (local.end - local.start)
 
     @property
     def unpublished(self) -> int:

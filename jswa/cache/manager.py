@@ -20,10 +20,9 @@ from jswa.cache.host.recall import Found, HostCache, NewPages
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
-from jswa.cache.moves import Move
+from jswa.cache.moves import Move, destinations
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache, window_ends
-from jswa.cache.prefix.edges import Window
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
 from jswa.config import HostMemory
@@ -148,9 +147,11 @@ class CacheManager:
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
             table.local[row, before:pages] = self.pool.alloc_local(more_local)
+            table.new_local += table.places(row, before, pages)
             self._follow_moves()
         if more_full:
             table.full[row, full_from:pages] = self.pool.alloc_full(more_full)
+            table.new_full += table.places(row, full_from, pages)
         table.covered[row] = pages * layout.page_size
         return True
 
@@ -172,18 +173,24 @@ class CacheManager:
         For decode rows at the end of a page: each lease is covered to the end of its last page.
         """
         layout, table, count = self.layout, self.table, len(rows)
-        local, full = layout.local is not None, layout.full is not None
-        if not self.make_room(count * (full + local * layout.pages_per_block)):
+        if not self.make_room(count * layout.page_slots):
             return False
-        covered = table.covered[rows]
-        at = covered // layout.page_size
-        if local:
-            table.local[rows, at] = self.pool.alloc_local(count)
+        covered = table.covered.take(rows)
+        places = rows * table.full.shape[1] + covered // layout.page_size
+        if layout.local:
+            table.local.put(places, self.pool.alloc_local(count))
+            table.new_local += places.tolist()
             self._follow_moves()
-        if full:
-            table.full[rows, at] = self.pool.alloc_full(count, scattered=True)
+        if layout.full:
+            table.full.put(places, self.pool.alloc_full(count, scattered=True))
+            table.new_full += places.tolist()
         table.covered[rows] = covered + layout.page_size
         return True
+
+    def take_ahead(self, rows: Int[np.ndarray, " n"]) -> None:
+        """Do so while the device works, for rows that reach the end of their pages soon: plans take fewer slots."""
+        self.grow_by_page(rows)
+        self._demand.leave_out(self.pool.allocated)
 
     def slide(self, lease: Lease, launched: int) -> None:
         """Free local pages that no later query of the row can see, once `launched` tokens are on the device."""
@@ -243,23 +250,8 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         """Return counters and contents of the cache."""
-        pool = self.pool
-        found = CacheStats(
-            **{**vars(self.hits), "missed": dict(self.hits.missed)},
-            full_pages=int(np.count_nonzero(pool.full_cached)),
-            local_pages=int(np.count_nonzero(pool.local_cached)),
-            evictable_full_pages=pool.evictable_full,
-            evictable_local_pages=pool.evictable_local,
-            windows=sum(isinstance(item, Window) for item in self.prefix.tree.candidates.items),
-            evictions=self.prefix.retention.evictions,
-            slid_pages=self._windows.slid_pages,
-        )
+        found = self.prefix.stats(self.hits, self._windows.slid_pages)
         return found if self.host is None else self.host.counted(found)
-
-    def held_slots(self, lease: Lease) -> int:
-        """Return the slots of the pages that a lease needs."""
-        full, local = lease.full, lease.local
-        return full.end + self.layout.pages_per_block * (local.end - local.start)
 
     def compact(self) -> None:
         """Bound the holes of the pool; called once per plan."""
@@ -315,7 +307,7 @@ class CacheManager:
             end = first + len(match.local)
             table.local[row, first:end] = match.local
             table.unpublished[row] = table.first_local[row] = first
-            table.covered[row] = table.sent[row] = end * page
+            table.covered[row] = end * page
         # The last pages are copied if the row will write to them.
         full = int(len(match.full) > 0 and at.full_to % self.layout.page_size > 0)
         local = self._copied_local(match)
@@ -393,13 +385,9 @@ class CacheManager:
         if not self.pool.moves:
             return
         moves = self.pool.drain_moves()
-        renamed = np.arange(self.pool.num_blocks * self.pool.pages_per_block, dtype=np.int32)
-        came_from: dict[int, int] = {}
         for source, target in moves:
-            origin = came_from.pop(source, source)
-            came_from[target] = origin
-            renamed[origin] = target
             self.prefix.tree.rename(source, target)
+        renamed = destinations(moves, self.pool.num_blocks * self.pool.pages_per_block)
         for lease in self._leases:
             pages = lease.full.held
             pages[:] = renamed[pages]

@@ -24,6 +24,17 @@ def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, 
     return np.array([came_from.get(slot, slot) for slot in slots.tolist()], np.int32)
 
 
+def destinations(moves: list[tuple[int, int]], slots: int) -> Int[np.ndarray, " slots"]:
+    """Return where the contents of each of so many slots are after moves (source, target), in their order."""
+    found = np.arange(slots, dtype=np.int32)
+    came_from: dict[int, int] = {}
+    for source, target in moves:
+        origin = came_from.pop(source, source)
+        came_from[target] = origin
+        found[origin] = target
+    return found
+
+
 def slots_of(
     full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
 ) -> Int[np.ndarray, " slots"]:

@@ -63,6 +63,7 @@ class PagePool:
         # old entries stay: an entry is valid if the number is still that of its list.
         self._partial: list[list[int]] = [[] for _ in range(pages_per_block + 1)]
         self._entries = 0
+        self._bound = max(pages_per_block, int(MAX_HOLES * self.total_slots) + 1)
 
     @property
     def total_slots(self) -> int:
@@ -244,8 +245,7 @@ class PagePool:
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
-        bound = max(self.pages_per_block, int(MAX_HOLES * self.total_slots) + 1)
-        while self.holes >= bound:
+        while self.holes >= self._bound:
             self._empty_one_block()
 
     def drain_moves(self) -> list[tuple[int, int]]:

@@ -1,6 +1,8 @@
 """The compiled shapes of the step: every plan runs in the smallest bucket that holds it. No jax."""
 
+import bisect
 from dataclasses import dataclass
+from operator import attrgetter
 
 from jswa.config import Limits
 from jswa.errors import EngineError
@@ -74,9 +76,9 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple
 
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
-    """Return the smallest bucket that holds the plan."""
+    """Return the smallest bucket that holds the plan, of those given, smallest first."""
     rows, tokens, drafts = plan.num_rows, plan.num_tokens, plan.drafts
-    for bucket in buckets:
+    for bucket in buckets[bisect.bisect_left(buckets, tokens, key=attrgetter("tokens")) :]:
         if bucket.holds(rows, tokens, drafts):
             return bucket
     raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")

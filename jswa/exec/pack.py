@@ -98,8 +98,10 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     else:
         inputs.tokens[: plan.num_tokens] = plan.tokens
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
-        section[: len(entries)] = entries
-    inputs.targets[: plan.num_tokens] = plan.targets[: spec.targets]
+        if len(entries):
+            section[: len(entries)] = entries
+    if spec.targets:
+        inputs.targets[: plan.num_tokens] = plan.targets
     if spec.adapters:
         inputs.adapters[: len(plan.adapters)] = plan.adapters
     return packed

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from jaxtyping import Int
@@ -15,6 +16,7 @@ from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
 
 _START, _COUNT, _SAMPLES = map(COLUMNS.index, ("start", "count", "samples"))
+_NO_ROWS = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_ENTRIES = np.zeros((0, 3), np.int32)
 
@@ -44,7 +46,7 @@ class Draft:
     behind: int = 0
     speculative: Int[np.ndarray, " n"] | None = None
     program: int = 0
-    decode: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    decode: Int[np.ndarray, " n"] = field(default_factory=lambda: _NO_ROWS)
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
     resumed: list[Sequence] = field(default_factory=list)
@@ -106,8 +108,8 @@ def make_plan(
         chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
     kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
     moves = cache.drain_moves()
-    table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)  # before the entries: as sent
-    full_pages, local_pages = cache.table.take_unsent()
+    table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)
+    full_pages, local_pages = cache.table.take_new(but={row.row_id for row in table_rows})
     changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,
@@ -142,13 +144,22 @@ def plan_copies(cache: CacheManager) -> StepPlan | None:
 def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
     drafts = draft.speculative
-    parts = [np.full(len(draft.decode) if drafts is None else len(drafts) + drafts.sum(), FROM_DEVICE, np.int32)]
+    parts = [_unknown(len(draft.decode) if drafts is None else len(drafts) + int(drafts.sum()))]
     if draft.behind:
+        parts[0] = parts[0].copy()
         on_host = np.flatnonzero(rows.launched[draft.decode] < rows.known[draft.decode])
         at = on_host if drafts is None else on_host + (drafts.cumsum() - drafts)[on_host]
         parts[0][at] = rows.last_tokens(draft.decode[on_host])
     parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
     return np.concatenate(parts) if prompts else parts[0]
+
+
+@cache
+def _unknown(count: int) -> Int[np.ndarray, " count"]:
+    """Return tokens that the host does not know, read-only."""
+    tokens = np.full(count, FROM_DEVICE, np.int32)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _logprobs(rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Logprobs:
@@ -171,7 +182,6 @@ def _targets(tokens: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray
 
 
 def _table_row(lease: Lease) -> TableRow:
-    """Return all pages of a row that starts on cached pages, and mark them as sent."""
+    """Return all pages of a row that starts on cached pages."""
     full, local = lease.full, lease.local
-    lease.table.sent[lease.row] = lease.covered
     return TableRow(lease.row, full.held.copy(), local.start, local.held.copy())

@@ -15,11 +15,11 @@ from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.admission import Writers, match_of, note_admission
+from jswa.sched.admission.checks import Writers, match_of, note_admission
 from jswa.sched.constraint import Masks, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
-from jswa.sched.rows import RECENT, Claims, Rows
+from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
 from jswa.types import FinishReason
@@ -110,7 +110,10 @@ class Requests:
         if self._cache.host is not None and sequence.reads_cache:
             self._cache.host.tier.visit(lease.salt, tokens[:-1])
         self.by_row[row_id] = sequence
-        bisect.insort(self._running, sequence, key=lambda s: s.rank)
+        if self._running and sequence.rank < self._running[-1].rank:
+            bisect.insort(self._running, sequence, key=lambda s: s.rank)
+        else:
+            self._running.append(sequence)
         self.writers.add(sequence)
         self.changes += 1
         return self.masks.admit(sequence)
@@ -263,9 +266,8 @@ class Requests:
     ) -> StepEvents:
         """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
         rows = self.rows
-        known, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
-        full = known & (RECENT - 1) == 0
-        ended = (known == rows.limit.take(row_ids)) | rows.stops.among(tokens) | full
+        marked, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
+        ended = marked | rows.stops.among(tokens)
         if np.count_nonzero(ended):
             for i in ended.nonzero()[0].tolist():
                 (sequence,) = self.sequences_at(row_ids[i : i + 1])
@@ -273,13 +275,16 @@ class Requests:
                 event = self.accept(sequence, int(tokens[i]))
                 ended[i] = event.finish_reason is not None
                 others += [event] if ended[i] else []
-                if full[i] and not ended[i]:
+                if marked[i] and not ended[i]:
                     self.grown(sequence)
             names, tokens = names[~ended], tokens[~ended]
         return StepEvents(names, tokens, tuple(others))
 
     def slide(self) -> None:
         """Slide the windows of all rows to their launched lengths."""
+        if not self.rows.moved:
+            return
+        self.rows.moved = False
         row_ids = (self.rows.launched >= self._cache.table.next_slide).nonzero()[0]
         if len(row_ids):
             self._cache.slide_all(row_ids, self.rows.launched[row_ids])
@@ -342,16 +347,16 @@ class Requests:
                 assert not self.admissible(Draft(0), sequence, match), "a request has room, and is not looked at"
 
     def _ahead(self) -> dict[Lease, tuple[int, int]]:
-        """Return, of each row that speculates, the end of what it may have run, and of what its pages may cover.
+        """Return, of each row, the end of what it may have run, and of what its pages may cover: at most a page more.
 
         Two steps in flight may have run drafts when pages were taken, and a row has gone on since then.
         """
         found, rows = {}, self.rows
-        for row_id in rows.speculative.nonzero()[0].tolist():
-            launched, most = int(rows.launched[row_id]), 2 * (1 + int(rows.speculative[row_id]))
-            furthest = min(launched + most, max(launched, int(rows.limit[row_id]) - 1))
-            for sequence in self.sequences_at(np.array([row_id])):
-                found[lease_of(sequence)] = launched + int(rows.ahead[row_id]), furthest
+        for sequence in self:
+            launched, drafts = sequence.launched, int(rows.speculative[sequence.row_id])
+            most = self._cache.layout.page_size + (2 * (1 + drafts) if drafts else 0)
+            furthest = min(launched + most, max(launched, sequence.limit - 1))
+            found[lease_of(sequence)] = launched + sequence.ahead, furthest
         return found
 
     def _wait_again(self, sequence: Sequence) -> None:

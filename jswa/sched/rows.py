@@ -70,10 +70,11 @@ class TokenCounts:
 
     def among(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
         """Return which of the tokens matter to some row."""
-        if len(self._ids) > _FEW:
+        if not 0 < len(self._ids) <= _FEW:
             return np.isin(tokens, self._ids)
-        found = np.zeros(len(tokens), bool)
-        for token in self._ids.tolist():
+        first, *others = self._ids.tolist()
+        found: Bool[np.ndarray, " R"] = tokens == first
+        for token in others:
             found |= tokens == token
         return found
 
@@ -91,6 +92,9 @@ class Rows:
         unsettled: whether any row may be ahead: if not, nothing is computed for drafts.
         accepted, rejected: drafts of each row that were right or not.
         limit: prompt and generated tokens at most. The last token is sampled but never run, so launched < limit.
+        mark: the number of known tokens at which the row must be looked at: its text ends, or its recent tokens must be
+            copied.
+        moved: whether rows have been launched, or settled, since their windows last slid.
         finite_to: end of the positions that the row has run in steps that came back finite, before it was plain.
         generation: counts the sequences that have had this row id. A step in flight remembers the generation of each of
             its rows, so a token for a sequence that has left the row is recognised.
@@ -110,6 +114,7 @@ class Rows:
     def __init__(self, max_rows: int, speculative: int = 0) -> None:
         self.max_rows = max_rows
         self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
+        self.mark, self.moved = np.zeros(max_rows, int), False
         self.ahead, self.speculative, self.accepted, self.rejected = np.zeros((4, max_rows), int)
         self.speculates, self._speculative, self.unsettled = speculative > 0, speculative, False
         self.generation = np.zeros(max_rows, np.int32)
@@ -159,7 +164,7 @@ class Rows:
 
     def release(self, row: int, request: Request) -> None:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
-        self.launched[row] = self.known[row] = self.limit[row] = self.finite_to[row] = 0
+        self.launched[row] = self.known[row] = self.limit[row] = self.mark[row] = self.finite_to[row] = 0
         self.ahead[row] = self.speculative[row] = self.accepted[row] = self.rejected[row] = 0
         self.prompt_logprobs_to[row] = self.adapters[row] = 0
         self.plain[row] = self.wants_logprobs[row] = False
@@ -188,26 +193,30 @@ class Rows:
     def set_known(self, row: int, tokens: Int[np.ndarray, " T"]) -> None:
         """Set the known tokens of a row, all of which the caller has."""
         self.known[row], self._recent[row, (len(tokens) - 1) % RECENT] = len(tokens), tokens[-1]
+        self.copied(row)
 
-    def append_one(self, row: int, token: int) -> int:
-        """Append a token to the known tokens of one row; return their number."""
+    def copied(self, row: int) -> None:
+        """Note that the caller has all known tokens of a row."""
+        self.mark[row] = min(self.limit[row], self.known[row] + RECENT)
+
+    def append_one(self, row: int, token: int) -> bool:
+        """Append a token to the known tokens of one row; return whether the row has reached its mark."""
         known = int(self.known[row])
         self._recent[row, known % RECENT], self.known[row] = token, known + 1
-        return known + 1
+        return bool(known + 1 == self.mark[row])
 
-    def append(self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
-        """Append a token to each row's known tokens; return their number. The caller copies `RECENT` tokens in time."""
-        known: Int[np.ndarray, " R"] = self.known.take(row_ids)
-        self._recent.reshape(-1)[row_ids * RECENT + (known & (RECENT - 1))] = tokens
+    def append(self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
+        """Append a token to each row's known tokens; return which rows have reached their mark."""
+        known = self.known.take(row_ids)
+        self._recent.put(row_ids * RECENT + (known & (RECENT - 1)), tokens)
         known += 1
         self.known[row_ids] = known
-        return known
+        reached: Bool[np.ndarray, " R"] = known == self.mark.take(row_ids)
+        return reached
 
     def passes_mark(self, row_ids: Int[np.ndarray, " R"], counts: Int[np.ndarray, " R"]) -> bool:
-        """Return whether so many tokens more end any of these texts, or fill what waits to be copied of one."""
-        known = self.known.take(row_ids)
-        after = known + counts
-        return bool(((after >= self.limit.take(row_ids)) | (after // RECENT > known // RECENT)).any())
+        """Return whether so many tokens more take any of these rows to its mark."""
+        return bool((self.known.take(row_ids) + counts >= self.mark.take(row_ids)).any())
 
     def append_several(
         self,
@@ -241,6 +250,7 @@ class Rows:
             self.ahead[row_ids] = end - launched
             self.unsettled = bool(self.ahead.any())
         self.launched[row_ids] = launched
+        self.moved = True
         self.flights.append(Flight(row_ids, self.generation.take(row_ids), counts, self.departures))
 
     def land(self) -> tuple[Flight, Bool[np.ndarray, " R"]]:
@@ -266,7 +276,7 @@ class Rows:
             end += counts[row_ids]
         self.launched[row_ids] = launched
         self.ahead[row_ids] = np.minimum(end, self.limit[row_ids] - 1) - launched
-        self.unsettled = bool(self.ahead.any())
+        self.unsettled, self.moved = bool(self.ahead.any()), True
 
     def in_flight(self, row: int) -> int:
         """Return the number of steps on the device that run a row for its present sequence."""
@@ -281,8 +291,9 @@ class Rows:
         """Assert that the entries of all other row ids are 0."""
         used = np.zeros(self.max_rows, bool)
         used[running] = True
-        for array in (self.launched, self.ahead, self.known, self.limit, self.plain, self.wants_logprobs):
+        for array in (self.launched, self.ahead, self.known, self.limit, self.mark, self.plain, self.wants_logprobs):
             assert not array[~used].any(), "an unused row id has a value"
+        assert np.all(self.known[used] < self.mark[used]), "a row has passed its mark"
         wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
         assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)
         assert len(running) or not len(self.stops), "stop ids of no row"
@@ -303,12 +314,16 @@ class Claims:
         self.prefill_rows = rows.prefill_rows()
         self._claimed: int | None = None  # by all rows; None: to be summed up
 
+    def excess(self) -> int:
+        """Return the slots that rows hold beyond that: of pages taken ahead, or for drafts."""
+        return int(np.maximum(self._cache.table.held_slots() - self._resident, 0).sum())
+
     def admit(self, lease: Lease, known: int) -> None:
         """Count a row that begins: it has a prompt to prefill, and so many known tokens."""
         self._resident[lease.row] = resident = self._layout.resident_slots(known + 1)
         self.prefill_rows += 1
         if self._claimed is not None:
-            self._claimed += max(0, resident - self._cache.held_slots(lease))
+            self._claimed += max(0, resident - lease.held_slots)
 
     def changed(self) -> None:
         """Note that rows have got pages since the claims were summed up."""

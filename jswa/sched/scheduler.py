@@ -14,20 +14,20 @@ from jaxtyping import Bool, Int
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
-from jswa.sched.admission import Recalling, fewest, is_passed, match_of, open_lease
+from jswa.sched.admission.prompts import Prompts
 from jswa.sched.draft import Draft, lease_of, make_plan, plan_copies
 from jswa.sched.drafts.drafting import Drafting
 from jswa.sched.drafts.several import append_several
 from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
-from jswa.sched.requests import Requests, needs_one
+from jswa.sched.requests import Requests
 from jswa.sched.rows import Rows
 from jswa.sched.sequence import Sequence, Status
 
 _NO_ROWS = np.zeros(0, np.intp)
+_AHEAD = 8  # steps
 
 
 class Scheduler:
@@ -56,7 +56,7 @@ class Scheduler:
         self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
         self._requests.grown = self.drafting.look_again
         self._turns = self._requests.turns
-        self._recalling = Recalling(self.cache, self._requests.admissible)
+        self._prompts = Prompts(self._requests, self.cache, limits, self.drafting.begin)
         self._in_flight: deque[StepPlan] = deque()
 
     @property
@@ -97,7 +97,7 @@ class Scheduler:
         sequence = self.sequences.get(request_id)
         if sequence is None:
             return None
-        self._recalling.drop(sequence)
+        self._prompts.recalling.drop(sequence)
         return self._requests.finish(sequence, None, "abort")
 
     def has_work(self) -> bool:
@@ -108,15 +108,15 @@ class Scheduler:
         """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
-        self._recalling.settle()
+        self._prompts.recalling.settle()
         draft = Draft(self.limits.max_tokens)
         if self._turns.several:
-            self._take_rows(draft)
+            self._prompts.take_rows(draft)
         self._plan_running(draft)
-        passed = self._admit(draft)
-        self._prefill(draft)
+        passed = self._prompts.admit(draft)
+        self._prompts.prefill(draft)
         if passed and draft.budget > 0:
-            self._admit(draft)
+            self._prompts.admit(draft)
         if not len(draft.decode) and not any(draft.prompts.values()):
             return None
         requests = self._requests
@@ -197,11 +197,12 @@ class Scheduler:
     def tidy(self) -> None:
         """Free pages for the next plan; called after the launch, while the device works.
 
-        Windows slide after all rows of a step have their pages: a page must not serve two rows in one step. Then the
-        prefix cache evicts what the next plan would otherwise have to evict.
+        Windows slide after all rows of a step have their pages: a page must not serve two rows in one step. Then rows
+        get pages ahead, and the prefix cache evicts what the next plan would otherwise have to evict.
         """
         self._requests.slide()
         self.cache.evict_ahead()
+        self._take_ahead()
 
     def preempt(self, request_id: str) -> None:
         """Preempt a running request between two steps, as `plan` does when memory is short. Raises EngineError."""
@@ -219,39 +220,23 @@ class Scheduler:
         assert len(self._in_flight) == len(self.rows.flights)
         self._requests.check()
 
-    def _take_rows(self, draft: Draft) -> None:
-        """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
-        rows, passed = self.rows, set[str]()
-        draft.reserved = int(np.count_nonzero((rows.known - rows.launched <= 1) & (rows.launched < rows.limit - 1)))
-        free = draft.budget - draft.reserved
-        draft.for_others = max(0, min(self.limits.max_tokens * 3 // 4, free - max(1, free // 8)))
-        while (sequence := self._turns.first(passed)) is not None:
-            waits = self._recalling.waits(draft, sequence, match_of(self.cache, sequence))
-            victims = [] if waits else self._victims(draft, sequence)
-            for victim in victims:
-                draft.reserved -= needs_one(victim)
-                self._requests.preempt(victim)
-                draft.claims = None
-            if not victims or not self._begin(draft, sequence, match_of(self.cache, sequence)):
-                passed.add(sequence.request.tenant)
+    def _take_ahead(self) -> None:
+        """Give the rows that reach the end of their pages within a few steps their next page, if any needs it now.
 
-    def _victims(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
-        """Return the rows to preempt so that a waiting sequence begins; none if it needs none, or if no rows do."""
-        match = match_of(self.cache, sequence)
-        if self._requests.writers.find(sequence, match) is not None:
-            return []
-        if self.cache.table.free and self._requests.admissible(draft, sequence, match):
-            return []
-        use = self._requests.use()
-        spare = self._turns.spare(sequence, use)
-        rows = list(self._turns.victims(sequence, use, [r for r in self._requests if r not in draft.prompts]))
-
-        def begins(count: int) -> bool:
-            budget = draft.budget - draft.reserved + sum(map(needs_one, rows[:count]))
-            room = self._turns.room(sequence, budget, draft.for_others)
-            return room > 0 and self._requests.admissible(draft, sequence, match, spare, rows[:count])
-
-        return rows[: fewest(len(rows), begins)]
+        To give rows pages costs much the same for one row and for fifty. No row is preempted for pages ahead, nor
+        earlier than without them: no other row that decodes needs a page within these steps. While a waiting request
+        might begin with these pages, none are taken.
+        """
+        rows, table, requests = self.rows, self.cache.table, self._requests
+        positions, goes_on = rows.next_positions(), rows.plain & (table.covered < rows.limit - 1)
+        if not np.count_nonzero(goes_on & (positions >= table.covered)) or self._turns.several:
+            return
+        head = self._turns.first() if table.free else None
+        if head is not None and head.blocked != requests.state():
+            return
+        row_ids = (goes_on & (positions + min(_AHEAD, self.layout.page_size) > table.covered)).nonzero()[0]
+        if len(row_ids) * self.layout.page_slots <= self.cache.available_slots:
+            self.cache.take_ahead(row_ids)
 
     def _plan_running(self, draft: Draft) -> None:
         """Add the running rows that need one token, and a share of the first prompt, by turns.
@@ -298,13 +283,7 @@ class Scheduler:
                 if is_prompt:
                     draft.drop(sequence)
             elif is_prompt and count > 0:
-                self._add(draft, sequence, count)
-
-    def _add(self, draft: Draft, sequence: Sequence, count: int) -> None:
-        """Add tokens of a prompt, for which its tenant is charged."""
-        if self._turns.several:
-            self._turns.charge(sequence, count)
-        draft.add(sequence, count)
+                self._prompts.add(draft, sequence, count)
 
     def _grow(
         self, sequence: Sequence, length: int, order: list[Sequence], decode: Bool[np.ndarray, " max_rows"]
@@ -327,84 +306,4 @@ class Scheduler:
                     return False
             else:
                 raise EngineError(f"a row of {length} tokens alone does not fit the arena")
-        return True
-
-    def _prefill(self, draft: Draft, *, before: Sequence | None = None, long: int = 0) -> None:
-        """Give running prompts what is left of the budget, in the order of `Turns.prompts`. Preempts no row."""
-        for sequence in self._turns.prompts(draft.left, before, long) if draft.left else ():
-            count = min(draft.left[sequence], self._turns.room(sequence, draft.budget, draft.for_others))
-            length = sequence.launched + draft.prompts[sequence] + count
-            if count and self.cache.grow(lease_of(sequence), length):
-                if draft.claims is not None:
-                    draft.claims.changed()
-                self._add(draft, sequence, count)
-
-    def _admit(self, draft: Draft) -> bool:
-        """Admit waiting requests by turns; return whether long prompts were passed by others."""
-        if not self.cache.table.free or not len(self._turns):
-            return False
-        # If there is enough for all that run, none of them is held back.
-        enough = sum(draft.left.values()) <= draft.budget
-        long = draft.budget if enough else self.limits.long_prompt
-        draft.claims = None
-        passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
-        short: set[str] = set()  # tenants whose long prompts are passed by their others
-        first: Sequence | None = None  # that waits for memory
-        began_long = False
-        while draft.budget > 0 and self.cache.table.free:
-            head = self._turns.first(passed, short)
-            if head is None or self._turns.overtakes(head):
-                break
-            self._prefill(draft, before=head, long=long)
-            tenant = head.request.tenant
-            no_room = self._turns.room(head, draft.budget, draft.for_others) <= 0
-            if no_room or (first is not None and not self._turns.passes(head, first, self._requests.use())):
-                passed.add(tenant)
-                continue
-            if head.blocked is not None and head.blocked == self._requests.state():
-                passed.add(tenant)
-                first = first or head
-                continue
-            match = match_of(self.cache, head)
-            writer = self._requests.writers.find(head, match)
-            behind = began_long and self._turns.first(passed, {*short, tenant}) is not None
-            if tenant not in short and is_passed(draft, head, match, writer, self.limits.long_prompt, behind=behind):
-                short.add(tenant)
-            elif writer is not None or self._recalling.waits(draft, head, match):
-                passed.add(tenant)
-            elif not self._begin(draft, head, match):
-                first = first or head
-                passed.add(tenant)
-            else:
-                began_long |= draft.left.get(head, 0) > self.limits.long_prompt
-                if first is not None:
-                    first.passed_by += head.num_known
-        return bool(short)
-
-    def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
-        """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
-        if room <= 0 or not self.cache.table.free:
-            return False
-        spare = self._turns.spare(sequence, self._requests.use()) if self._turns.several else 0
-        if not self._requests.admissible(draft, sequence, match, spare):
-            sequence.blocked = None if self._turns.several else self._requests.state()
-            return False
-        opened = open_lease(self.cache, sequence, match)
-        if opened is None:
-            return False
-        (lease, match), start = opened, opened[1].resume.start
-        need = sequence.num_known - start
-        count = need if need <= room else min(self.limits.long_prompt, room)
-        if not self.cache.grow(lease, start + count):
-            self.cache.close(lease)
-            return False
-        entry = self._requests.begin(sequence, lease, match)
-        self.drafting.begin(sequence)
-        draft.begin(sequence)
-        draft.resumed += [sequence] if len(match.full) or len(match.local) else []
-        draft.extras += [] if entry is None else [entry]
-        if draft.claims is not None:
-            draft.claims.admit(lease, sequence.num_known)
-        self._add(draft, sequence, count)
         return True

@@ -135,12 +135,13 @@ class Sequence:
         """Copy the tokens that `Rows` has got since the last call. It has room for `RECENT` of them."""
         if self.rows is not None and self.rows.known[self.row_id] > self._length:
             self._extend(self.rows.recent(self.row_id, self._length))
+            self.rows.copied(self.row_id)
 
     def append(self, token: int) -> None:
         """Append a token that came back."""
         if self.rows is None:
             self._extend(np.array([token], np.int32))
-        elif self.rows.append_one(self.row_id, token) % RECENT == 0:
+        elif self.rows.append_one(self.row_id, token):
             self.copy_recent()
 
     def extend(self, tokens: Int[np.ndarray, " n"]) -> None:

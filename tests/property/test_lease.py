@@ -84,7 +84,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Launch a step of several rows that all begin a page, with the calls for many rows: as the calls for one."""
         rows = data.draw(st.lists(st.sampled_from(self.rows), unique=True, min_size=1, max_size=8))
         rows = [row for row in rows if row.lease.covered < WIDTH * self.layout.page_size]
-        self.manager.table.take_unsent()
+        self.manager.table.take_new()
         other, twins = deepcopy((self.manager, [row.lease for row in rows]))
         before, free = self._everything(), self.manager.pool.free_slots
         fits = self.manager.grow_by_page(np.array([row.lease.row for row in rows], np.intp))
@@ -98,7 +98,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert other.grow(twin, twin.covered + 1)
             row.launched = row.lease.covered - self.layout.page_size + 1
         names = {row.lease.row: row.name for row in rows}
-        full, local = self.manager.table.take_unsent()
+        full, local = self.manager.table.take_new()
         for tags, entries, kind in ((self.full_tags, full, "full"), (self.local_tags, local, "local")):
             tags |= {page: (names[row], at) for row, at, page in entries.tolist()}
             runs: list[PageRun] = [getattr(row.lease, kind) for row in rows]
@@ -157,7 +157,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 else:
                     assert len(local.held) <= self.layout.touch(min(row.launched, reach.size))
             slots = len(full.held) + self.layout.pages_per_block * len(local.held)
-            assert self.manager.held_slots(row.lease) == slots
+            assert row.lease.held_slots == slots
 
     def teardown(self) -> None:
         """Close every lease: the pool must then be empty."""

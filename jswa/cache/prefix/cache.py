@@ -13,10 +13,11 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.edges import Cursor, Ghost, Node
+from jswa.cache.prefix.edges import Cursor, Ghost, Node, Window
 from jswa.cache.prefix.radix import NONE, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
+from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.prefix.visits import BRANCH, PROMPT_END
 from jswa.types import MissReason
 
@@ -201,6 +202,20 @@ class PrefixCache:
             node.cursors.discard(cursor)
             cursor.node = None
             self.retention.trim(node)
+
+    def stats(self, hits: HitCounter, slid_pages: int) -> CacheStats:
+        """Return these counters and the contents of the cache."""
+        pool = self.pool
+        return CacheStats(
+            **{**vars(hits), "missed": dict(hits.missed)},
+            full_pages=int(np.count_nonzero(pool.full_cached)),
+            local_pages=int(np.count_nonzero(pool.local_cached)),
+            evictable_full_pages=pool.evictable_full,
+            evictable_local_pages=pool.evictable_local,
+            windows=sum(isinstance(item, Window) for item in self.tree.candidates.items),
+            evictions=self.retention.evictions,
+            slid_pages=slid_pages,
+        )
 
     def check(self) -> None:
         """Assert the laws of tree and retention."""

@@ -6,7 +6,7 @@ Windows and leaves may be. A sample of them is scored by a few numpy calls.
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 UNKNOWN = -1.0
 Ghost = tuple[str, int, bytes]  # text that was evicted: salt, start, next tokens
@@ -96,6 +96,7 @@ class Candidates:
         values: loss per slot if the item is evicted, at an age at which every request uses it: UNKNOWN, or infinite if
             evicting it would free nothing.
         slots: by index, the slot of the item's edge.
+        edges: by index, whether the item is an edge.
         last, kinds: by slot, as in `Node`.
     """
 
@@ -103,6 +104,7 @@ class Candidates:
         self.items: list[Node | Window] = []
         self.values: Float[np.ndarray, " room"] = np.empty(256)
         self.slots: Int[np.ndarray, " room"] = np.empty(256, np.intp)
+        self.edges: Bool[np.ndarray, " room"] = np.empty(256, bool)
         self.last: Int[np.ndarray, " edges"] = np.empty(256, np.int64)
         self.kinds: Int[np.ndarray, " edges"] = np.empty(256, np.intp)
         self._free = list(range(256))
@@ -114,7 +116,8 @@ class Candidates:
         item.index = len(self.items)
         self.items.append(item)
         if len(self.items) > len(self.values):
-            self.values, self.slots = (np.concatenate([array, array]) for array in (self.values, self.slots))
+            self.values, self.slots, self.edges = (np.concatenate([array, array]) for array in self._arrays)
+        self.edges[item.index] = item.edge is item
         self.forget(item)
 
     def discard(self, item: Node | Window) -> None:
@@ -125,10 +128,15 @@ class Candidates:
         last = self.items.pop()
         if last is not item:
             self.items[index] = last
-            for array in (self.values, self.slots):
+            for array in self._arrays:
                 array[index] = array[last.index]
             last.index = index
         item.index = -1
+
+    def slots_of_edges(self) -> Int[np.ndarray, " n"]:
+        """Return the slots of the items that are edges."""
+        found: Int[np.ndarray, " n"] = self.slots[: len(self.items)][self.edges[: len(self.items)]]
+        return found
 
     def forget(self, item: Node | Window) -> None:
         """Count an item's value as unknown, and follow it to another edge, if it is present."""
@@ -150,11 +158,16 @@ class Candidates:
         self._free.append(edge.slot)
         edge.slot = -1
 
+    @property
+    def _arrays(self) -> tuple[Float[np.ndarray, " room"], Int[np.ndarray, " room"], Bool[np.ndarray, " room"]]:
+        return self.values, self.slots, self.edges
+
     def check(self) -> None:
         """Assert that arrays, items and edges agree."""
         for index, item in enumerate(self.items):
             edge = item.edge
             assert item.index == index
+            assert self.edges[index] == isinstance(item, Node)
             assert self.slots[index] == edge.slot >= 0, "an item has moved to another edge"
             assert (self.last[edge.slot], self.kinds[edge.slot]) == (edge.last, edge.kind), "a use was not refreshed"
         slots = {item.edge.slot for item in self.items}

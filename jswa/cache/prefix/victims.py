@@ -43,9 +43,9 @@ class Victims:
                 item, last = self._chosen.pop()
                 # Chosen before, perhaps: it may have been used, changed or evicted since, or rows may hold it.
                 if item.index >= 0 and item.last == last and values[item.index] != UNKNOWN:
-                    values[item.index] = self._value(item)
-                    if values[item.index] < math.inf:
+                    if self._frees(item):
                         return item
+                    values[item.index] = math.inf
             self._chosen = self._draw(clock)
 
     def prefer(self, item: Node) -> None:
@@ -102,6 +102,14 @@ class Victims:
             if under_cursors or isinstance(item, Window) or not item.cursors:
                 found.append((item, item.last))
         return found[::-1]
+
+    def _frees(self, item: Node | Window) -> bool:
+        """Return whether evicting an item frees anything now."""
+        if isinstance(item, Window):
+            return bool(np.count_nonzero(self._pool.local_owners[item.blocks] == 1))
+        if self._tree.layout.full is None or item.full[-1] == NONE:
+            return False
+        return bool(self._pool.full_owners[item.full[-1]] == 1)
 
     def _value(self, item: Node | Window) -> float:
         """Return the loss per slot; infinite if evicting the item frees nothing."""

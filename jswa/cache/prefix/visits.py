@@ -176,6 +176,8 @@ class Visits:
 
     def ghost(self, salt: str, tokens: Int[np.ndarray, " T"], at: int) -> Ghost | None:
         """Return what was evicted of this text beyond `at`, if that was not too long ago."""
+        if not self._ghosts:
+            return None
         ghost = salt, at, tokens[at : at + _GHOST_TOKENS].tobytes()
         return ghost if ghost in self._ghosts else None
 
@@ -193,7 +195,7 @@ class Visits:
 
     def _learn(self) -> None:
         candidates = self._tree.candidates
-        slots = np.array([item.slot for item in candidates.items if isinstance(item, Node)], np.intp)
+        slots = candidates.slots_of_edges()
         ghosts: Int[np.ndarray, "n 2"] = np.fromiter(chain.from_iterable(self._ghosts.values()), np.int64).reshape(
             -1, 2
         )

@@ -90,6 +90,8 @@ class Drafting:
     def begin(self, sequence: Sequence) -> None:
         """Note a row that begins: its rows of the device's tables are another's."""
         row_id, speculation = sequence.row_id, self._speculation
+        if not self._rows.speculates:
+            return
         self.choice.begin(row_id)
         if speculation is None or not speculation.looks_up or not self._rows.speculative[row_id]:
             return

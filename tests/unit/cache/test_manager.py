@@ -23,14 +23,14 @@ def test_pages_are_uploaded_once_with_their_current_ids() -> None:
     manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9, 1)
     lease = manager.open()
     manager.grow(lease, 9)
-    full, local = manager.table.take_unsent()
+    full, local = manager.table.take_new()
     assert len(local) == 0
     assert full[:, :2].tolist() == [[lease.row, 0], [lease.row, 1], [lease.row, 2]]
     np.testing.assert_array_equal(full[:, 2], lease.full.held)
     manager.grow(lease, 12)
-    assert len(manager.table.take_unsent()[0]) == 0
+    assert len(manager.table.take_new()[0]) == 0
     manager.grow(lease, 13)
-    assert manager.table.take_unsent()[0].tolist() == [[lease.row, 3, lease.full.held[3]]]
+    assert manager.table.take_new()[0].tolist() == [[lease.row, 3, lease.full.held[3]]]
 
 
 def test_a_model_without_local_layers_holds_no_local_pages() -> None:
@@ -40,7 +40,7 @@ def test_a_model_without_local_layers_holds_no_local_pages() -> None:
     manager.grow(lease, 30)
     manager.slide(lease, 30)
     assert (len(lease.full.held), len(lease.local.held)) == (8, 0)
-    assert manager.held_slots(lease) == 8
+    assert lease.held_slots == 8
     manager.check([(lease, 30)])
 
 

@@ -9,7 +9,7 @@ from jswa.cache.capacity import resident_slots
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from jswa.sched.rows import RECENT, Claims, Rows
+from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from tests.support.builders import make_layout, make_request
 
@@ -48,8 +48,8 @@ def test_a_sequence_has_all_its_tokens_however_they_come(length: int, changes: l
             begin(rows, sequence)
         for token in new:
             if kind == "all" and sequence.rows is not None:
-                (known,) = rows.append(np.array([sequence.row_id]), np.array([token], np.int32))
-                if known % RECENT == 0:
+                (marked,) = rows.append(np.array([sequence.row_id]), np.array([token], np.int32))
+                if marked:
                     sequence.copy_recent()
             else:
                 sequence.append(token)

@@ -1,0 +1,161 @@
+"""The prompts of a step: running ones get tokens, waiting requests begin, and tenants get rows of others."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.cache import Match
+from jswa.config import Limits
+from jswa.sched.admission.checks import fewest, is_passed, match_of, open_lease
+from jswa.sched.admission.recalling import Recalling
+from jswa.sched.draft import Draft, lease_of
+from jswa.sched.requests import Requests, needs_one
+from jswa.sched.sequence import Sequence
+
+
+class Prompts:
+    """Adds prompts to a step.
+
+    Args:
+        begun: called with each row that begins.
+
+    Attributes:
+        recalling: the waiting request for which text comes back.
+    """
+
+    def __init__(
+        self, requests: Requests, cache: CacheManager, limits: Limits, begun: Callable[[Sequence], None]
+    ) -> None:
+        self.recalling = Recalling(cache, requests.admissible)
+        self._requests, self._turns = requests, requests.turns
+        self._cache, self._limits, self._begun = cache, limits, begun
+
+    def take_rows(self, draft: Draft) -> None:
+        """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
+        rows, passed = self._requests.rows, set[str]()
+        draft.reserved = int(np.count_nonzero((rows.known - rows.launched <= 1) & (rows.launched < rows.limit - 1)))
+        free = draft.budget - draft.reserved
+        draft.for_others = max(0, min(self._limits.max_tokens * 3 // 4, free - max(1, free // 8)))
+        while (sequence := self._turns.first(passed)) is not None:
+            waits = self.recalling.waits(draft, sequence, match_of(self._cache, sequence))
+            victims = [] if waits else self._victims(draft, sequence)
+            for victim in victims:
+                draft.reserved -= needs_one(victim)
+                self._requests.preempt(victim)
+                draft.claims = None
+            if not victims or not self._begin(draft, sequence, match_of(self._cache, sequence)):
+                passed.add(sequence.request.tenant)
+
+    def _victims(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
+        """Return the rows to preempt so that a waiting sequence begins; none if it needs none, or if no rows do."""
+        match = match_of(self._cache, sequence)
+        if self._requests.writers.find(sequence, match) is not None:
+            return []
+        if self._cache.table.free and self._requests.admissible(draft, sequence, match):
+            return []
+        use = self._requests.use()
+        spare = self._turns.spare(sequence, use)
+        rows = list(self._turns.victims(sequence, use, [r for r in self._requests if r not in draft.prompts]))
+
+        def begins(count: int) -> bool:
+            budget = draft.budget - draft.reserved + sum(map(needs_one, rows[:count]))
+            room = self._turns.room(sequence, budget, draft.for_others)
+            return room > 0 and self._requests.admissible(draft, sequence, match, spare, rows[:count])
+
+        return rows[: fewest(len(rows), begins)]
+
+    def add(self, draft: Draft, sequence: Sequence, count: int) -> None:
+        """Add tokens of a prompt, for which its tenant is charged."""
+        if self._turns.several:
+            self._turns.charge(sequence, count)
+        draft.add(sequence, count)
+
+    def prefill(self, draft: Draft, *, before: Sequence | None = None, long: int = 0) -> None:
+        """Give running prompts what is left of the budget, in the order of `Turns.prompts`. Preempts no row."""
+        for sequence in self._turns.prompts(draft.left, before, long) if draft.left else ():
+            count = min(draft.left[sequence], self._turns.room(sequence, draft.budget, draft.for_others))
+            length = sequence.launched + draft.prompts[sequence] + count
+            if count and self._cache.grow(lease_of(sequence), length):
+                if draft.claims is not None:
+                    draft.claims.changed()
+                self.add(draft, sequence, count)
+
+    def admit(self, draft: Draft) -> bool:
+        """Admit waiting requests by turns; return whether long prompts were passed by others."""
+        if not self._cache.table.free or not len(self._turns):
+            return False
+        # If there is enough for all that run, none of them is held back.
+        enough = sum(draft.left.values()) <= draft.budget
+        long = draft.budget if enough else self._limits.long_prompt
+        draft.claims = None
+        passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
+        short: set[str] = set()  # tenants whose long prompts are passed by their others
+        first: Sequence | None = None  # that waits for memory
+        began_long = False
+        while draft.budget > 0 and self._cache.table.free:
+            head = self._turns.first(passed, short)
+            if head is None or self._turns.overtakes(head):
+                break
+            self.prefill(draft, before=head, long=long)
+            tenant = head.request.tenant
+            no_room = self._turns.room(head, draft.budget, draft.for_others) <= 0
+            if no_room or (first is not None and not self._turns.passes(head, first, self._requests.use())):
+                passed.add(tenant)
+                continue
+            if head.blocked is not None and head.blocked == self._requests.state():
+                passed.add(tenant)
+                first = first or head
+                continue
+            match = match_of(self._cache, head)
+            writer = self._requests.writers.find(head, match)
+            behind = began_long and self._turns.first(passed, {*short, tenant}) is not None
+            if tenant not in short and is_passed(draft, head, match, writer, self._limits.long_prompt, behind=behind):
+                short.add(tenant)
+            elif writer is not None or self.recalling.waits(draft, head, match):
+                passed.add(tenant)
+            elif not self._begin(draft, head, match):
+                first = first or head
+                passed.add(tenant)
+            else:
+                began_long |= draft.left.get(head, 0) > self._limits.long_prompt
+                if first is not None:
+                    first.passed_by += head.num_known
+        return bool(short)
+
+    def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
+        """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
+        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
+        if room <= 0 or not self._cache.table.free:
+            return False
+        spare = self._turns.spare(sequence, self._requests.use()) if self._turns.several else 0
+        if not self._requests.admissible(draft, sequence, match, spare):
+            self._note_blocked(draft, sequence, match)
+            return False
+        opened = open_lease(self._cache, sequence, match)
+        if opened is None:
+            return False
+        (lease, match), start = opened, opened[1].resume.start
+        need = sequence.num_known - start
+        count = need if need <= room else min(self._limits.long_prompt, room)
+        if not self._cache.grow(lease, start + count):
+            self._cache.close(lease)
+            return False
+        entry = self._requests.begin(sequence, lease, match)
+        self._begun(sequence)
+        draft.begin(sequence)
+        draft.resumed += [sequence] if len(match.full) or len(match.local) else []
+        draft.extras += [] if entry is None else [entry]
+        if draft.claims is not None:
+            draft.claims.admit(lease, sequence.num_known)
+        self.add(draft, sequence, count)
+        return True
+
+    def _note_blocked(self, draft: Draft, sequence: Sequence, match: Match) -> None:
+        """Let a sequence without room be looked at again when something has changed.
+
+        If there were room without the pages that rows have ahead, it is looked at in each step.
+        """
+        requests, excess = self._requests, 0 if draft.claims is None else draft.claims.excess()
+        soon = self._turns.several or (excess and requests.admissible(draft, sequence, match, -excess))
+        sequence.blocked = None if soon else requests.state()
