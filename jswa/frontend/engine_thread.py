@@ -271,10 +271,9 @@ class EngineThread:
             idle = not engine.has_work()
             if idle:
                 self._read_figures(engine)
-            try:
-                work = self._inbox.get(block=idle)
-            except queue.Empty:
+            if not idle and self._inbox.empty():
                 return True
+            work = self._inbox.get()  # nobody else takes from it
             if work is None:
                 return False
             self._busy_since = time.monotonic()

@@ -70,8 +70,10 @@ class TokenCounts:
 
     def among(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
         """Return which of the tokens matter to some row."""
-        if not 0 < len(self._ids) <= _FEW:
+        if len(self._ids) > _FEW:
             return np.isin(tokens, self._ids)
+        if not len(self._ids):
+            return np.zeros(len(tokens), bool)
         first, *others = self._ids.tolist()
         found: Bool[np.ndarray, " R"] = tokens == first
         for token in others:

@@ -58,6 +58,7 @@ class Scheduler:
         self._turns = self._requests.turns
         self._prompts = Prompts(self._requests, self.cache, limits, self.drafting.begin)
         self._in_flight: deque[StepPlan] = deque()
+        self._since_ahead = 0  # steps since rows got pages ahead
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -221,21 +222,24 @@ class Scheduler:
         self._requests.check()
 
     def _take_ahead(self) -> None:
-        """Give the rows that reach the end of their pages within a few steps their next page, if any needs it now.
+        """Once in a few steps, give the rows that reach the end of their pages until the next time their next page.
 
         To give rows pages costs much the same for one row and for fifty. No row is preempted for pages ahead, nor
         earlier than without them: no other row that decodes needs a page within these steps. While a waiting request
         might begin with these pages, none are taken.
         """
-        rows, table, requests = self.rows, self.cache.table, self._requests
-        positions, goes_on = rows.next_positions(), rows.plain & (table.covered < rows.limit - 1)
-        if not np.count_nonzero(goes_on & (positions >= table.covered)) or self._turns.several:
+        steps = min(_AHEAD, self.layout.page_size)
+        self._since_ahead += 1
+        if self._since_ahead < steps or self._turns.several:
             return
-        head = self._turns.first() if table.free else None
-        if head is not None and head.blocked != requests.state():
+        self._since_ahead = 0
+        head = self._turns.first() if self.cache.table.free else None
+        if head is not None and head.blocked != self._requests.state():
             return
-        row_ids = (goes_on & (positions + min(_AHEAD, self.layout.page_size) > table.covered)).nonzero()[0]
-        if len(row_ids) * self.layout.page_slots <= self.cache.available_slots:
+        rows, covered = self.rows, self.cache.table.covered
+        ends = rows.plain & (covered < rows.limit - 1) & (rows.next_positions() + steps > covered)
+        row_ids = ends.nonzero()[0]
+        if len(row_ids) and len(row_ids) * self.layout.page_slots <= self.cache.available_slots:
             self.cache.take_ahead(row_ids)
 
     def _plan_running(self, draft: Draft) -> None:

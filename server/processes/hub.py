@@ -7,9 +7,10 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, JswaError
 from jswa.plan import StepEvents, TokenEvent
@@ -30,6 +31,13 @@ _LOW = 2**_BITS - 1
 Handled = Callable[[], None]
 
 
+class Route(NamedTuple):
+    """The texts of a step that belong to one front end: their indices, and as int64 their numbers there."""
+
+    at: Int[np.ndarray, " n"]
+    numbers: bytes
+
+
 class Hub:
     """All front ends of one engine.
 
@@ -43,6 +51,8 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
         self._next = itertools.count(1)
+        self._names: list[str] = []  # texts of the last step
+        self._routes: dict[int, Route] = {}  # these texts by front end
         engine.thread.on_step = self._step
         engine.thread.on_state = self.tell_state
 
@@ -90,20 +100,10 @@ class Hub:
 
     def _step(self, events: StepEvents, handled: Handled) -> None:
         """Send each front end its part of a step."""
-        place = self.places.get
-        found = np.array([place(name, -1) for name in events.request_ids.tolist()], np.int64)
-        others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
-        for event in events.others:
-            if event.version is not None:  # see `Intake.submit`
-                continue
-            at = place(event.request_id, -1)
-            self.engine.intake.begun(event.request_id)
-            if event.finish_reason is not None:
-                self.places.pop(event.request_id, None)
-            if at >> _BITS in others:
-                others[at >> _BITS].append(frames.event_out(event, at & _LOW))
-                if event.finish_reason is not None:
-                    self.connections[at >> _BITS].ended(at & _LOW)
+        names = events.request_ids.tolist()
+        if names != self._names:  # mostly they are those of the step before
+            self._names, self._routes = names, self._route(names)
+        others = self._others(events)
         missing = 1  # front ends that have not handled the step, and this call
 
         def one_less() -> None:
@@ -112,15 +112,41 @@ class Hub:
             if missing == 0:
                 handled()
 
-        whose = found >> _BITS
         for number, connection in list(self.connections.items()):
-            mine = whose == number
-            numbers = found[mine] & _LOW
-            if len(numbers) or others[number]:
+            route = self._routes.get(number)
+            if route is not None or others[number]:
                 missing += 1
-                tokens = events.tokens[mine].astype(np.int32)
-                connection.send(frames.Step(numbers.tobytes(), tokens.tobytes(), others[number]), one_less)
+                tokens = b"" if route is None else events.tokens[route.at].astype(np.int32).tobytes()
+                connection.send(frames.Step(b"" if route is None else route.numbers, tokens, others[number]), one_less)
         one_less()
+
+    def _others(self, events: StepEvents) -> dict[int, list[frames.Event]]:
+        """Return the events of a step that are no tokens alone, by front end; forget the texts that end."""
+        others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
+        for event in events.others:
+            if event.version is not None:  # see `Intake.submit`
+                continue
+            at = self.places.get(event.request_id, -1)
+            self.engine.intake.begun(event.request_id)
+            if event.finish_reason is not None:
+                self.places.pop(event.request_id, None)
+            if at >> _BITS in others:
+                others[at >> _BITS].append(frames.event_out(event, at & _LOW))
+                if event.finish_reason is not None:
+                    self.connections[at >> _BITS].ended(at & _LOW)
+        return others
+
+    def _route(self, names: list[str]) -> dict[int, Route]:
+        """Return which of these texts each front end has; none for a front end that has none."""
+        place = self.places.get
+        found = np.array([place(name, -1) for name in names], np.int64)
+        whose = found >> _BITS
+        routes = {}
+        for number in self.connections:
+            at = (whose == number).nonzero()[0]
+            if len(at):
+                routes[number] = Route(at, (found[at] & _LOW).tobytes())
+        return routes
 
 
 class Connection:
