@@ -369,8 +369,9 @@ class Engine:
         self._profiles = folder is not None
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache, on the disk too. Running rows keep their pages."""
+        """Empty the prefix cache, on the disk too, and forget its texts. Running rows keep their pages."""
         cache = self._scheduler.cache
         cache.flush()
+        self._scheduler.drafting.forget_texts()
         if cache.host is not None and cache.host.disk is not None:
             cache.host.disk.clear()

@@ -179,6 +179,7 @@ class Turnover:
             if not self.level:
                 for sequence in self._scheduler.running:
                     self._scheduler.preempt(sequence.request.request_id)
+                self._scheduler.drafting.keep_texts()
                 self._cache.flush()
                 self._cache.drain_moves()
                 runner.free_arena()
@@ -214,6 +215,7 @@ class Turnover:
         self.require_changing().replace_params(params)
         self._lost = False
         self.version += 1
+        self._scheduler.drafting.keep_texts()
         self._cache.next_version(self.version)
         self._events += [TokenEvent(name, None, version=self.version) for name in self._scheduler.sequences]
 
