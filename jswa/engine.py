@@ -115,9 +115,8 @@ class Engine:
         self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace, host_pages)
         # Held while the prefix cache is saved or loaded, so that one copy runs at a time, and of one version of the KV.
         self.copying = threading.Lock()
-        self.turnover = Turnover(
-            None if hosts is not None else runner, self._scheduler, self.stepping.drain, self.copying
-        )
+        nodes = 1 if hosts is None else hosts.member.nodes
+        self.turnover = Turnover(runner, self._scheduler, self.stepping.drain, self.copying, nodes=nodes)
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self.grammars: Grammars | None = None

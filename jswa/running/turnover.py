@@ -43,7 +43,7 @@ class Turnover:
     """The version of an engine's weights, and whether it runs.
 
     Args:
-        runner: None if several hosts share the model.
+        nodes: the hosts that share the model.
         drain: applies the step in flight, if there is one, and returns its events.
         copying: held by others while they copy KV to the host or back.
 
@@ -60,12 +60,15 @@ class Turnover:
         scheduler: Scheduler,
         drain: Callable[[], StepEvents],
         copying: threading.Lock,
+        *,
+        nodes: int = 1,
     ) -> None:
         self.version = 0
         self.paused = False
         self.pausing = False
         self.level = 0
-        self._runner = runner if isinstance(runner, ChangingRunner) else None
+        self._nodes = nodes
+        self._runner = runner if nodes == 1 and isinstance(runner, ChangingRunner) else None
         self._scheduler = scheduler
         self._drain = drain
         self._copying = copying
@@ -226,9 +229,8 @@ class Turnover:
     def require_changing(self) -> ChangingRunner:
         """Return the runner. Raises RequestError if it cannot change."""
         if self._runner is None:
-            raise RequestError(
-                "weights", "update", "this engine cannot change its weights, nor sleep: its model is on several hosts"
-            )
+            limit = "must be 1 to change the weights, or to sleep: other hosts follow neither; start them anew"
+            raise RequestError("nnodes", self._nodes, limit)
         return self._runner
 
     @contextmanager
