@@ -62,7 +62,7 @@ class FakeChanges:
 
     def __init__(self) -> None:
         self.version = self.level = 0
-        self.paused = False
+        self.paused = self.pausing = False
         self.given: list[tuple[Any, InFlight]] = []
 
     def stage(self, source: Any) -> Any:
@@ -302,6 +302,9 @@ class FakeEngine:
             self.prepared.append(params)
         elif not stop():
             self.completed.append(params)
+
+    def close(self) -> None:
+        """Free nothing."""
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Store the callbacks, for tests to call."""
