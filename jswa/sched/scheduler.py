@@ -220,6 +220,8 @@ class Scheduler:
         """Assert every law of scheduler, leases and pool; for tests."""
         assert len(self._in_flight) == len(self.rows.flights)
         self._requests.check()
+        if self.drafting.earlier is not None:
+            self.drafting.earlier.check()
 
     def _take_ahead(self) -> None:
         """Once in a few steps, give the rows that reach the end of their pages until the next time their next page.
