@@ -16,7 +16,7 @@ from jswa.sched.drafts.continuations import BETWEEN
 from jswa.sched.drafts.earlier import EarlierTexts
 from jswa.text.speculation import Speculation
 from tests.support.builders import make_layout, make_request
-from tests.support.fakes import Loop
+from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
 Text = tuple[int, ...]
