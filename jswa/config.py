@@ -77,6 +77,8 @@ class EngineConfig:
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
             device. mosaic runs fewer kernels per layer on Hopper; no GPU has measured it yet.
+        routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto and xla run on
+            any device. triton does it in one kernel, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
             reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
@@ -126,6 +128,7 @@ class EngineConfig:
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    routing_backend: Literal["auto", "xla", "triton"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False

@@ -23,7 +23,7 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling, few_rows, sample
 from jswa.plan import SAMPLING
 from pallas_kernels.sampling.api import Implementation
-from tools.cases.kernels.sampling import SHAPES
+from tools.cases.kernels.small.sampling import SHAPES
 
 LIMITS: dict[str, dict[str, float]] = {
     "greedy": {},

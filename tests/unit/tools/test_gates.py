@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.cases.kernels.glue import NORM_LAYERS, ROPE_LAYERS
+from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
 from tools.gates import FOLDER, worse, write
 
 GOOD = {"spills": 0, "blocks_per_sm": 2}
