@@ -70,7 +70,9 @@ def expected(case: Case, parts: Any, weights: RouterWeights) -> Routed:
 
 @pytest.mark.triton
 @pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:overflow", "ignore:invalid value")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=() if case.quick else pytest.mark.nightly) for case in CASES]
+)
 def test_routing_is_that_of_plain_jax(interpreter: Any, case: Case) -> None:
     """Every cell is written once, so no thread depends on another one's writes; a second run gives equal bits."""
     parts, weights = operands(case)
@@ -117,11 +119,18 @@ def mixture(config: MoeConfig, seed: int = 0, **kernel: Any) -> moe.Moe:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"router": RouterConfig("top_k_sigmoid", expert_scale=True), "weight_on_input": True},
-        {"router": RouterConfig("sigmoid", selection_bias=True, normalize=True, eps=1e-6), "bias": False},
+        pytest.param({}, id="gpt-oss"),
+        pytest.param(
+            {"router": RouterConfig("top_k_sigmoid", expert_scale=True), "weight_on_input": True},
+            id="weights on the input",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"router": RouterConfig("sigmoid", selection_bias=True, normalize=True, eps=1e-6), "bias": False},
+            id="selection",
+            marks=pytest.mark.nightly,
+        ),
     ],
-    ids=["gpt-oss", "weights on the input", "selection"],
 )
 def test_a_mixture_is_that_of_plain_jax(interpreter: Any, changes: dict[str, Any]) -> None:
     """With its products on the interpreted Hopper kernel, which reads the lists of tiles."""

@@ -23,6 +23,7 @@ class Case:
         parts: into which the product is split.
         bias, selection, scale: whether the router has them.
         tilings: of the grouped products.
+        quick: whether it is interpreted in every run of the tests.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     selection: bool = False
     scale: bool = False
     tilings: tuple[Tiling, ...] = (Tiling(8, 12),)
+    quick: bool = True
 
 
 GPT_OSS = Router("top_k_softmax", 4)
@@ -43,17 +45,20 @@ LLAMA_4 = Router("top_k_sigmoid", 1)
 QWEN = Router("softmax", 8, normalize=True)
 KINDS = ("wide", "flat", "ties", "huge", "one expert", "broken")
 CASES = (
-    *(Case(f"gpt-oss, {kind}", GPT_OSS, 7, 32, kind, parts=3, bias=True) for kind in KINDS),
-    *(Case(f"softmax, {kind}", Router("softmax", 2), 6, 8, kind) for kind in KINDS),
+    *(
+        Case(f"gpt-oss, {kind}", GPT_OSS, 7, 32, kind, parts=3, bias=True, quick=kind in ("wide", "broken"))
+        for kind in KINDS
+    ),
+    *(Case(f"softmax, {kind}", Router("softmax", 2), 6, 8, kind, quick=kind == "ties") for kind in KINDS),
     Case("sigmoid, normalised, selection", MIMO, 9, 48, selection=True, tilings=(Tiling(16, 70), Tiling(8, 80))),
     Case("sigmoid of one", LLAMA_4, 3, 16, scale=True),
     Case("all experts", Router("softmax", 5, normalize=True, scale=2.5), 4, 5),
     Case("a factor, a cap", Router("softmax", 3, factor=0.5, softcap=3.0), 4, 6),
     Case("one token, no tiles", GPT_OSS, 1, 32, parts=5, tilings=()),
-    Case("tiles of all rows", Router("top_k_softmax", 2), 4, 4, tilings=(Tiling(32, 5),)),
+    Case("tiles of all rows", Router("top_k_softmax", 2), 4, 4, tilings=(Tiling(32, 5),), quick=False),
     Case("three blocks", GPT_OSS, 600, 32, parts=2, bias=True, tilings=(Tiling(128, 52), Tiling(64, 73))),
-    Case("two blocks, one expert", Router("softmax", 1), 300, 32, "one expert", tilings=(Tiling(64, 40),)),
-    Case("many experts, blocks", MIMO, 40, 256, selection=True, tilings=(Tiling(8, 500),)),
+    Case("two blocks, one expert", Router("softmax", 1), 300, 32, "one expert", tilings=(Tiling(64, 40),), quick=False),
+    Case("many experts, blocks", MIMO, 40, 256, selection=True, tilings=(Tiling(8, 500),), quick=False),
 )
 
 
