@@ -37,6 +37,7 @@ from jswa.exec.runner import Runner
 from jswa.exec.sizing import (
     claim_memory,
     free_bytes,
+    gpu_step,
     require_memory,
     require_room,
     scratch_bytes,
@@ -244,6 +245,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     part = shard_config(model, options.tensor_parallel_size)
     drafter = drafter and drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
+    devices = _own_devices(device, mesh) if on_gpu else []
+    limits = _of_gpu(options, whole, part, layout, limits, kv_dtype.itemsize, devices, hosts)
     _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
     memory = options.kv_cache_memory_bytes
     if memory is None:
@@ -318,6 +321,26 @@ def _read_modules(reader: LoraReader | None, options: EngineConfig) -> dict[str,
         except RequestError as error:
             raise ConfigError("lora_modules", f"{name}={folder}", error.limit) from error
     return modules
+
+
+def _of_gpu(
+    options: EngineConfig,
+    whole: ModelConfig,
+    part: ModelConfig,
+    layout: KVLayout,
+    limits: Limits,
+    itemsize: int,
+    devices: list[jax.Device],
+    hosts: Hosts | None,
+) -> Limits:
+    """Return the limits with the step of these GPUs, if there are any. All hosts have the same."""
+    if not devices:
+        return limits
+    free = options.kv_cache_memory_bytes or free_bytes(devices)
+    free = free if hosts is None else hosts.least(free // _MIB) * _MIB
+    memory = int((devices[0].memory_stats() or {}).get("bytes_limit", 0))
+    sizes = gpu_step(options, part, layout, free, memory, itemsize)
+    return resolve_limits(options, whole, on_gpu=True, gpu_step=sizes)
 
 
 def _own_devices(device: jax.Device, mesh: Mesh | None) -> list[jax.Device]:

@@ -40,9 +40,11 @@ class EngineConfig:
             makes random MXFP4 experts.
         max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
             model's maximum.
-        max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU.
+        max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU, on GPUs of 140
+            GB up to 1024 if so many of 2048 tokens fit.
         max_num_batched_tokens: Run at most this many tokens per step, of prefill chunks and decoding sequences
-            together. Default: 512 on CPU, 2048 on GPU, but at least max_num_seqs.
+            together. Default: 512 on CPU, 2048 on GPU (8192 for mixtures of experts on 140 GB), but at least
+            max_num_seqs.
         long_prefill_token_threshold: A prompt is long while more tokens than this are left to prefill. If the waiting
             prompts need more than one step, the oldest gets this many tokens of each step, and shorter prompts get the
             others first; short prompts also pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
@@ -77,6 +79,8 @@ class EngineConfig:
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
             device. mosaic runs fewer kernels per layer on Hopper; no GPU has measured it yet.
+        routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto and xla run on
+            any device. triton does it in one kernel, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
             reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
@@ -126,6 +130,7 @@ class EngineConfig:
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    routing_backend: Literal["auto", "xla", "triton"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False
@@ -234,8 +239,16 @@ class Limits:
         return math.ceil(self.max_model_len / self.page_size)
 
 
-def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -> Limits:
+GPU_STEP = 256, 2_048  # rows and tokens
+
+
+def resolve_limits(
+    options: EngineConfig, model: ModelConfig, *, on_gpu: bool, gpu_step: tuple[int, int] = GPU_STEP
+) -> Limits:
     """Fill in the options that were left open; the arena's size comes later, when the weights are on the device.
+
+    Args:
+        gpu_step: rows and tokens of a step on a GPU where the options leave them open; see `sizing.gpu_step`.
 
     Raises ConfigError where options contradict each other or the model.
     """
@@ -244,8 +257,9 @@ def resolve_limits(options: EngineConfig, model: ModelConfig, *, on_gpu: bool) -
         raise ConfigError("max_model_len", max_model_len, f"the model was made for at most {model.max_position} tokens")
     if max_model_len < 2:
         raise ConfigError("max_model_len", max_model_len, "must be at least 2 (a prompt token and a generated one)")
-    max_rows = options.max_num_seqs or (256 if on_gpu else 16)
-    max_tokens = options.max_num_batched_tokens or max(max_rows, min(2048 if on_gpu else 512, max_model_len))
+    rows, tokens = gpu_step if on_gpu else (16, 512)
+    max_rows = options.max_num_seqs or rows
+    max_tokens = options.max_num_batched_tokens or max(max_rows, min(tokens, max_model_len))
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
     if options.enable_return_routed_experts and not any(layer.moe for layer in model.layers):

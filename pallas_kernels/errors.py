@@ -15,3 +15,7 @@ class NoSamplingKernel(ValueError):
 
 class NoGlueKernel(ValueError):
     """The chosen implementation of norms, rotary embedding and KV writes cannot serve these shapes or types."""
+
+
+class NoRoutingKernel(ValueError):
+    """The chosen implementation of routing cannot serve this router."""

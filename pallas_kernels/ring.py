@@ -7,7 +7,8 @@ on several. With S stages, turn t uses stage t % S, and is phase t // S of that 
     ready      completes a phase after `arrivals` arrivals: one of each copy as its bytes land, or the producer's own
     consumed   completes a phase after one arrival of each consumer
 
-Laws, of which each kernel keeps all (a model checker may assume nothing else):
+Laws, of which each kernel keeps all. `tests/unit/pallas_kernels/test_ring_model.py` visits every order in which the
+warpgroups of each kernel can run under them:
 
     fill       The producer fills turns in order, and causes exactly `arrivals` arrivals at ready[t % S] in turn t.
     wait       Each consumer waits for ready[t % S] exactly once in turn t, in order of turns. That is phase t // S,

@@ -68,20 +68,21 @@ CALLS: dict[int, tuple[Stage, ...]] = {
     2: (
         Stage(
             "experts", f"{_KERNELS}.tune_experts", ("--seconds", "60"), ("--smoke", "--tokens", "4"),
-            least=30, most=80, needs=("mxfp4",),
+            least=30, most=70, needs=("mxfp4",),
         ),
         Stage(
             "tune-attention", f"{_KERNELS}.tune_attention", ("--seconds", "70", "--out", "{out}/tuning.json"),
-            ("--smoke", "--out", "{out}/tuning.json"), least=30, most=90, needs=("attention",),
+            ("--smoke", "--out", "{out}/tuning.json"), least=30, most=80, needs=("attention",),
         ),
         Stage(
             "kernels", f"{_KERNELS}.attention", ("--seconds", "65"),
-            ("--smoke", "--implementations", "xla", "--calls", "3"), least=40, most=80, needs=("attention",),
+            ("--smoke", "--implementations", "xla", "--calls", "3"), least=40, most=75, needs=("attention",),
         ),
         Stage(
-            "torch", f"{_KERNELS}.torch_attention", ("--seconds", "55"), ("--smoke",), least=30, most=70,
+            "torch", f"{_KERNELS}.torch_attention", ("--seconds", "55"), ("--smoke",), least=30, most=60,
             packages=("torch",), autotune=False,
         ),
+        Stage("sampling", f"{_KERNELS}.sampling", ("--seconds", "30"), ("--smoke",), least=20, most=35),
         _steps("gpt-oss-20b", "--quantization", "mxfp4"),
         _steps("gemma-3-27b"),
     ),

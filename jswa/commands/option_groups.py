@@ -26,7 +26,7 @@ ENGINE: Groups = {
         "deterministic", "enable_return_routed_experts",
     ),
     "Speculative decoding": ("speculative_config",),
-    "Kernels": ("attention_backend", "moe_backend", "linear_backend", "glue_backend", "sampling_backend"),
+    "Kernels": tuple(f"{part}_backend" for part in ("attention", "moe", "linear", "glue", "routing", "sampling")),
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip
 OTHER = "Other options"

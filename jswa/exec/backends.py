@@ -12,6 +12,7 @@ from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.ptxas import Ptxas
 from pallas_kernels.sampling.api import Implementation as Sampling
@@ -20,7 +21,7 @@ _log = logging.getLogger("jswa")
 
 
 class Backends(NamedTuple):
-    """The implementations of attention, experts, linear layers, the glue between them and sampling, static in a step.
+    """The implementations of attention, experts, linear layers, the glue between them, sampling and routing: static.
 
     `sms`: multiprocessors of the device; None: the kernels assume a number.
     """
@@ -31,6 +32,7 @@ class Backends(NamedTuple):
     linear: Linear = "xla"
     glue: Glue = "xla"
     sampling: Sampling = "xla"
+    routing: Routing = "xla"
 
 
 PORTABLE = Backends()
@@ -82,9 +84,11 @@ def choose_backends(
         # Until a GPU has measured the kernels:
         "xla" if options.glue_backend == "auto" else options.glue_backend,
         "xla" if options.sampling_backend == "auto" else options.sampling_backend,
+        "xla" if options.routing_backend == "auto" else options.routing_backend,
     )
-    if chosen.sampling == "triton":
-        _require_triton(platform, capability, installed=triton, devices=options.tensor_parallel_size)
+    for option, small in (("sampling_backend", chosen.sampling), ("routing_backend", chosen.routing)):
+        if small == "triton":
+            _require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
@@ -94,8 +98,8 @@ def choose_backends(
     return chosen
 
 
-def _require_triton(platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
-    """Raise ConfigError if sampling cannot run on Triton."""
+def _require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
+    """Raise ConfigError if kernels that are for one GPU cannot run on Triton."""
     faults = {
         "needs jax-triton: install jswa[cuda12] or jswa[cuda13]": not installed,
         f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Ampere (8.0)": (
@@ -105,7 +109,7 @@ def _require_triton(platform: str, capability: str | None, *, installed: bool, d
     }
     for limit, found in faults.items():
         if found:
-            raise ConfigError("sampling_backend", "triton", limit)
+            raise ConfigError(option, "triton", limit)
 
 
 def _native() -> bool:

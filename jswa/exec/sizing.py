@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
 from jswa.cache.layout import KVLayout
-from jswa.config import EngineConfig, Limits
+from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, bucket_table
@@ -38,6 +38,10 @@ _CPU_ARENA_BYTES = 4 * 2**30
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _GIB = 2**30
+_LARGE_GPU = 110 * 10**9  # bytes: nine tenths of 140 GB are more, all of an H100 are less
+_ROW_TOKENS = 2_048  # of a row that has to fit beside the others
+_ROWS_SHARE = 0.9  # of the arena; the rest is for the windows of chunks, and scratch
+_MIXTURE_TOKENS = 8_192
 _SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
 
 
@@ -182,6 +186,34 @@ def require_room(limits: Limits, layout: KVLayout, itemsize: int, devices: Colle
                 f"{device} has {left} bytes free, {block} of them in its largest block, and the KV arena is "
                 f"{layout.num_lanes} lanes of {lane} bytes: give less, or leave the option out",
             )
+
+
+def gpu_step(
+    options: EngineConfig, model: ModelConfig, layout: KVLayout, room: int, memory: int, itemsize: int
+) -> tuple[int, int]:
+    """Return rows and tokens of a step on a GPU where the options leave them open, and say so in the log.
+
+    Weights are read once per step, so more rows are more tokens per second as long as the arena holds them. Experts get
+    few rows each in a chunk of 2,048 tokens: four times as many read their weights a quarter as often.
+
+    Args:
+        room: bytes for the arena.
+        memory: bytes of a GPU that jax may use.
+    """
+    rows, tokens = GPU_STEP
+    if memory >= _LARGE_GPU:
+        slot = layout.block_bytes(itemsize) / layout.pages_per_block
+        row = slot * layout.resident_slots(min(_ROW_TOKENS, model.max_position))
+        rows = next((count for count in (1_024, 512) if count * row <= _ROWS_SHARE * room), rows)
+        tokens = _MIXTURE_TOKENS if any(layer.moe for layer in model.layers) else tokens
+        if options.max_num_batched_tokens is not None and options.max_num_seqs is None:
+            rows = min(rows, max(GPU_STEP[0], options.max_num_batched_tokens))
+        _log.info(
+            "a GPU of %.0f GiB: up to %d rows and %d tokens in a step, unless max_num_seqs and max_num_batched_tokens "
+            "say otherwise; a row of %d tokens takes %.1f MiB",
+            *(memory / _GIB, rows, tokens, _ROW_TOKENS, row / 2**20),
+        )
+    return rows, tokens
 
 
 def scratch_bytes(

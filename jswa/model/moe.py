@@ -4,9 +4,9 @@ A step reads only the weights of experts that have tokens, so a decode step with
 `lax.ragged_dot` would compute all experts for all tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import EllipsisType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.collectives import shard_start
+from jswa.model.glue.products import router_parts_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
-from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
+from pallas_kernels.errors import NoRoutingKernel
+from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
-from pallas_kernels.experts.groups import Groups, group_rows
+from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
+from pallas_kernels.experts.routing.api import Implementation as Routing
+from pallas_kernels.experts.routing.api import route as route_by_kernel
+from pallas_kernels.experts.routing.plan import Router, RouterWeights
+from pallas_kernels.glue.plan import Pairs, Parts
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 
@@ -29,15 +35,38 @@ Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
 class Experts(NamedTuple):
     """Kernel that runs the experts, and storage format of their matrices, as `grouped_matmul` expects them.
 
-    `sms`: multiprocessors of the device, or None.
+    Attributes:
+        sms: multiprocessors of the device, or None.
+        routing: the implementation of the choice of experts and the order of rows.
     """
 
     implementation: Implementation = "xla"
     storage: Storage = "plain"
     sms: int | None = None
+    routing: Routing = "xla"
 
 
 _DEFAULT = Experts()
+
+
+class Assignment(NamedTuple):
+    """The experts of each token, and the rows of each expert.
+
+    Attributes:
+        weights: float32.
+        rows: the row of each pair of a token and one of its experts.
+        pair: the pair of each row, t · k + j.
+        mine: which pairs belong to experts on this device; None: all.
+        tiles: lists of tiles that are made already.
+    """
+
+    chosen: Int[Array, "T k"]
+    weights: Float[Array, "T k"]
+    groups: Groups
+    rows: Int[Array, "T k"]
+    pair: Int[Array, " R"]
+    mine: Bool[Array, "T k"] | None
+    tiles: dict[Tiling, Int[Array, "B 4"]]
 
 
 class Packed(nnx.Module):
@@ -110,16 +139,65 @@ class Moe(nnx.Module):
         `routed` is given the experts of each token.
         """
         with jax.named_scope("moe"):
-            chosen, weights = self._route(x if routed_by is None else routed_by)
-            if routed is not None:
-                routed(chosen)
-            out = self._experts(x, chosen, weights.astype(x.dtype))
+            out = self._experts(x, self._assignment(x if routed_by is None else routed_by, x.dtype, routed))
             if self.shared is None:
                 return out
             shared = self.shared(x, adapters)
             if self.shared_gate is not None:
                 shared = shared * jax.nn.sigmoid(x @ self.shared_gate[...])
             return (out + shared) * jnp.asarray(0.5, x.dtype) if self.config.mean else out + shared
+
+    def branch(
+        self, x: Float[Array, "T M"], adapters: AdapterIds | None, routed: Callable[[Int[Array, "T k"]], None] | None
+    ) -> Parts | Pairs:
+        """Return the output as the glue's kernels add it: the results of the experts, if nothing else belongs to it."""
+        if self.shared is not None or self.config.devices > 1:
+            return Parts(self(x, adapters, routed=routed)[None])
+        with jax.named_scope("moe"):
+            given = self._assignment(x, x.dtype, routed)
+            return Pairs(self._pairs(x, given), given.rows, None if self.config.weight_on_input else given.weights)
+
+    def _assignment(
+        self, x: Float[Array, "T M"], dtype: jnp.dtype, routed: Callable[[Int[Array, "T k"]], None] | None
+    ) -> Assignment:
+        if self.kernel.routing == "triton":
+            found = self._assigned_by_kernel(x, dtype)
+        else:
+            chosen, weights = self._route(x)
+            found = Assignment(chosen, weights, *_grouped(chosen, self.config), tiles={})
+        if routed is not None:
+            routed(found.chosen)
+        return found
+
+    def _assigned_by_kernel(self, x: Float[Array, "T M"], dtype: jnp.dtype) -> Assignment:
+        """Return the same by the kernel of `routing`, which adds the parts of the router's product itself."""
+        read, (experts, k) = normed(self.router_norm, x), (self.config.num_experts, self.config.top_k)
+        if self.config.devices > 1:
+            raise NoRoutingKernel(f"{self.config.devices} devices: routing_backend = triton takes one")
+        optional = self.router_bias, self.selection_bias, self.expert_scale
+        held = RouterWeights(*(None if own is None else own[...] for own in optional))
+        tilings = self._tilings(row_count(len(x) * k, experts), dtype)
+        parts = _router_parts(read, self.router[...])
+        found = route_by_kernel(parts, _router(self.config.router, k), held, tilings)
+        tiles = dict(zip(tilings, found.tiles, strict=True))
+        return Assignment(*found[:5], mine=None, tiles=tiles)
+
+    def _tilings(self, rows: int, dtype: jnp.dtype) -> tuple[Tiling, ...]:
+        """Return how the two grouped products cut their rows, each tiling once."""
+        products = (
+            (self.router.shape[0], self.gate_up, self.gate_up_bias, self._glu),
+            (self.config.hidden, self.down, self.down_bias, None),
+        )
+        found = []
+        for inputs, weights, bias, gated in products:
+            x: Any = jax.ShapeDtypeStruct((rows, inputs), dtype)  # type: ignore[no-untyped-call]
+            own = None if bias is None else bias[...]
+            found.append(tiling_of(x, _matrix(weights), own, gated, self.kernel.implementation, self.kernel.sms))
+        return tuple(dict.fromkeys(tiling for tiling in found if tiling is not None))
+
+    @property
+    def _glu(self) -> Glu:
+        return Glu(self.config.activation, self.config.clamp, self.config.alpha)
 
     def _route(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
         config = self.config.router
@@ -132,38 +210,49 @@ class Moe(nnx.Module):
             weights *= self.expert_scale[...].astype(jnp.float32)[chosen]
         return chosen, weights
 
-    def _experts(
-        self, x: Float[Array, "T M"], chosen: Int[Array, "T k"], weights: Float[Array, "T k"]
-    ) -> Float[Array, "T M"]:
-        """Sort (token, expert) pairs by expert, run each expert on its pairs, and add the results of each token."""
-        config = self.config
-        groups, rows, pair, mine = _grouped(chosen, config)
-        inputs = x.at[pair // config.top_k].get(mode="promise_in_bounds")
-        if config.weight_on_input:
-            inputs = inputs * weights.reshape(-1).at[pair].get(mode="promise_in_bounds")[:, None]
-        hidden = grouped_matmul(
-            inputs,
-            _matrix(self.gate_up),
-            groups,
-            bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
-            gated=Glu(config.activation, config.clamp, config.alpha),
-            implementation=self.kernel.implementation,
-            sms=self.kernel.sms,
-        )
-        out = grouped_matmul(
-            hidden,
-            _matrix(self.down),
-            groups,
-            bias=None if self.down_bias is None else self.down_bias[...],
-            implementation=self.kernel.implementation,
-            sms=self.kernel.sms,
-        )
-        done = out.at[rows].get(mode="promise_in_bounds")
-        if mine is not None:
-            done = jnp.where(mine[:, :, None], done, 0)
-        if not config.weight_on_input:
-            done = done * weights[:, :, None]
+    def _experts(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "T M"]:
+        """Run each expert on its pairs, and add the results of each token."""
+        done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
+        if given.mine is not None:
+            done = jnp.where(given.mine[:, :, None], done, 0)
+        if not self.config.weight_on_input:
+            done = done * given.weights.astype(x.dtype)[:, :, None]
         return done.sum(axis=1)
+
+    def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
+        """Run each expert on its pairs, which are sorted by expert."""
+        config = self.config
+        inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
+        if config.weight_on_input:
+            inputs = (
+                inputs * given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")[:, None]
+            )
+        hidden = self._product(inputs, self.gate_up, self.gate_up_bias, self._glu, given)
+        return self._product(hidden, self.down, self.down_bias, None, given)
+
+    def _product(
+        self,
+        x: Float[Array, "R K"],
+        weights: nnx.Param[Array] | Packed,
+        bias: nnx.Param[Array] | None,
+        gated: Glu | None,
+        given: Assignment,
+    ) -> Float[Array, "R N"]:
+        matrix, own, kernel = _matrix(weights), None if bias is None else bias[...], self.kernel
+        tiles = None
+        if given.tiles:
+            tiling = tiling_of(x, matrix, own, gated, kernel.implementation, kernel.sms)
+            tiles = None if tiling is None else given.tiles[tiling]
+        return grouped_matmul(
+            x,
+            matrix,
+            given.groups,
+            bias=own,
+            gated=gated,
+            implementation=kernel.implementation,
+            sms=kernel.sms,
+            tiles=tiles,
+        )
 
 
 def _grouped(
@@ -180,6 +269,38 @@ def _grouped(
     mine = (local >= 0) & (local < count)
     groups, rows, pair = group_rows(jnp.where(mine, local, count), count + 1)
     return Groups(groups.starts[:count], groups.sizes[:count]), rows, pair, mine
+
+
+def _router_parts(x: Float[Array, "T M"], router: Float[Array, "M E"]) -> Float[Array, "S T E"]:
+    """Return the router's product in float32, in parts if there are few tokens."""
+    tokens, inputs = x.shape
+    count = router_parts_of(tokens, inputs)
+    split, pieces = x.reshape(tokens, count, -1), router.reshape(count, inputs // count, -1)
+    return lax.dot_general(split, pieces, (((2,), (1,)), ((1,), (0,))), preferred_element_type=jnp.float32)
+
+
+def _router(config: RouterConfig, top_k: int) -> Router:
+    """Return a router as the kernel knows it. Raises NoRoutingKernel if the kernel cannot serve it."""
+    if config.score == "sparsemixer" or config.groups > 1:
+        kind = config.score if config.groups == 1 else f"{config.groups} groups of experts"
+        raise NoRoutingKernel(f"a router with {kind}: routing_backend must be xla for this model")
+    return Router(
+        config.score,
+        top_k,
+        factor=config.logit_scale,
+        softcap=config.softcap or 0.0,
+        normalize=config.normalize,
+        eps=config.eps,
+        scale=config.scale,
+    )
+
+
+def storage_of(params: Iterable[str]) -> Storage:
+    """Return the storage format of the experts' matrices from the names of all parameters."""
+    names = list(params)
+    if any(name.endswith("gate_up.words") for name in names):
+        return "mxfp4_tiles"
+    return "mxfp4" if any(name.endswith("gate_up.blocks") for name in names) else "plain"
 
 
 def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:

@@ -21,19 +21,21 @@ from jswa.model.collectives import lookup_rows, psum
 from jswa.model.glue.products import joined, linear_parts, whole
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
-from jswa.model.moe import Experts, Moe, Storage
+from jswa.model.moe import Experts, Moe, Storage, storage_of
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.glue.plan import Parts
+from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 Linear = Literal["xla", "cpu"]
 Tap = Callable[[int, Float[Array, "T M"]], None]
+Routed = Callable[[int, Int[Array, "T k"]], None]
 
 
 class LayerInputs(NamedTuple):
@@ -137,10 +139,11 @@ class Layer(nnx.Module):
         attended = whole(attended, x.dtype, self.devices)
         x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, glue)
         mlp = self.mlp
+        fed: Parts | Pairs
         if isinstance(mlp, Mlp):
             fed = linear_parts(mlp.hidden(read, run.adapters), mlp.down, mlp.down_bias, run.adapters)
         else:
-            fed = Parts(mlp(read, run.adapters)[None])
+            fed = mlp.branch(read, run.adapters, run.routed)
         return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
@@ -202,7 +205,7 @@ class Decoder(nnx.Module):
         select: Int[Array, " R"] | None = None,
         adapters: AdapterIds | None = None,
         tap: Tap | None = None,
-        routed: Callable[[int, Int[Array, "T k"]], None] | None = None,
+        routed: Routed | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -220,7 +223,7 @@ class Decoder(nnx.Module):
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
         if self.glue != "xla":
-            return self._joined(x, run, select, tap)
+            return self._joined(x, run, select, tap, routed)
         if self.streams is not None:
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
@@ -244,7 +247,7 @@ class Decoder(nnx.Module):
         return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
 
     def _joined(
-        self, x: Float[Array, "T M"], run: LayerInputs, select: Int[Array, " R"] | None, tap: Tap | None
+        self, x: Float[Array, "T M"], run: LayerInputs, select: Array | None, tap: Tap | None, routed: Routed | None
     ) -> Float[Array, "N M"]:
         """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
         layers = list(self.layers)
@@ -256,7 +259,8 @@ class Decoder(nnx.Module):
             if tap is not None:
                 tap(index, x)
             with jax.named_scope(f"layer_{index}"):
-                x, read = layer.joined(x, read, index, run, norm, self.glue)
+                own = run if routed is None else run._replace(routed=partial(routed, index))
+                x, read = layer.joined(x, read, index, own, norm, self.glue)
         if tap is not None:
             tap(len(layers), x)
         return read if select is None else read[select]
@@ -316,6 +320,7 @@ def bind(
     sms: int | None = None,
     linear: Linear = "xla",
     glue: Glue = "xla",
+    routing: Routing = "xla",
 ) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
@@ -327,8 +332,9 @@ def bind(
         linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
             CPU's in any case.
         glue: the implementation of residuals, norms, rotary embedding and KV writes.
+        routing: the implementation of the choice of experts.
     """
-    held = Experts(experts, _storage(params), sms)
+    held = Experts(experts, storage_of(params), sms, routing)
     return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params)
 
 
@@ -381,12 +387,6 @@ def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Lin
         linear: see `bind`.
     """
     return bound(lambda: Decoder(config, dtype, Experts(), linear), params, frozenset(head_names(config, params)))
-
-
-def _storage(params: Params) -> Storage:
-    if any(name.endswith("gate_up.words") for name in params):
-        return "mxfp4_tiles"
-    return "mxfp4" if any(name.endswith("gate_up.blocks") for name in params) else "plain"
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -17,7 +17,7 @@ from pallas_kernels.cpu.experts import grouped_products
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu, glu
-from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.groups import Groups, Tiling
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
@@ -36,6 +36,7 @@ def grouped_matmul(
     gated: Glu | None = None,
     implementation: Implementation = "xla",
     sms: int | None = None,
+    tiles: Int[Array, "B 4"] | None = None,
 ) -> Float[Array, "R N"]:
     """Return x · weights[e] + bias[e] for the rows of each expert e, after the activation if there is one.
 
@@ -53,6 +54,7 @@ def grouped_matmul(
             no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`),
             "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
         sms: multiprocessors of the device, for "mosaic". None: as many as an H200 has.
+        tiles: the list of tiles of `tiling_of`, for "mosaic"; None: it is made from the groups.
 
     Raises:
         NoExpertKernel: the implementation cannot serve these shapes or types.
@@ -74,7 +76,7 @@ def grouped_matmul(
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
-        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms)
+        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms, tiles=tiles)
     if implementation == "cpu":
         if not isinstance(weights, Panels | Mxfp4):
             raise NoExpertKernel("implementation = 'cpu' takes weights in panels, laid out at load, or as Mxfp4")
@@ -86,6 +88,26 @@ def grouped_matmul(
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
+
+
+def tiling_of(
+    x: Float[Array, "R K"],
+    weights: Weights,
+    bias: Float[Array, "E C"] | None,
+    gated: Glu | None,
+    implementation: Implementation,
+    sms: int | None = None,
+) -> Tiling | None:
+    """Return how a call cuts rows into tiles of which it reads a list; None if it reads none.
+
+    Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
+    """
+    if implementation != "mosaic":
+        return None
+    from pallas_kernels.experts.hopper.call import plan_of
+    from pallas_kernels.experts.hopper.plan import Shape
+
+    return plan_of(Shape.of(x, weights, bias, gated), sms).tiling  # type: ignore[arg-type]
 
 
 def variant(

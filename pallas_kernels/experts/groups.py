@@ -1,4 +1,7 @@
-"""Sort (token, expert) pairs by expert, by counting: no sort, no loop, no synchronisation with the host."""
+"""Sort (token, expert) pairs by expert, by counting: no sort, no loop, no synchronisation with the host.
+
+The rows of each expert are cut into tiles, of which a grouped product reads a list.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +24,13 @@ class Groups(NamedTuple):
 
     starts: Int[Array, " E"]
     sizes: Int[Array, " E"]
+
+
+class Tiling(NamedTuple):
+    """The tiles of rows of a grouped product: rows per tile, and how many there are at most."""
+
+    rows: int
+    most: int
 
 
 def row_count(pairs: int, experts: int) -> int:
@@ -56,6 +66,27 @@ def group_rows(chosen: Int[Array, "T k"], experts: int) -> tuple[Groups, Int[Arr
     first = starts[None] + jnp.cumsum(by_expert, axis=0) - by_expert  # row of each block's first pair of an expert
     row = first[jnp.arange(count) // block, pairs] + within
     return Groups(starts, sizes), row.reshape(chosen.shape), _inverse(row, row_count(count, experts))
+
+
+def list_tiles(groups: Groups, tiling: Tiling, rows: int) -> Int[Array, "B 4"]:
+    """Return of each tile: expert, first row, index within the tile of its own first row, number of own rows.
+
+    The first entry holds the number of tiles; what lies behind the last tile means nothing. A tile never reaches past
+    the last of all `rows`: it begins earlier instead, and its first rows are another tile's. Own rows are multiples of
+    8; those behind the group's last row belong to no expert.
+    """
+    starts, sizes = groups
+    per_expert = -(-sizes // tiling.rows)
+    ends = jnp.cumsum(per_expert)
+    index = jnp.arange(tiling.most)
+    expert = jnp.minimum((ends[None] <= index[:, None]).sum(axis=1, dtype=jnp.int32), len(sizes) - 1)
+    done = (index - (ends - per_expert)[expert]) * tiling.rows
+    own_start = starts[expert] + done
+    start = jnp.minimum(own_start, rows - tiling.rows)
+    own = jnp.minimum(tiling.rows, -(-(sizes[expert] - done) // ALIGN) * ALIGN)
+    tiles = jnp.stack([expert, start, own_start - start, own], axis=1)
+    count = jnp.zeros((1, 4), jnp.int32).at[0, 0].set(ends[-1])
+    return jnp.concatenate([count, tiles]).astype(jnp.int32)
 
 
 def _inverse(row: Int[Array, " P"], rows: int) -> Int[Array, " R"]:

@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue import xla
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
 
 Implementation = Literal["xla", "mosaic"]
 
 
 def residual_norms(
-    branch: Parts,
+    branch: Parts | Pairs,
     x: Float[Array, "T M"],
     join: Join,
     *,
@@ -35,12 +35,12 @@ def residual_norms(
         ValueError: there is no such implementation.
     """
     if _checked(implementation) == "xla":
-        return xla.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
+        return xla.residual_norms(branch, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
         raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
     from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
 
-    out: tuple[Array, Array] = norms.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
+    out: tuple[Array, Array] = norms.residual_norms(branch, x, join, post_weight, pre_weight)
     return out
 
 

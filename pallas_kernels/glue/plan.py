@@ -35,6 +35,20 @@ class Parts(NamedTuple):
     bias: Float[Array, " N"] | None = None
 
 
+class Pairs(NamedTuple):
+    """The results of a token's experts: their sum in float32, in order, rounded to the activations' type.
+
+    Attributes:
+        values: the results of all experts, sorted by expert.
+        rows: the rows of each token's experts.
+        weights: factors of these rows, or None: they are 1.
+    """
+
+    values: Float[Array, "R N"]
+    rows: Int[Array, "T k"]
+    weights: Float[Array, "T k"] | None = None
+
+
 class Join(NamedTuple):
     """Static parameters of `residual_norms`: the norm of the branch, the weights of the sum, the norm of the sum."""
 

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.api import write_kv
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Rms, scaled
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms, scaled
 
 
 def total(values: Float[Array, "S T N"], bias: Float[Array, " N"] | None, dtype: jnp.dtype) -> Float[Array, "T N"]:
@@ -24,18 +24,25 @@ def normed(norm: Rms | None, x: Float[Array, "... D"], weight: Float[Array, " D"
     return scaled(norm, wide, inverse, spread, x.dtype)
 
 
+def summed(branch: Parts | Pairs, dtype: jnp.dtype) -> Float[Array, "T N"]:
+    """Return a branch from its parts, or from the results of its experts."""
+    if isinstance(branch, Parts):
+        return total(branch.values, branch.bias, dtype)
+    rows = branch.values.at[branch.rows].get(mode="promise_in_bounds").astype(jnp.float32)
+    return (rows if branch.weights is None else rows * branch.weights[:, :, None]).sum(axis=1).astype(dtype)
+
+
 def residual_norms(
-    values: Float[Array, "S T M"],
-    bias: Float[Array, " M"] | None,
+    branch: Parts | Pairs,
     x: Float[Array, "T M"],
     join: Join,
     post_weight: Float[Array, " M"] | None,
     pre_weight: Float[Array, " M"] | None,
 ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
     """See `api.residual_norms`."""
-    branch = normed(join.post, total(values, bias, x.dtype), post_weight)
+    added = normed(join.post, summed(branch, x.dtype), post_weight)
     kept = x if join.keep == 1.0 else x * jnp.asarray(join.keep, x.dtype)
-    y = kept + (branch if join.add == 1.0 else branch * jnp.asarray(join.add, x.dtype))
+    y = kept + (added if join.add == 1.0 else added * jnp.asarray(join.add, x.dtype))
     return y, normed(join.pre, y, pre_weight)
 
 

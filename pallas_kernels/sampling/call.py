@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import triton
 from pallas_kernels.sampling.plan import COUNTED, FREE, GREEDY, NUCLEUS, Limits, Summary, Tuning
 
-_PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
 # Gumbel noise of jax.random lies between -log(-log(2^-126)) and -log(-log(1 - 2^-23)): 20.42 apart.
 _FREE_REACH = 20.5
 
@@ -30,7 +30,7 @@ def summarize(logits: Float[Array, "R V"], limits: Limits, tuning: Tuning) -> Su
     rows, vocab = logits.shape
     own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)
     subs, chunks = sizes["SUBS"], sizes["CHUNKS"]
-    tops, masses, finite = _call(
+    tops, masses, finite = triton.call(
         kernel.scan,
         {"logits": logits, "kind": own.kind, "temperature": own.temperature},
         [_out((rows, subs)), _out((rows, subs)), _out((rows, chunks), jnp.int32)],
@@ -38,7 +38,7 @@ def summarize(logits: Float[Array, "R V"], limits: Limits, tuning: Tuning) -> Su
         {**sizes, "SUB": tuning.sub, "TILE": tuning.tile},
         warps=8,
     )
-    most, greedy, state, reach, total = _call(
+    most, greedy, state, reach, total = triton.call(
         kernel.plan,
         {"logits": logits, **own._asdict(), "tops": tops, "masses": masses, "finite": finite},
         [_out((rows,)), _out((rows,), jnp.int32), _out((rows,), jnp.int32), _out((rows,)), _out((rows,))],
@@ -65,7 +65,7 @@ def draw(
     own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)
     chunks = sizes["CHUNKS"]
     held = (rows, chunks, tuning.cap)
-    counts, distances, tokens = _call(
+    counts, distances, tokens = triton.call(
         kernel.collect,
         {
             "logits": logits,
@@ -81,7 +81,7 @@ def draw(
         {**sizes, "SUB": tuning.sub, "TILE": tuning.tile, "CAP": tuning.cap},
         warps=8,
     )
-    drawn, undecided = _call(
+    drawn, undecided = triton.call(
         kernel.choose,
         {
             "kind": own.kind,
@@ -114,31 +114,6 @@ def _prepared(limits: Limits, vocab: int) -> _Prepared:
 def _sizes(vocab: int, tuning: Tuning) -> dict[str, int]:
     subs = -(-vocab // tuning.sub)
     return {"VOCAB": vocab, "SUBS": subs, "CHUNKS": -(-subs // tuning.tile)}
-
-
-def _call(
-    kernel: Any,
-    operands: dict[str, Array],
-    outputs: list[jax.ShapeDtypeStruct],
-    grid: tuple[int, ...],
-    constants: dict[str, Any],
-    *,
-    warps: int,
-) -> list[Array]:
-    try:
-        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
-    except ImportError as error:
-        raise ImportError("sampling_backend = triton needs the package jax-triton: install jswa[cuda13]") from error
-    found: list[Array] = jax_triton.triton_call(
-        kernel=kernel,
-        out_type=outputs,
-        grid=grid,
-        num_warps=warps,
-        backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
-        **operands,
-        **constants,
-    )
-    return found
 
 
 def _out(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -22,10 +22,12 @@ from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import Speculation
+from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
-from tools.aot import device
+from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
+from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
@@ -48,7 +50,8 @@ class StepSpec:
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
-        sampling: the implementation of draws; "triton" has to be compiled in `tools.aot.triton.compiling_for`.
+        sampling: the implementation of draws.
+        routing: the implementation of the choice of experts.
         drafts: of each row of a decode step, looked up and verified.
     """
 
@@ -62,6 +65,7 @@ class StepSpec:
     part: Part = "step"
     glue: Glue = "xla"
     sampling: Sampling = "xla"
+    routing: Routing = "xla"
     drafts: int = 0
 
     @property
@@ -73,6 +77,7 @@ class StepSpec:
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
         more += f", glue on {self.glue}" * (self.glue != "xla")
         more += f", sampling on {self.sampling}" * (self.sampling != "xla")
+        more += f", routing on {self.routing}" * (self.routing != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
@@ -98,10 +103,11 @@ _DRAFTS = [
     for spec in (_MODELS[0], _GPT_OSS)
     for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
 ]
+_ROUTED = [replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))]
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
-    *(*_MODELS, *_GLUED, _ONE, *_PREFILL, *_EIGHT_BITS),
+    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS),
     *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS),
 )
 SAMPLE_STEPS = (
@@ -181,7 +187,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     arguments = step_arguments(config, params, state)
     arguments = *arguments[:2], device.on_h200(jax.eval_shape(lambda: arguments[2]))
     begin = time.perf_counter()
-    with device.captured() as kernels:
+    with device.captured() as kernels, triton.compiling_for(gpu("h200")):
         compiled = jit_step(config, params, state).lower(*arguments).compile()
     seconds = time.perf_counter() - begin
     text, memory = compiled.as_text(), compiled.memory_analysis()
@@ -242,7 +248,7 @@ def _step_config(
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
-    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling)
+    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing)
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 

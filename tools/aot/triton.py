@@ -160,9 +160,11 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
 def forget_kernels() -> None:
     """Make jax-triton compile and dump all kernels anew: it caches equal kernels, and fails to dump one twice."""
     from pallas_kernels.attention.triton.kernel import attend
+    from pallas_kernels.experts.routing import kernel as routing
     from pallas_kernels.sampling import kernel as sampling
 
-    for kernel in (attend, sampling.scan, sampling.plan, sampling.collect, sampling.choose):
+    drawing = sampling.scan, sampling.plan, sampling.collect, sampling.choose
+    for kernel in (attend, *drawing, routing.route, routing.choose, routing.place):
         kernel.__dict__.pop("_jT_kernel_cache", None)
     for dump in dumped():
         shutil.rmtree(dump)

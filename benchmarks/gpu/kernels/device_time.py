@@ -30,10 +30,21 @@ def time_calls(call: Callable[..., Any], arguments: Sequence[Sequence[Any]], rep
 
     Raises ValueError if there are fewer than two calls.
     """
-    few, many = len(arguments) // 3 or 1, len(arguments)
+    return time_programs(programs_of(call, len(arguments)), arguments, repeats)
+
+
+def programs_of(call: Callable[..., Any], many: int) -> list[tuple[int, Callable[..., Any]]]:
+    """Return programs of few and of `many` calls, to be timed with several arguments; see `time_calls`."""
     if many < 2:
         raise ValueError("time_calls needs arguments of at least two calls")
-    programs = [(count, jax.jit(lambda *each: [call(*a) for a in each])) for count in (few, many)]
+    return [(count, jax.jit(lambda *each: [call(*a) for a in each])) for count in (many // 3 or 1, many)]
+
+
+def time_programs(
+    programs: Sequence[tuple[int, Callable[..., Any]]], arguments: Sequence[Sequence[Any]], repeats: int = 7
+) -> Timing:
+    """Time one call with these arguments, by the programs of `programs_of`; see `time_calls`."""
+    (few, _), (many, _) = programs
     for count, program in programs:
         for _ in range(3):  # the first run compiles, the second captures a graph
             jax.block_until_ready(program(*arguments[:count]))  # type: ignore[no-untyped-call]

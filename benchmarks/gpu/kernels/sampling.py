@@ -2,12 +2,15 @@
 
     python -m benchmarks.gpu.kernels.sampling [--json FILE] [--implementations xla triton] [--smoke]
 
-Logits are a bulk of normal numbers with a few dozen likely tokens above it; all rows have the same limits. Needs a GPU,
-except for --smoke.
+Logits are a bulk of normal numbers with a few dozen likely tokens above it; all rows have the same limits. Limits are
+arguments, so each implementation is compiled twice for each shape. Triton is left out where jax-triton is not
+installed, which the result file says. Needs a GPU, except for --smoke.
 """
 
 import argparse
+import importlib.util
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -18,12 +21,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from benchmarks import result_file
-from benchmarks.gpu.kernels.device_time import calls_worth_timing, time_calls
+from benchmarks.gpu.kernels.device_time import calls_worth_timing, programs_of, time_programs
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling, few_rows, sample
 from jswa.plan import SAMPLING
 from pallas_kernels.sampling.api import Implementation
-from tools.cases.kernels.sampling import SHAPES
+from tools.cases.kernels.small.sampling import SHAPES
 
 LIMITS: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -33,6 +36,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.05},
 }
 SMOKE = {"smoke, 2 rows": (2, 500)}
+Programs = list[tuple[int, Callable[..., Any]]]  # see `programs_of`
 _COPIES = 3  # of logits, which together are larger than the cache
 _GUESS = 500e-6  # seconds of a call, to choose the number of calls
 
@@ -46,30 +50,40 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
-    results: dict[str, Any] = {"device": jax.devices()[0].device_kind, "sampling": []}
+    there = importlib.util.find_spec("jax_triton") is not None and jax.default_backend() == "gpu"
+    chosen = [name for name in args.implementations if name != "triton" or there]
+    left_out = [name for name in args.implementations if name not in chosen]
+    results: dict[str, Any] = {"device": jax.devices()[0].device_kind, "left out": left_out, "sampling": []}
+    if left_out:
+        print(f"left out, without a GPU or jax-triton: {', '.join(left_out)}", flush=True)
     for name, (rows, vocab) in (SMOKE if args.smoke else SHAPES).items():
         logits = [_logits(rows, vocab, seed) for seed in range(_COPIES)]
+        programs = {each: programs_for(vocab, each) for each in chosen}
         for limits, values in LIMITS.items():
             if time.monotonic() > end:
                 return
-            row = {"logits": name, "limits": limits, **compared(logits, _columns(rows, values), args.implementations)}
+            row = {"logits": name, "limits": limits, **compared(programs, logits, _columns(rows, values))}
             results["sampling"].append(row)
             print(f"{name:26}{limits:18}{row}", flush=True)
             if args.json:  # after each measure, because a run may be cut off
                 result_file.write(args.json, results)
 
 
+def programs_for(vocab: int, implementation: Implementation) -> Programs:
+    """Return the programs to time, which are compiled when they first run."""
+    draw = partial(_draw, extras=init_extras(1, vocab), implementation=implementation)
+    return programs_of(draw, calls_worth_timing(_GUESS))
+
+
 def compared(
-    logits: list[Float[Array, "R V"]], columns: Int[Array, "R C"], implementations: list[Implementation]
+    programs: Mapping[Implementation, Programs], logits: list[Float[Array, "R V"]], columns: Int[Array, "R C"]
 ) -> dict[str, Any]:
     """Return microseconds of each implementation, and how many of the rows' tokens differ from the first one's."""
-    vocab = logits[0].shape[1]
-    extras, found, row = init_extras(1, vocab), list[Int[Array, " R"]](), dict[str, Any]()
-    for implementation in implementations:
-        draw = partial(_draw, extras=extras, columns=columns, implementation=implementation)
-        found.append(jax.jit(draw)(logits[0], jnp.int32(7)))
-        count = calls_worth_timing(_GUESS)
-        timing = time_calls(draw, [(logits[n % len(logits)], jnp.int32(n)) for n in range(count)])
+    found, row = list[Int[Array, " R"]](), dict[str, Any]()
+    for implementation, own in programs.items():
+        given = [(logits[n % len(logits)], jnp.int32(n), columns) for n in range(own[-1][0])]
+        timing = time_programs(own, given)
+        found.append(own[0][1](*given[: own[0][0]])[0])
         row[f"{implementation}, us"] = round(1e6 * timing.median, 1)
         row[f"{implementation}, tokens that differ"] = int((found[-1] != found[0]).sum())
     return row
@@ -78,9 +92,9 @@ def compared(
 def _draw(
     logits: Float[Array, "R V"],
     position: Int[Array, ""],
+    columns: Int[Array, "R C"],
     *,
     extras: Any,
-    columns: Int[Array, "R C"],
     implementation: Implementation,
 ) -> Int[Array, " R"]:
     rows = len(logits)

@@ -32,7 +32,7 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.model.transformer import Params, head_names, run_dtype
 from jswa.plan import Feature, Logprobs, StepPlan
-from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoSamplingKernel
+from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoRoutingKernel, NoSamplingKernel
 
 _log = logging.getLogger("jswa")
 Family = tuple[Part, Logprobs]
@@ -380,5 +380,7 @@ def _unsupported(backends: Backends) -> Iterator[None]:
         raise ConfigError("moe_backend", backends.experts, str(error)) from error
     except NoGlueKernel as error:
         raise ConfigError("glue_backend", backends.glue, str(error)) from error
+    except NoRoutingKernel as error:
+        raise ConfigError("routing_backend", backends.routing, str(error)) from error
     except NoSamplingKernel as error:
         raise ConfigError("sampling_backend", backends.sampling, str(error)) from error

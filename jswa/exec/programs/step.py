@@ -304,7 +304,7 @@ def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: in
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
     own = config.backends
-    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue)
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue, own.routing)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:

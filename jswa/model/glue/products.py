@@ -11,13 +11,25 @@ from jswa.model.layers import Normalize, linear
 from jswa.model.lora import AdapterIds
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation, residual_norms
-from pallas_kernels.glue.plan import Join, Parts, Rms
+from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms
 
 _FEW_TOKENS = 256  # more occupy all multiprocessors without splitting
 _COLUMNS = 128  # of the output, that one thread block computes
 _BLOCKS = 256  # thread blocks that keep the memory busy
 _MOST_PARTS = 8
 _UNIT = 64  # inputs; each part has a multiple
+_ROUTER_PARTS, _ROUTER_NUMBERS = 32, 2_048  # parts, and parts times tokens, that one thread block adds
+
+
+def router_parts_of(tokens: int, inputs: int) -> int:
+    """Return into how many parts a router's product is split, whose few outputs one thread block computes.
+
+    With parts of fewer inputs than two of XLA's, XLA does not split them again and add them in a kernel of its own.
+    """
+    if tokens > _FEW_TOKENS or inputs % _UNIT:
+        return 1
+    most = min(_ROUTER_PARTS, _ROUTER_NUMBERS // tokens, inputs // (2 * _UNIT))
+    return max((count for count in range(1, most + 1) if inputs // _UNIT % count == 0), default=1)
 
 
 def parts_of(tokens: int, inputs: int, outputs: int) -> int:
@@ -46,9 +58,9 @@ def linear_parts(
     return Parts(values, own)
 
 
-def whole(parts: Parts, dtype: jnp.dtype, devices: int) -> Parts:
+def whole[Branch: Parts | Pairs](parts: Branch, dtype: jnp.dtype, devices: int) -> Branch | Parts:
     """Return the sum over the devices, in one part, if there are several."""
-    if devices == 1:
+    if devices == 1 or isinstance(parts, Pairs):
         return parts
     total = parts.values.astype(jnp.float32).sum(axis=0).astype(dtype)
     return Parts(psum(total if parts.bias is None else total + parts.bias[None], devices)[None])
@@ -69,7 +81,7 @@ def weight_of(norm: Normalize | None) -> Float[Array, " size"] | None:
 def joined(
     residual: Residual,
     x: Float[Array, "T M"],
-    branch: Parts,
+    branch: Parts | Pairs,
     post: Normalize | None,
     pre: Normalize | None,
     implementation: Implementation,

@@ -3,19 +3,17 @@
 The call goes through jax-triton, an optional package.
 """
 
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import triton
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
-
-_PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
 
 
 def paged_attention(
@@ -46,56 +44,26 @@ def paged_attention(
     if splits > 1:
         parts, lse = (splits, *size), (splits, tokens, heads)
         outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, lse)]  # type: ignore[no-untyped-call]
-    found = _call(
+    from pallas_kernels.attention.triton import kernel  # loads Triton
+
+    found = triton.call(
+        kernel.attend,
         {
             **arrays,
             "page_rows": rows.page_rows,
             "sinks": sinks,
             "layer_index": layer_index * shape.kv_heads * shape.page,
+            **({"lse": None} if splits == 1 else {}),
         },
         outputs,
         (shape.tiles * shape.chunks(tuning.rows), shape.kv_heads, splits),
         {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
-        tuning,
+        warps=tuning.warps,
+        stages=tuning.stages,
     )
     out = found[0] if splits == 1 else combine(*found).astype(shape.dtype)
     # The kernel writes nothing for tokens that no tile holds.
     return out if shape.queries == 1 else jnp.where(in_tiles(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
-
-
-def _jax_triton() -> ModuleType:
-    try:
-        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
-    except ImportError as error:
-        raise ImportError(
-            "implementation = 'triton' needs the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
-        ) from error
-    module: ModuleType = jax_triton
-    return module
-
-
-def _call(
-    operands: dict[str, Any],
-    outputs: list[jax.ShapeDtypeStruct],
-    grid: tuple[int, int, int],
-    constants: dict[str, Any],
-    tuning: Tuning,
-) -> list[Array]:
-    jax_triton = _jax_triton()
-    from pallas_kernels.attention.triton import kernel
-
-    found: list[Array] = jax_triton.triton_call(
-        kernel=kernel.attend,
-        out_type=outputs,
-        grid=grid,
-        num_warps=tuning.warps,
-        num_stages=tuning.stages,
-        backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
-        **operands,
-        **({"lse": None} if len(outputs) == 1 else {}),
-        **constants,
-    )
-    return found
 
 
 def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import Glu
-from pallas_kernels.experts.groups import ALIGN, Groups
+from pallas_kernels.experts.groups import Groups, list_tiles
 from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Launch, Shape, Tuning, launch
@@ -24,41 +23,22 @@ def grouped_matmul(
     gated: Glu | None,
     tuning: Tuning | None = None,
     sms: int | None = None,
+    tiles: Int[Array, "B 4"] | None = None,
 ) -> Float[Array, "R N"]:
     """See `api.grouped_matmul`. The grid and the length of the list of tiles are static; how many count is data.
 
     Raises NoExpertKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
     """
     plan = plan_of(Shape.of(x, weights, bias, gated), sms, tuning)
-    out: Array = _run(plan, x, weights, _tiles(plan, groups), bias)
+    if tiles is None:
+        tiles = list_tiles(groups, plan.tiling, plan.rows)
+    out: Array = _run(plan, x, weights, tiles, bias)
     return out
 
 
 def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:
     """Return the launch for a shape. Raises ValueError if the tuning does not fit it."""
     return launch(shape, tuning or default_tuning(shape, sms or SMS))
-
-
-def _tiles(plan: Launch, groups: Groups) -> Int[Array, "B 4"]:
-    """Return of each tile: expert, first row, index within the tile of its own first row, number of own rows.
-
-    The first entry holds the number of tiles. A tile never reaches past the last row of x: it begins earlier instead,
-    and its first rows are another tile's. Own rows are multiples of 8; those behind the group's last row belong to no
-    expert.
-    """
-    starts, sizes = groups
-    rows = plan.tuning.rows
-    per_expert = -(-sizes // rows)
-    ends = jnp.cumsum(per_expert)
-    index = jnp.arange(plan.most_tiles)
-    expert = jnp.minimum((ends[None] <= index[:, None]).sum(axis=1, dtype=jnp.int32), plan.experts - 1)
-    done = (index - (ends - per_expert)[expert]) * rows
-    own_start = starts[expert] + done
-    start = jnp.minimum(own_start, plan.rows - rows)
-    own = jnp.minimum(rows, -(-(sizes[expert] - done) // ALIGN) * ALIGN)
-    tiles = jnp.stack([expert, start, own_start - start, own], axis=1)
-    count = jnp.zeros((1, 4), jnp.int32).at[0, 0].set(ends[-1])
-    return jnp.concatenate([count, tiles]).astype(jnp.int32)
 
 
 @partial(jax.jit, static_argnames="plan", inline=False)

@@ -81,7 +81,7 @@ class _Refs:
     """Global memory of the call, and the thread block's shared memory.
 
     Attributes:
-        tiles: see `call._tiles`.
+        tiles: see `groups.list_tiles`.
         weights: one array, or words and scales.
     """
 
@@ -102,7 +102,7 @@ class _Refs:
 
 @dataclass(frozen=True)
 class _WorkTile:
-    """A tile of rows (see `call._tiles`) and a block of columns.
+    """A tile of rows (see `groups.list_tiles`) and a block of columns.
 
     Attributes:
         first: first column of the result.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu
-from pallas_kernels.experts.groups import ALIGN
+from pallas_kernels.experts.groups import ALIGN, Tiling
 from pallas_kernels.experts.mxfp4 import Mxfp4Tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
@@ -132,6 +132,11 @@ class Launch(Shape):
     def most_tiles(self) -> int:
         """The largest number of tiles that the rows can make, however they are shared out among experts."""
         return self.rows // self.tuning.rows + min(self.experts, self.rows // ALIGN)
+
+    @property
+    def tiling(self) -> Tiling:
+        """How the list of tiles is made."""
+        return Tiling(self.tuning.rows, self.most_tiles)
 
     @property
     def turns(self) -> int:

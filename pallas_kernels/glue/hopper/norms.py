@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.glue.hopper.layouts import Chunk, chunks
-from pallas_kernels.glue.plan import Join, Rms, scaled
+from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms, scaled
 from pallas_kernels.mosaic import Ref
 
 _Row = list[Float[Array, "..."]]  # the chunks of a token's numbers, of several sizes
@@ -17,8 +17,7 @@ _Row = list[Float[Array, "..."]]  # the chunks of a token's numbers, of several 
 
 @partial(jax.jit, static_argnames="join", inline=False)
 def residual_norms(
-    values: Float[Array, "S T M"],
-    bias: Float[Array, " M"] | None,
+    branch: Parts | Pairs,
     x: Float[Array, "T M"],
     join: Join,
     post_weight: Float[Array, " M"] | None,
@@ -30,7 +29,9 @@ def residual_norms(
     """
     tokens, width = x.shape
     pieces = list(chunks(width))
-    optional = {"bias": bias, "post_weight": post_weight, "pre_weight": pre_weight}
+    own = branch._asdict()
+    values = own.pop("values")
+    optional = {**own, "post_weight": post_weight, "pre_weight": pre_weight}
     given = {name: array for name, array in optional.items() if array is not None}
     run = mosaic.kernel(
         partial(_body, join, pieces, tuple(given)),
@@ -49,22 +50,38 @@ def _body(join: Join, pieces: list[Chunk], names: tuple[str, ...], values: Ref, 
     """Run one token."""
     given, outputs = dict(zip(names, refs, strict=False)), refs[len(names) :]
     token, dtype = lax.axis_index("token"), x.dtype
-    branch = [_total(piece, values, token).astype(dtype) for piece in pieces]
+    if "rows" in given:
+        sums = _of_experts(values, given["rows"], given.get("weights"), pieces, token)
+    else:
+        sums = [_total(piece, values, token) for piece in pieces]
+    branch = [part.astype(dtype) for part in sums]
     if "bias" in given:
         branch = [part + piece.load(given["bias"]) for part, piece in zip(branch, pieces, strict=True)]
     if join.post is not None:
         branch = _normed(join.post, branch, pieces, given.get("post_weight"))
-    sums = []
+    joined = []
     for part, piece in zip(branch, pieces, strict=True):
         kept = piece.load(x.at[token])
         kept = kept if join.keep == 1.0 else kept * jnp.asarray(join.keep, dtype)
         y = kept + (part if join.add == 1.0 else part * jnp.asarray(join.add, dtype))
         outputs[0].at[token, piece.of][...] = y
-        sums.append(y)
+        joined.append(y)
     if join.pre is not None:
-        read = _normed(join.pre, sums, pieces, given.get("pre_weight"))
+        read = _normed(join.pre, joined, pieces, given.get("pre_weight"))
         for part, piece in zip(read, pieces, strict=True):
             outputs[1].at[token, piece.of][...] = part
+
+
+def _of_experts(values: Ref, rows: Ref, weights: Ref | None, pieces: list[Chunk], token: Array) -> _Row:
+    """Return the sum of a token's experts, in their order."""
+    out: _Row = []
+    for number in range(rows.shape[1]):
+        row = rows[token, number]
+        found = [piece.load(values.at[row]).astype(jnp.float32) for piece in pieces]
+        if weights is not None:
+            found = [part * weights[token, number] for part in found]
+        out = [a + b for a, b in zip(out, found, strict=True)] if out else found
+    return out
 
 
 def _total(piece: Chunk, values: Ref, token: Array) -> Float[Array, " size"]:

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.experts.groups import row_count
 from pallas_kernels.glue.api import Implementation, residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts, Rms
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms
 from tests.support.kernels.device import hopper
-from tools.cases.kernels.glue import NormCase, RopeCase
+from tools.cases.kernels.small.glue import NormCase, RopeCase
 
 Arrays = dict[str, Any]
 
@@ -17,8 +18,16 @@ Arrays = dict[str, Any]
 def norm_arrays(case: NormCase, seed: int = 0) -> Arrays:
     """Return random operands: parts in float32 if there are several, weights of which a norm has one."""
     rng, dtype = np.random.default_rng(seed), jnp.dtype(case.dtype)
-    values = rng.standard_normal((case.parts, case.tokens, case.width))
+    size: tuple[int, ...] = (case.parts, case.tokens, case.width)
+    if case.choices:
+        rows = rng.permutation(row_count(case.tokens * case.choices, 4))[: case.tokens * case.choices]
+        own = {"rows": jnp.asarray(rows.reshape(case.tokens, -1), jnp.int32)}
+        if case.weighted:
+            own["weights"] = jnp.asarray(rng.uniform(0, 1, own["rows"].shape), jnp.float32)
+        size = (row_count(case.tokens * case.choices, 4), case.width)
+    values = rng.standard_normal(size)
     return {
+        **(own if case.choices else {}),
         "values": jnp.asarray(values, jnp.float32 if case.parts > 1 else dtype),
         "bias": jnp.asarray(rng.standard_normal(case.width), dtype) if case.bias else None,
         "x": jnp.asarray(rng.standard_normal((case.tokens, case.width)), dtype),
@@ -31,8 +40,11 @@ def call_norms(case: NormCase, arrays: Arrays, implementation: Implementation) -
     """Return the results in float32. Hopper kernels run as `device.hopper` says."""
 
     def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
+        branch: Parts | Pairs = Parts(given["values"], given["bias"])
+        if case.choices:
+            branch = Pairs(given["values"], given["rows"], given.get("weights"))
         out: tuple[jax.Array, jax.Array] = residual_norms(
-            Parts(given["values"], given["bias"]),
+            branch,
             given["x"],
             Join(case.post, case.pre, case.keep, case.add),
             post_weight=given["post_weight"],

@@ -62,6 +62,8 @@ def _unwritten(dtype: np.dtype) -> float:
 
 
 READS: Counter[str] = Counter()  # elements loaded from each argument; tests clear and read it
+# Of each argument that the last kernel wrote, how often each element was.
+WRITES: dict[str, np.ndarray] = {}
 
 
 def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], static: dict[str, Any]) -> None:
@@ -74,6 +76,7 @@ def execute(kernel: Any, grid: tuple[int, ...], arrays: dict[str, np.ndarray], s
     executor._init_args_hst = lambda args, options: (args, options)
     executor._restore_args_dev = lambda *_: None
     bounds = {name: (array.ctypes.data, array.ctypes.data + array.nbytes) for name, array in arrays.items()}
+    WRITES.clear()
     with _patched(bounds):
         executor(**static, **{name: _Tensor(array) for name, array in arrays.items()})
 
@@ -127,7 +130,13 @@ def _memory(builder: Any, bounds: dict[str, tuple[int, int]]) -> dict[str, Any]:
         return load(self, pointers, mask, *options)
 
     def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *options: Any) -> Any:
-        array_of(pointers, mask)
+        name, count = array_of(pointers, mask)
+        if count:
+            size, (begin, end) = pointers.get_element_ty().primitive_bitwidth // 8, bounds[name]
+            shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
+            used = np.broadcast_to(pointers.data, shape)[np.broadcast_to(mask.data, shape)]
+            written = WRITES.setdefault(name, np.zeros((end - begin) // size, np.int64))
+            np.add.at(written, (used - begin) // size, 1)
         return store(self, pointers, value, mask, *options)
 
     return {"create_masked_load": create_masked_load, "create_masked_store": create_masked_store}

@@ -93,19 +93,20 @@ def test_glue_runs_on_its_kernels_only_if_they_are_named() -> None:
         assert choose_backends(EngineConfig(**options), jnp.dtype("bfloat16"), "gpu", "9.0").glue == want
 
 
-def test_sampling_runs_on_its_kernels_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["sampling", "routing"])
+def test_kernels_on_triton_run_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """On one GPU since Ampere, with jax-triton."""
     given = jnp.dtype("bfloat16"), "gpu", "8.0"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert choose_backends(EngineConfig(), *given).sampling == "xla"
-    named: dict[str, Any] = {"sampling_backend": "triton"}
-    assert choose_backends(EngineConfig(**named), *given).sampling == "triton"
-    with pytest.raises(ConfigError, match=r"sampling_backend = 'triton': .* compute capability 7\.5"):
+    assert getattr(choose_backends(EngineConfig(), *given), part) == "xla"
+    named: dict[str, Any] = {f"{part}_backend": "triton"}
+    assert getattr(choose_backends(EngineConfig(**named), *given), part) == "triton"
+    with pytest.raises(ConfigError, match=rf"{part}_backend = 'triton': .* compute capability 7\.5"):
         choose_backends(EngineConfig(**named), given[0], "gpu", "7.5")
-    with pytest.raises(ConfigError, match="sampling_backend = 'triton': is for one device"):
+    with pytest.raises(ConfigError, match=f"{part}_backend = 'triton': is for one device"):
         choose_backends(EngineConfig(**named, tensor_parallel_size=2), *given)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="sampling_backend = 'triton': needs jax-triton"):
+    with pytest.raises(ConfigError, match=f"{part}_backend = 'triton': needs jax-triton"):
         choose_backends(EngineConfig(**named), *given)
 
 

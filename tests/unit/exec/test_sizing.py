@@ -10,13 +10,15 @@ import jaxtyping
 import pytest
 
 from jswa.cache.capacity import useful_blocks
-from jswa.config import EngineConfig, Limits, LoraRoom
+from jswa.cache.layout import KVLayout
+from jswa.config import EngineConfig, Limits, LoraRoom, resolve_limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
 from jswa.exec.buckets import bucket_table
 from jswa.exec.sizing import (
     claim_memory,
     free_bytes,
+    gpu_step,
     most_logits,
     require_memory,
     require_room,
@@ -32,6 +34,7 @@ from jswa.text.speculation import Speculation
 from tests.parity.load import load_fixture
 from tests.support.builders import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts
+from tools.cases.hub_configs import CONFIGS
 
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
@@ -190,6 +193,28 @@ def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
     memory = 10 * useful * layout.block_bytes(4)
     found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
     assert found.num_blocks == (10 * useful if all_of_it else useful)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "memory", "options", "step"),
+    [
+        ("gpt-oss-20b", 105, 127, {}, (1_024, 8_192)),
+        ("gpt-oss-120b", 58, 127, {}, (512, 8_192)),
+        ("gemma-3-27b", 65, 127, {}, (256, 2_048)),
+        ("Mistral-7B-v0.1", 110, 127, {}, (256, 2_048)),
+        ("gpt-oss-20b", 55, 72, {}, (256, 2_048)),
+        ("gpt-oss-20b", 105, 127, {"max_num_batched_tokens": 512}, (512, 8_192)),
+    ],
+)
+def test_a_large_gpu_has_larger_steps(
+    name: str, gigabytes: int, memory: int, options: dict[str, Any], step: tuple[int, int]
+) -> None:
+    """As many rows as fit; mixtures run longer chunks. What the options say stays, and rows fit into it."""
+    model = parse_config(CONFIGS[name], weights=False)
+    layout, config = KVLayout.of(model, 64), EngineConfig(**options)
+    assert gpu_step(config, model, layout, gigabytes * 10**9, memory * 10**9, 2) == step
+    limits = resolve_limits(config, model, on_gpu=True, gpu_step=step)
+    assert (limits.max_rows, limits.max_tokens) == (step[0], options.get("max_num_batched_tokens", step[1]))
 
 
 @pytest.mark.parametrize(("vocab", "tokens"), [(262_208, 128), (32_000, 512)])

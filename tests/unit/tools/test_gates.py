@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.cases.kernels.glue import NORM_LAYERS, ROPE_LAYERS
+from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
+from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
 
 GOOD = {"spills": 0, "blocks_per_sm": 2}
@@ -38,6 +39,16 @@ def test_writing_an_entry_keeps_the_others(folder: Path) -> None:
     assert not worse({"rope": bad}, "kernels.json", folder)
     write({"rope": GOOD}, "kernels.json", {"jax": "1"}, folder)
     assert len(worse({"rope": bad, "norms": bad}, "kernels.json", folder)) == 2
+
+
+def test_routing_has_gates() -> None:
+    """Of each router that is compiled: one kernel for few tokens, two for many."""
+    committed = json.loads((FOLDER / "routing.json").read_text())["figures"]
+    kernels = {name: figures["kernels"] for name, figures in committed.items() if "kernels" in figures}
+    assert set(kernels) == {f"{layer.name}, {tokens} tokens" for layer in LAYERS for tokens in TOKENS}
+    assert kernels["gpt-oss-20b, 256 tokens"] == 1
+    assert kernels["MiMo-V2-Flash, 64 tokens"] == 2
+    assert len(committed) == len(kernels) + sum(kernels.values())
 
 
 def test_kernels_of_the_glue_have_gates() -> None:

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.experts.groups import row_count
 from pallas_kernels.glue.api import residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts
+from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies
-from tools.cases.kernels.glue import NORM_LAYERS, ROPE_LAYERS, NormCase, RopeCase
+from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS, NormCase, RopeCase
 
 GATES = "glue.json"
 
@@ -64,12 +65,19 @@ def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
     dtype = jnp.dtype(case.dtype)
     row = _shape((case.width,), dtype)
     weights = [None if norm is None or not norm.weighted else row for norm in (case.post, case.pre)]
-    values = _shape((case.parts, case.tokens, case.width), jnp.dtype("float32") if case.parts > 1 else dtype)
-    given = values, row if case.bias else None, _shape((case.tokens, case.width), dtype), *weights
+    wide = jnp.dtype("float32")
+    branch: Any = Parts(
+        _shape((case.parts, case.tokens, case.width), wide if case.parts > 1 else dtype), row if case.bias else None
+    )
+    if case.choices:
+        pairs = case.tokens, case.choices
+        values = _shape((row_count(case.tokens * case.choices, 32), case.width), dtype)
+        branch = Pairs(values, _shape(pairs, jnp.dtype("int32")), _shape(pairs, wide) if case.weighted else None)
+    given = branch, _shape((case.tokens, case.width), dtype), *weights
 
-    def call(values: Any, bias: Any, x: Any, post_weight: Any, pre_weight: Any) -> Any:
+    def call(branch: Parts | Pairs, x: Any, post_weight: Any, pre_weight: Any) -> Any:
         return residual_norms(
-            Parts(values, bias),
+            branch,
             x,
             Join(case.post, case.pre, case.keep, case.add),
             post_weight=post_weight,
@@ -124,7 +132,7 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     return facts, faults
 
 
-def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+def _shape(shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 

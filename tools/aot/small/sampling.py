@@ -8,6 +8,7 @@ gates/sampling.json, which `--write` writes. The speed is not measured.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from pallas_kernels.sampling.plan import Limits
 from tools import gates
 from tools.aot import triton
 from tools.aot.triton_facts import TritonFacts, gpu
-from tools.cases.kernels.sampling import SHAPES
+from tools.cases.kernels.small.sampling import SHAPES
 
 GATES = "sampling.json"
+KERNELS = ("scan", "plan", "collect", "choose")
 
 
 class Found(NamedTuple):
@@ -84,14 +86,15 @@ def compile_call(rows: int, vocab: int) -> Found:
     memory = compiled.memory_analysis()
     assert memory is not None
     return Found(
-        {_name(dump): triton.read_facts(dump, card) for dump in sorted(triton.dumped())}, memory.temp_size_in_bytes
+        {name_of(dump, KERNELS): triton.read_facts(dump, card) for dump in sorted(triton.dumped())},
+        memory.temp_size_in_bytes,
     )
 
 
-def _name(dump: Path) -> str:
-    """Return the name of a dumped kernel."""
+def name_of(dump: Path, names: Sequence[str]) -> str:
+    """Return which of the names the kernel of a dump has."""
     (ptx,) = dump.glob("*.ptx")
-    return next(name for name in ("scan", "plan", "collect", "choose") if f".entry {name}" in ptx.read_text())
+    return next(name for name in names if f".entry {name}" in ptx.read_text())
 
 
 if __name__ == "__main__":

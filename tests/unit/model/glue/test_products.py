@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jswa.model.glue.products import linear_parts, parts_of
+from jswa.model.glue.products import linear_parts, parts_of, router_parts_of
 from jswa.model.glue.projection import heads_of
 from jswa.model.hf.config import parse_config
 from pallas_kernels.errors import NoGlueKernel
@@ -29,6 +29,14 @@ from tools.cases.hub_configs import CONFIGS
 def test_products_of_few_tokens_are_split(tokens: int, inputs: int, outputs: int, parts: int) -> None:
     """So that thread blocks keep the memory busy; each part has whole units of inputs."""
     assert parts_of(tokens, inputs, outputs) == parts
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "parts"), [(64, 2880, 15), (1, 4096, 32), (256, 2880, 5), (256, 4096, 8), (300, 64, 1)]
+)
+def test_routers_are_split_into_short_parts(tokens: int, inputs: int, parts: int) -> None:
+    """Fewer of more tokens, since one thread block adds them."""
+    assert router_parts_of(tokens, inputs) == parts
 
 
 def test_the_sum_of_the_parts_is_the_product() -> None:

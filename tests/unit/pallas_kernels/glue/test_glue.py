@@ -9,7 +9,7 @@ import pytest
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from tests.support.kernels.glue_calls import Arrays, call_norms, call_rope, in_float32, norm_arrays, rope_arrays
-from tools.cases.kernels.glue import NORMS, ROPES, NormCase, RopeCase
+from tools.cases.kernels.small.glue import NORMS, ROPES, NormCase, RopeCase
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = "xla", "mosaic"
 ROUNDINGS = 6  # of a number on its way: the product, the bias, two norms, the sum, the rotation

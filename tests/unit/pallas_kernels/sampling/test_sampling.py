@@ -22,7 +22,7 @@ from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
 from pallas_kernels.sampling.plan import Limits, Tuning
 from tests.support.builders import sampling_columns
-from tools.cases.kernels.sampling import KINDS, ROWS, Row, make_logits
+from tools.cases.kernels.small.sampling import KINDS, ROWS, Row, make_logits
 
 VOCAB = 490
 SMALL = Tuning(sub=16, tile=8, cap=128)  # of VOCAB 31 blocks in 4 chunks, the last ones not full

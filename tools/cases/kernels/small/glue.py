@@ -13,7 +13,12 @@ GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6
 
 @dataclass(frozen=True)
 class NormCase:
-    """A call of `residual_norms`: the branch has `parts` parts, in float32 if there are several."""
+    """A call of `residual_norms`: the branch has `parts` parts, in float32 if there are several.
+
+    Attributes:
+        choices: experts of a token whose results are the branch; 0: it is a product.
+        weighted: whether these have weights.
+    """
 
     name: str
     tokens: int
@@ -25,6 +30,8 @@ class NormCase:
     keep: float = 1.0
     add: float = 1.0
     dtype: str = "bfloat16"
+    choices: int = 0
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ NORMS = (
     NormCase("half a block of columns, bias", 2, 192, parts=5, bias=True),
     NormCase("64 columns", 1, 64, dtype="float16"),
     NormCase("no norm before the next product", 2, 128, post=LLAMA, pre=None),
+    NormCase("experts", 3, 2_880, choices=4),
+    NormCase("one expert, no weights", 2, 192, choices=1, weighted=False, post=GEMMA),
     NormCase("weights of the sum, no weight of the norm", 2, 1_664, bias=True, pre=UNWEIGHTED, keep=0.5, add=0.25),
 )
 ROPES = (
@@ -81,6 +90,8 @@ NORM_LAYERS = tuple(
         (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5),
         (NormCase("Mistral-7B", 0, 4_096), 8),
         (NormCase("Llama-4-Scout", 0, 5_120), 8),
+        (NormCase("gpt-oss-20b, experts", 0, 2_880, choices=4), 1),
+        (NormCase("MiMo-V2-Flash, experts", 0, 4_096, choices=8), 1),
     )
 )
 

@@ -1,0 +1,1 @@
+"""The choice of experts and the order of rows in one kernel, for GPUs."""

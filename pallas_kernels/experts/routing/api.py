@@ -1,0 +1,47 @@
+"""`route`: the experts of each token, their weights, and the order of rows by expert, in one kernel or two.
+
+Without it XLA runs some eleven small kernels between the router's product and the experts': the sum of the product's
+parts, a sort, a softmax, the counting of `group_rows` and the lists of tiles of `grouped_matmul`.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.errors import NoRoutingKernel
+from pallas_kernels.experts.groups import Tiling
+from pallas_kernels.experts.routing import call
+from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights
+
+Implementation = Literal["xla", "triton"]  # "xla" is that of jswa
+
+_MOST_EXPERTS = 1_024
+_MOST_TILINGS = 2  # of a mixture's two grouped products
+
+
+def route(
+    parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, tilings: tuple[Tiling, ...] = ()
+) -> Routed:
+    """Choose the experts of each token, sort the pairs by expert, and cut the rows into tiles.
+
+    The choice, the rows and the lists are those of plain JAX; weights differ by rounding. Equal inputs give equal bits.
+
+    Args:
+        parts: partial sums of the router's product, which are added in their order.
+        tilings: of the grouped products, each once.
+
+    Raises:
+        NoRoutingKernel: the logits are not float32, or the kernel does not hold so many experts.
+        ImportError: jax-triton is not installed.
+    """
+    experts = parts.shape[2]
+    if parts.dtype != jnp.float32:
+        raise NoRoutingKernel(f"logits of {parts.dtype}: routing_backend = triton takes float32")
+    if not router.top_k <= experts <= _MOST_EXPERTS:
+        raise NoRoutingKernel(
+            f"{experts} experts: routing_backend = triton takes {router.top_k} (top_k) to {_MOST_EXPERTS}"
+        )
+    if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
+        raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")
+    return call.route(parts, router, weights, tilings)

@@ -1,0 +1,45 @@
+"""Calls of Triton kernels through jax-triton, an optional package."""
+
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+_PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
+
+
+def call(
+    kernel: Any,
+    operands: dict[str, Array | int | None],
+    outputs: list[jax.ShapeDtypeStruct],
+    grid: tuple[int, ...],
+    constants: dict[str, Any],
+    *,
+    warps: int,
+    stages: int | None = None,
+) -> list[Array]:
+    """Return the outputs of a kernel.
+
+    Args:
+        operands: by the names of the kernel's arguments; None for one that there is not.
+        outputs: in the order of the kernel's arguments that neither operands nor constants name.
+
+    Raises ImportError if jax-triton is missing.
+    """
+    try:
+        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
+    except ImportError as error:
+        raise ImportError(
+            "kernels on Triton need the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
+        ) from error
+    found: list[Array] = jax_triton.triton_call(
+        kernel=kernel,
+        out_type=outputs,
+        grid=grid,
+        num_warps=warps,
+        **({} if stages is None else {"num_stages": stages}),
+        backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
+        **operands,
+        **constants,
+    )
+    return found
