@@ -18,6 +18,9 @@ from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.collectives import shard_start
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
+from pallas_kernels.cpu import products as cpu
+from pallas_kernels.cpu.experts import mixture
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, group_rows
@@ -113,7 +116,7 @@ class Moe(nnx.Module):
             chosen, weights = self._route(x if routed_by is None else routed_by)
             if routed is not None:
                 routed(chosen)
-            out = self._experts(x, chosen, weights.astype(x.dtype))
+            out = self._experts(x, chosen, weights)
             if self.shared is None:
                 return out
             shared = self.shared(x, adapters)
@@ -123,7 +126,11 @@ class Moe(nnx.Module):
 
     def _route(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
         config = self.config.router
-        logits = jnp.matmul(normed(self.router_norm, x), self.router[...], preferred_element_type=jnp.float32)
+        router, rows = self.router.get_value(), normed(self.router_norm, x)
+        if isinstance(router, Panels):
+            logits = cpu.matmul(rows, router, jnp.dtype(jnp.float32))
+        else:
+            logits = jnp.matmul(rows, router, preferred_element_type=jnp.float32)
         if self.router_bias is not None:
             logits += self.router_bias[...].astype(jnp.float32)[None]
         bias = None if self.selection_bias is None else self.selection_bias[...]
@@ -137,24 +144,34 @@ class Moe(nnx.Module):
     ) -> Float[Array, "T M"]:
         """Sort (token, expert) pairs by expert, run each expert on its pairs, and add the results of each token."""
         config = self.config
+        gated = Glu(config.activation, config.clamp, config.alpha)
+        gate_up_bias, down_bias = (None if own is None else own[...] for own in (self.gate_up_bias, self.down_bias))
+        gate_up, down = _matrix(self.gate_up), _matrix(self.down)
+        if self.kernel.implementation == "cpu":
+            assert isinstance(gate_up, Panels | Mxfp4)
+            assert isinstance(down, Panels | Mxfp4)
+            biases = None if gate_up_bias is None or down_bias is None else (gate_up_bias, down_bias)
+            on_input = config.weight_on_input
+            return mixture(x, chosen, weights, gate_up, down, gated=gated, biases=biases, weight_on_input=on_input)
+        weights = weights.astype(x.dtype)
         groups, rows, pair, mine = _grouped(chosen, config)
         inputs = x.at[pair // config.top_k].get(mode="promise_in_bounds")
         if config.weight_on_input:
             inputs = inputs * weights.reshape(-1).at[pair].get(mode="promise_in_bounds")[:, None]
         hidden = grouped_matmul(
             inputs,
-            _matrix(self.gate_up),
+            gate_up,
             groups,
-            bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
-            gated=Glu(config.activation, config.clamp, config.alpha),
+            bias=gate_up_bias,
+            gated=gated,
             implementation=self.kernel.implementation,
             sms=self.kernel.sms,
         )
         out = grouped_matmul(
             hidden,
-            _matrix(self.down),
+            down,
             groups,
-            bias=None if self.down_bias is None else self.down_bias[...],
+            bias=down_bias,
             implementation=self.kernel.implementation,
             sms=self.kernel.sms,
         )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Shaped
 from jswa.model.transformer import Linear
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
 
-_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|gate_up|down)|^lm_head)(\.values|\.codes)?$")
+_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|router|gate_up|down)|^lm_head)(\.values|\.codes)?$")
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 
@@ -39,7 +39,7 @@ def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
 
 
 def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
-    """Return whether XLA runs products with some of the matrices: of routers, adapters and the like, or with all."""
+    """Return whether XLA runs products with some of the matrices: of adapters and the like, or with all."""
     plain = {name for name, value in params.items() if value.ndim == 2 and value.dtype.itemsize == 2}
     return bool(plain - {"embed"}) or linear == "xla"
 

@@ -12,11 +12,12 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue import xla
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Parts
 
-Implementation = Literal["xla", "mosaic"]
+Implementation = Literal["xla", "cpu", "mosaic"]
 
 
 def residual_norms(
@@ -36,6 +37,8 @@ def residual_norms(
     """
     if _checked(implementation) == "xla":
         return xla.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
+    if implementation == "cpu":
+        return cpu.residual_norms(branch.values, branch.bias, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
         raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
     from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
@@ -73,6 +76,8 @@ def rotate_and_write(
     given = (qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature)
     if _checked(implementation) == "xla":
         return xla.rotate_and_write(*given)
+    if implementation == "cpu":
+        return cpu.rotate_and_write(*given)
     if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype != dtype:
         raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
     if kv.shape[-1] != 2 * heads.head_dim:
