@@ -41,7 +41,7 @@ def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
 def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
     """Return whether XLA runs products with some of the matrices: of adapters and the like, or with all."""
     plain = {name for name, value in params.items() if value.ndim == 2 and value.dtype.itemsize == 2}
-    return bool(plain - {"embed"}) or linear == "xla"
+    return any(name != "embed" and not name.endswith("_bias") for name in plain) or linear == "xla"
 
 
 def _fits_quads(params: Mapping[str, Array], name: str) -> bool:

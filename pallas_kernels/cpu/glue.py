@@ -33,15 +33,19 @@ def residual_norms(
 def rotate_and_write(
     values: Float[Array, "S T N"],
     bias: Float[Array, " N"] | None,
-    kv: Shaped[Array, "P L K p E"],
+    kv: Shaped[Array, "..."],
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
     cells: Cells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
-) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
-    """See `glue.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary."""
+) -> tuple[Float[Array, "T K R D"], Shaped[Array, "..."]]:
+    """See `glue.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary.
+
+    XLA updates `kv` in place in the shape in which the step has it: between a parameter and a call that updates it, a
+    reshape would be a copy.
+    """
     _require(dtype)
     if kv.dtype.name not in PRODUCT_TYPES:
         raise NoGlueKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for glue_backend = cpu")
@@ -65,6 +69,7 @@ def rotate_and_write(
         k_norm=_numbers(heads.k_norm),
         v_norm=_numbers(heads.v_norm),
         layer=np.int64(cells.layer_index),
+        shape=np.array(cells.shape, np.int64),
     )
     grouped = queries.reshape(tokens, heads.kv_heads, heads.group, heads.head_dim)
     more = heads.rows - heads.group

@@ -65,10 +65,15 @@ ffi::Error rotate(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bi
                   ffi::AnyBuffer q_weight, ffi::AnyBuffer k_weight, ffi::AnyBuffer v_weight, Floats cos, Floats sin,
                   ffi::BufferR1<ffi::DataType::F32> temperature, Ints pages, Ints offsets,
                   ffi::Result<ffi::AnyBuffer> q, ffi::Result<ffi::AnyBuffer> kv_out, Numbers q_norm, Numbers k_norm,
-                  Numbers v_norm, int64_t layer) {
+                  Numbers v_norm, int64_t layer, ffi::Span<const int64_t> of_kv) {
   jswa::Rotation r{};
-  const auto of_q = q->dimensions(), of_kv = kv.dimensions();
-  if (of_q.size() != 3 || of_kv.size() != 5 || !same(kv_out->dimensions(), of_kv)) return wrong("heads of another form");
+  const auto of_q = q->dimensions();
+  if (of_q.size() != 3 || of_kv.size() != 5 || !same(kv_out->dimensions(), kv.dimensions()))
+    return wrong("heads of another form");
+  int64_t cells = 1;
+  for (int64_t size : of_kv)
+    if (size < 0 || __builtin_mul_overflow(cells, size, &cells)) return wrong("pages of another form");
+  if (cells != (int64_t)kv.element_count()) return wrong("the pages have another size");
   if (!type_of(q->element_type(), &r.type) || !is_activation(r.type)) return wrong("no heads of this type");
   if (!type_of(kv.element_type(), &r.kv_type) || !is_activation(r.kv_type) ||
       kv_out->element_type() != kv.element_type())
@@ -188,7 +193,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_rotate, rotate,
                                   .Attr<Numbers>("q_norm")
                                   .Attr<Numbers>("k_norm")
                                   .Attr<Numbers>("v_norm")
-                                  .Attr<int64_t>("layer"));
+                                  .Attr<int64_t>("layer")
+                                  .Attr<ffi::Span<const int64_t>>("shape"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_mixture, mixture,
                               ffi::Ffi::Bind()
