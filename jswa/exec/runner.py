@@ -345,33 +345,36 @@ class Runner:
                 if program == SET_ADAPTER and self._adapters is not None:
                     self.params = self._adapters.run(self.params, arrays)
                     continue
-                if self._on_cpu and program >= STEP:
+                if program < STEP:
+                    self._run_beside(program, self._put(arrays))
+                elif self._on_cpu:
                     # The call takes an array of numpy in 2 µs, `device_put` 50 to 430, as its code leaves the caches.
                     with jax.transfer_guard_host_to_device("allow"):
                         outputs = self._run_step(program - STEP, *arrays)
-                    continue
-                placed = self._put(arrays)
-                if program in (COPY_PAGES, MOVE_PAGES):
-                    lanes = self._copy_pages([*self.state["lanes"], *self.state["draft_lanes"]], *placed)
-                    own = len(self.state["lanes"])
-                    self.state = {**self.state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
-                    if program == MOVE_PAGES:
-                        table = self._rename_pages(self.state["full_table"], *placed)
-                        self.state = {**self.state, "full_table": table}
-                elif program == SET_ROWS:
-                    tables = self.state["full_table"], self.state["local_table"], self.state["length"]
-                    full, local, length = self._set_rows[len(placed[0])](tables, *placed)
-                    self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
-                elif program == SET_MASKS:
-                    extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
-                    self.state = {**self.state, "extras": extras}
-                elif program == SET_TEXTS:
-                    self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
-                elif program in self._extras:
-                    self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
                 else:
-                    outputs = self._run_step(program - STEP, *placed)
+                    outputs = self._run_step(program - STEP, *self._put(arrays))
         return outputs
+
+    def _run_beside(self, program: int, placed: Any) -> None:
+        """Run a program that is no step: it changes a part of the state."""
+        if program in (COPY_PAGES, MOVE_PAGES):
+            lanes = self._copy_pages([*self.state["lanes"], *self.state["draft_lanes"]], *placed)
+            own = len(self.state["lanes"])
+            self.state = {**self.state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
+            if program == MOVE_PAGES:
+                table = self._rename_pages(self.state["full_table"], *placed)
+                self.state = {**self.state, "full_table": table}
+        elif program == SET_ROWS:
+            tables = self.state["full_table"], self.state["local_table"], self.state["length"]
+            full, local, length = self._set_rows[len(placed[0])](tables, *placed)
+            self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
+        elif program == SET_MASKS:
+            extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
+            self.state = {**self.state, "extras": extras}
+        elif program == SET_TEXTS:
+            self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
+        else:
+            self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
 
     def _run_step(self, number: int, *packed: jax.Array) -> StepOutputs | None:
         """Run a step, or one of its halves; a first half has no outputs for the host yet."""
