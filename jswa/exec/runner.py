@@ -376,7 +376,7 @@ class Runner:
         else:
             self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
 
-    def _run_step(self, number: int, *packed: jax.Array) -> StepOutputs | None:
+    def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
         """Run a step, or one of its halves; a first half has no outputs for the host yet."""
         program, part = self.compiled[number], self.configs[number].part
         if part == "forward":

@@ -12,7 +12,7 @@ from jaxtyping import Array, Shaped
 from jswa.model.transformer import Linear
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
 
-_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|router|gate_up|down)|^lm_head)(\.values|\.codes)?$")
+_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down)|^lm_head)(\.values|\.codes)?$")
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page

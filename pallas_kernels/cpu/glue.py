@@ -26,8 +26,8 @@ def residual_norms(
     call = jax.ffi.ffi_call("jswa_join", (shape, shape))
     weights = (_or_none(bias, x.dtype), x, _or_none(post_weight, x.dtype), _or_none(pre_weight, x.dtype))
     norms = {"post": _numbers(join.post), "pre": _numbers(join.pre)}
-    out: tuple[Array, Array] = call(values, *weights, **norms, keep=np.float32(join.keep), add=np.float32(join.add))
-    return out
+    y, normed = call(values, *weights, **norms, keep=np.float32(join.keep), add=np.float32(join.add))
+    return y, normed
 
 
 def rotate_and_write(

@@ -58,15 +58,15 @@ def expected(
 ) -> Float[np.ndarray, "T M"]:
     """Return the same in float64, but for the activation, which is computed in float32."""
     rows, out = np.asarray(x.astype("float32"), np.float64), np.zeros(x.shape)
-    up, down = (np.zeros(1) if biases is None else np.asarray(bias.astype("float32")) for bias in biases or (None,) * 2)
+    up, down = (np.asarray(bias.astype("float32")) for bias in biases or (jnp.zeros((EXPERTS, 1)),) * 2)
     for token, choice in product(range(len(rows)), range(chosen.shape[1])):
         expert, weight = chosen[token, choice], weights[token, choice]
         if not 0 <= expert < EXPERTS:
             continue
         read = rows[token] * (weight if on_input else 1)
-        gates = read @ numbers[0][expert] + (0 if biases is None else up[expert])
+        gates = read @ numbers[0][expert] + up[expert]
         middle = np.asarray(glu(gated, *jnp.split(jnp.asarray(gates, jnp.float32), 2)), np.float64)
-        done = middle @ numbers[1][expert] + (0 if biases is None else down[expert])
+        done = middle @ numbers[1][expert] + down[expert]
         out[token] += done * (1 if on_input else weight)
     return out
 
@@ -83,7 +83,7 @@ def test_a_mixture_is_that_of_its_experts(dtype: str, packed: bool, subtests: py
     weights = rng.uniform(0, 1, chosen.shape).astype(np.float32)
     both = tuple(jnp.asarray(rng.standard_normal((EXPERTS, n)), dtype) for n in (2 * HIDDEN, WIDTH))
     for number, gated in enumerate(GLUS):
-        with subtests.test(gated):
+        with subtests.test(str(gated)):
             biases = (both[0], both[1]) if number % 2 else None
             on_input = number == 2
 
