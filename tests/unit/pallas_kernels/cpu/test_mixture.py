@@ -103,10 +103,6 @@ def test_operands_that_do_not_fit_are_errors() -> None:
     """The C++ part reads no byte of them."""
     (gate_up, _), (down, _) = matrices("float32", packed=False)
     x, one = jnp.ones((2, WIDTH)), jnp.zeros((2, CHOICES), jnp.int32)
-    for broken, match in (
-        ((x, one[:1], jnp.ones((2, CHOICES)), gate_up, down), "experts and weights of every token"),
-        ((x[:, :-1], one, jnp.ones((2, CHOICES)), gate_up, down), "the weights do not fit"),
-        ((x, one, jnp.ones((2, CHOICES)), down, gate_up), "the weights do not fit"),
-    ):
-        with pytest.raises(jax.errors.JaxRuntimeError, match=f"jswa: .*{match}"):
-            mixture(*broken, gated=GLUS[0]).block_until_ready()
+    for rows, first, second in ((x[:, :-1], gate_up, down), (x, down, gate_up)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="jswa: the weights do not fit"):
+            mixture(rows, one, jnp.ones((2, CHOICES)), first, second, gated=GLUS[0]).block_until_ready()
