@@ -27,7 +27,7 @@ from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning
 from jswa.errors import ConfigError, RequestError
 from jswa.exec.adapters import AdapterRoom
-from jswa.exec.backends import choose_backends
+from jswa.exec.backends import choose_backends, for_model
 from jswa.exec.compile.store import open_store
 from jswa.exec.host.memory import host_contents, with_host_memory
 from jswa.exec.host.pages import HostPages
@@ -242,6 +242,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     whole = model
     limits = resolve_limits(options, model, on_gpu=on_gpu)
     model = model.at_length(limits.max_model_len)
+    backends = for_model(backends, options, model, kv_dtype)
     part = shard_config(model, options.tensor_parallel_size)
     drafter = drafter and drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)

@@ -77,8 +77,9 @@ class EngineConfig:
             kernels are compiled, mosaic on Hopper. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
-        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto and xla run on any
-            device. mosaic runs fewer kernels per layer on Hopper; no GPU has measured it yet.
+        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
+            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer kernels per
+            layer on Hopper; no GPU has measured it yet.
         routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto and xla run on
             any device. triton does it in one kernel, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
@@ -129,7 +130,7 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
-    glue_backend: Literal["auto", "xla", "mosaic"] = "auto"
+    glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
     routing_backend: Literal["auto", "xla", "triton"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"
     deterministic: bool = False

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from jswa.architecture import ModelConfig
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.model.glue.projection import require_served
 from jswa.model.transformer import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
+from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
@@ -74,15 +77,15 @@ def choose_backends(
             )
     experts: Experts = "mosaic" if hopper else "xla"
     linear: Linear = "xla"
+    glue: Glue = "xla"  # until a GPU has measured the kernels
     if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
-        attention, experts, linear = "cpu", "cpu", "cpu"
+        attention, experts, linear, glue = "cpu", "cpu", "cpu", "cpu"
     chosen = Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
-        # Until a GPU has measured the kernels:
-        "xla" if options.glue_backend == "auto" else options.glue_backend,
+        glue if options.glue_backend == "auto" else options.glue_backend,
         "xla" if options.sampling_backend == "auto" else options.sampling_backend,
         "xla" if options.routing_backend == "auto" else options.routing_backend,
     )
@@ -96,6 +99,18 @@ def choose_backends(
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
     return chosen
+
+
+def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dtype: jnp.dtype) -> Backends:
+    """Return the kernels for a model: those of the glue are XLA's if no others are named, and they cannot serve it."""
+    if options.glue_backend != "auto" or chosen.glue != "cpu":
+        return chosen
+    try:
+        require_served(model)
+    except NoGlueKernel as error:
+        _log.info("norms, rotary embedding and KV writes run on plain XLA: %s", error)
+        return chosen._replace(glue="xla")
+    return chosen if kv_dtype.itemsize > 1 else chosen._replace(glue="xla")
 
 
 def _require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
@@ -124,8 +139,13 @@ def _native() -> bool:
 
 def _require_native(chosen: Backends, options: EngineConfig, platform: str) -> None:
     """Raise ConfigError if kernels of the CPU are chosen that cannot run."""
-    parts = ("attention_backend", chosen.attention), ("moe_backend", chosen.experts), ("linear_backend", chosen.linear)
-    for option, kernel in parts:
+    parts = {
+        "attention_backend": chosen.attention,
+        "moe_backend": chosen.experts,
+        "linear_backend": chosen.linear,
+        "glue_backend": chosen.glue,
+    }
+    for option, kernel in parts.items():
         if kernel != "cpu":
             continue
         if platform != "cpu":

@@ -19,6 +19,9 @@ from jswa.model.collectives import shard_start
 from jswa.model.glue.products import router_parts_of
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
+from pallas_kernels.cpu import products as cpu
+from pallas_kernels.cpu.experts import mixture
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
@@ -139,7 +142,7 @@ class Moe(nnx.Module):
         `routed` is given the experts of each token.
         """
         with jax.named_scope("moe"):
-            out = self._experts(x, self._assignment(x if routed_by is None else routed_by, x.dtype, routed))
+            out = self._experts(x, x if routed_by is None else routed_by, routed)
             if self.shared is None:
                 return out
             shared = self.shared(x, adapters)
@@ -151,7 +154,7 @@ class Moe(nnx.Module):
         self, x: Float[Array, "T M"], adapters: AdapterIds | None, routed: Callable[[Int[Array, "T k"]], None] | None
     ) -> Parts | Pairs:
         """Return the output as the glue's kernels add it: the results of the experts, if nothing else belongs to it."""
-        if self.shared is not None or self.config.devices > 1:
+        if self.shared is not None or self.config.devices > 1 or self.kernel.implementation == "cpu":
             return Parts(self(x, adapters, routed=routed)[None])
         with jax.named_scope("moe"):
             given = self._assignment(x, x.dtype, routed)
@@ -201,7 +204,11 @@ class Moe(nnx.Module):
 
     def _route(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
         config = self.config.router
-        logits = jnp.matmul(normed(self.router_norm, x), self.router[...], preferred_element_type=jnp.float32)
+        router, rows = self.router.get_value(), normed(self.router_norm, x)
+        if isinstance(router, Panels):
+            logits = cpu.matmul(rows, router, jnp.dtype(jnp.float32))
+        else:
+            logits = jnp.matmul(rows, router, preferred_element_type=jnp.float32)
         if self.router_bias is not None:
             logits += self.router_bias[...].astype(jnp.float32)[None]
         bias = None if self.selection_bias is None else self.selection_bias[...]
@@ -210,14 +217,40 @@ class Moe(nnx.Module):
             weights *= self.expert_scale[...].astype(jnp.float32)[chosen]
         return chosen, weights
 
-    def _experts(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "T M"]:
+    def _experts(
+        self,
+        x: Float[Array, "T M"],
+        routed_by: Float[Array, "T M"],
+        routed: Callable[[Int[Array, "T k"]], None] | None,
+    ) -> Float[Array, "T M"]:
         """Run each expert on its pairs, and add the results of each token."""
+        if self.kernel.implementation == "cpu":
+            return self._mixture(x, routed_by, routed)
+        given = self._assignment(routed_by, x.dtype, routed)
         done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
         if given.mine is not None:
             done = jnp.where(given.mine[:, :, None], done, 0)
         if not self.config.weight_on_input:
             done = done * given.weights.astype(x.dtype)[:, :, None]
         return done.sum(axis=1)
+
+    def _mixture(
+        self,
+        x: Float[Array, "T M"],
+        routed_by: Float[Array, "T M"],
+        routed: Callable[[Int[Array, "T k"]], None] | None,
+    ) -> Float[Array, "T M"]:
+        """Return the same by the one call of a CPU's kernels."""
+        chosen, weights = self._route(routed_by)
+        if routed is not None:
+            routed(chosen)
+        gate_up, down = _matrix(self.gate_up), _matrix(self.down)
+        assert isinstance(gate_up, Panels | Mxfp4)
+        assert isinstance(down, Panels | Mxfp4)
+        own = self.gate_up_bias, self.down_bias
+        biases = None if own[0] is None or own[1] is None else (own[0][...], own[1][...])
+        on_input = self.config.weight_on_input
+        return mixture(x, chosen, weights, gate_up, down, gated=self._glu, biases=biases, weight_on_input=on_input)
 
     def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
         """Run each expert on its pairs, which are sorted by expert."""

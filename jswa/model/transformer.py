@@ -19,12 +19,12 @@ from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Stream
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
 from jswa.model.glue.products import joined, linear_parts, whole
+from jswa.model.glue.projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
-from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
@@ -128,13 +128,8 @@ class Layer(nnx.Module):
 
         Args:
             read: the norm of x that this layer's attention reads.
-            glue: the implementation of residuals, norms, rotary embedding and KV writes.
-
-        Raises NoGlueKernel if it cannot serve the layer.
+            glue: the implementation of residuals, norms, rotary embedding and KV writes, which serves the model.
         """
-        extras = self.streams, self.side, self.per_layer, self.scalar
-        if self.config.parallel or any(extra is not None for extra in extras):
-            raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
         attended = self.attention.in_parts(read, index, run.positions, run.ropes, run.attend, run.adapters, glue)
         attended = whole(attended, x.dtype, self.devices)
         x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, glue)
@@ -247,19 +242,23 @@ class Decoder(nnx.Module):
         return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
 
     def _joined(
-        self, x: Float[Array, "T M"], run: LayerInputs, select: Array | None, tap: Tap | None, routed: Routed | None
+        self,
+        x: Float[Array, "T M"],
+        run: LayerInputs,
+        select: Int[Array, " R"] | None,
+        tap: Tap | None,
+        routed: Routed | None,
     ) -> Float[Array, "N M"]:
         """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
+        require_served(self.config)
         layers = list(self.layers)
-        if self.config.tail < len(layers):
-            raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
         following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
         read = normed(layers[0].pre_attn, x)
         for index, (layer, norm) in enumerate(zip(layers, following, strict=True)):
             if tap is not None:
                 tap(index, x)
+            own = run if routed is None else run._replace(routed=partial(routed, index))
             with jax.named_scope(f"layer_{index}"):
-                own = run if routed is None else run._replace(routed=partial(routed, index))
                 x, read = layer.joined(x, read, index, own, norm, self.glue)
         if tap is not None:
             tap(len(layers), x)

@@ -35,7 +35,7 @@ _LEVELS = {
     "avx512bf16": ("-O3", *_AVX512, "-mavx512bf16"),
     "avx512": ("-O3", *_AVX512),
     "avx2": ("-O2", *_AVX2),
-    "base": ("-O2",),
+    "base": ("-O1",),
     "vnni": ("-O3", *_AVX512, "-mavx512vnni"),
 }
 
@@ -82,10 +82,10 @@ def build(target: Path = LIBRARY) -> None:
     headers = Path(spec.submodule_search_locations[0]) / "include"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        commands = [kernel_command(level, folder / f"{level}.o") for level in _LEVELS]
         defined = f'-DJSWA_DIGEST="{digest_of_sources()}"'
-        interface = (*_COMMON, "-O2", defined, "-isystem", str(headers), "-c", str(SOURCES / "ffi.cc"))
-        commands.append([compiler(), *interface, "-o", str(folder / "ffi.o")])
+        interface = (*_COMMON, "-O1", defined, "-isystem", str(headers), "-c", str(SOURCES / "ffi.cc"))
+        commands = [[compiler(), *interface, "-o", str(folder / "ffi.o")]]  # the longest comes first
+        commands += [kernel_command(level, folder / f"{level}.o") for level in _LEVELS]
         with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
             list(pool.map(_run, commands))
         objects = [str(folder / f"{level}.o") for level in (*_LEVELS, "ffi")]

@@ -1,14 +1,18 @@
-"""Grouped products on a CPU: the rows of each expert times its matrix, in panels or in MXFP4."""
+"""Experts on a CPU: the rows of each one times its matrix, in panels or in MXFP4, or the whole of a mixture."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import MXFP4, PRODUCT_TYPES, Panels, operands
 from pallas_kernels.errors import NoExpertKernel
+from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.mxfp4 import Mxfp4
+
+_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # by their numbers in src/types.h; behind them: with `alpha`
 
 
 def grouped_products(
@@ -21,11 +25,7 @@ def grouped_products(
     if x.dtype.name not in PRODUCT_TYPES:
         raise NoExpertKernel(f"implementation = 'cpu' takes no rows of {x.dtype}: must be one of {PRODUCT_TYPES}")
     library.digest()
-    if isinstance(weights, Mxfp4):
-        kind, arrays, columns = MXFP4, [weights.blocks, weights.scales], weights.blocks.shape[1]
-    else:
-        (kind, arrays), columns = operands(weights.weights), weights.outputs
-    first, *rest = arrays
+    kind, (first, *rest), columns = _held(weights)
     shape = jax.ShapeDtypeStruct((len(x), columns), x.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_experts", shape)
     biases = [] if bias is None else [bias.astype(x.dtype)]
@@ -34,3 +34,65 @@ def grouped_products(
         x, first, starts, sizes, *biases, *rest, kind=np.int64(kind), by_rows=kind == MXFP4, biased=bool(biases)
     )
     return out
+
+
+def mixture(
+    x: Float[Array, "T M"],
+    chosen: Int[Array, "T k"],
+    weights: Float[Array, "T k"],
+    gate_up: Panels | Mxfp4,
+    down: Panels | Mxfp4,
+    *,
+    gated: Glu,
+    biases: tuple[Float[Array, "E C"], Float[Array, "E M"]] | None = None,
+    weight_on_input: bool = False,
+) -> Float[Array, "T M"]:
+    """Return the sum of each token's experts, weighted, in one call; a row depends on no other row.
+
+    Results of both products are rounded to x's type; activation and sum are computed in float32.
+
+    Args:
+        chosen: a number that is no expert's counts for nothing.
+        weights: of the experts' results, or with `weight_on_input` of what they read.
+        gate_up: gates, then ups, of every expert.
+        biases: of both products.
+
+    Raises NoLibrary, and NoExpertKernel for other types of x.
+    """
+    if x.dtype.name not in PRODUCT_TYPES:
+        raise NoExpertKernel(f"implementation = 'cpu' takes no rows of {x.dtype}: must be one of {PRODUCT_TYPES}")
+    library.digest()
+    up_kind, (up_first, *up_rest), columns = _held(gate_up)
+    down_kind, (down_first, *down_rest), _ = _held(down)
+    pairs = chosen.size
+    # Beside the result, room for the rows of the pairs, which XLA allocates and counts.
+    shapes = x.shape, (pairs, x.shape[1]), (pairs, columns), (pairs, columns // 2)
+    call = jax.ffi.ffi_call("jswa_mixture", [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes])  # type: ignore[no-untyped-call]
+    added = [] if biases is None else [bias.astype(x.dtype) for bias in biases]
+    activation = len(_ACTIVATIONS) if gated.alpha is not None else _ACTIVATIONS.index(gated.activation)
+    out: Array = call(
+        x,
+        chosen.astype(jnp.int32),
+        weights.astype(jnp.float32),
+        up_first,
+        down_first,
+        *added,
+        *up_rest,
+        *down_rest,
+        up_kind=np.int64(up_kind),
+        down_kind=np.int64(down_kind),
+        by_rows=up_kind == MXFP4,
+        biased=bool(added),
+        weight_on_input=weight_on_input,
+        activation=np.int64(activation),
+        clamp=np.float32(np.inf if gated.clamp is None else gated.clamp),
+        alpha=np.float32(gated.alpha or 0.0),
+    )[0]
+    return out
+
+
+def _held(weights: Panels | Mxfp4) -> tuple[int, list[Array], int]:
+    """Return how matrices are held, their arrays and their columns."""
+    if isinstance(weights, Mxfp4):
+        return MXFP4, [weights.blocks, weights.scales], weights.blocks.shape[1]
+    return *operands(weights.weights), weights.outputs

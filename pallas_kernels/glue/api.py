@@ -12,11 +12,12 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue import xla
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
 
-Implementation = Literal["xla", "mosaic"]
+Implementation = Literal["xla", "cpu", "mosaic"]
 
 
 def residual_norms(
@@ -36,6 +37,9 @@ def residual_norms(
     """
     if _checked(implementation) == "xla":
         return xla.residual_norms(branch, x, join, post_weight, pre_weight)
+    if implementation == "cpu":
+        whole = branch if isinstance(branch, Parts) else Parts(xla.summed(branch, x.dtype)[None])
+        return cpu.residual_norms(whole.values, whole.bias, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
         raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
     from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
@@ -46,7 +50,7 @@ def residual_norms(
 
 def rotate_and_write(
     qkv: Parts,
-    kv: Shaped[Array, "P L K p E"],
+    kv: Shaped[Array, "..."],
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
@@ -55,13 +59,14 @@ def rotate_and_write(
     *,
     temperature: Float[Array, " T"] | None = None,
     implementation: Implementation = "xla",
-) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
+) -> tuple[Float[Array, "T K R D"], Shaped[Array, "..."]]:
     """Norm and rotate a projection's heads, write K and V to their cells, and return the queries and the pages.
 
     The queries are those of each KV head side by side; rows beyond G may hold anything, NaN too. The pages are
     updated in place if the caller donates them.
 
     Args:
+        kv: the pages [P, L, K, p, E], or an array of another shape that holds the same numbers, as a lane does.
         rope: cos and sin of each token's angles, or None: nothing is rotated. Pairs are (i, i + n).
         dtype: of the activations.
         temperature: factor of each token's queries, applied in float32.
@@ -70,8 +75,26 @@ def rotate_and_write(
         NoGlueKernel: the implementation cannot serve these shapes or types.
         ValueError: there is no such implementation.
     """
+    if _checked(implementation) == "cpu":
+        given = qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature
+        return cpu.rotate_and_write(*given)
+    q, pages = _in_pages(implementation, qkv, kv.reshape(cells.shape), heads, weights, rope, cells, dtype, temperature)
+    return q, pages.reshape(kv.shape)
+
+
+def _in_pages(
+    implementation: Implementation,
+    qkv: Parts,
+    kv: Shaped[Array, "P L K p E"],
+    heads: Heads,
+    weights: HeadWeights,
+    rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
+    cells: Cells,
+    dtype: jnp.dtype,
+    temperature: Float[Array, " T"] | None,
+) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
     given = (qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature)
-    if _checked(implementation) == "xla":
+    if implementation == "xla":
         return xla.rotate_and_write(*given)
     if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype != dtype:
         raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")

@@ -90,11 +90,16 @@ class HeadWeights(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Where each token's K and V belong: page and offset in it. A token whose page is ≥ P is dropped."""
+    """Where each token's K and V belong: page and offset in it. A token whose page is ≥ P is dropped.
+
+    Attributes:
+        shape: P, L, K, p and E.
+    """
 
     pages: Int[Array, " T"]
     offsets: Int[Array, " T"]
     layer_index: int
+    shape: tuple[int, ...]
 
 
 def scaled(

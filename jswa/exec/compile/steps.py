@@ -43,7 +43,12 @@ _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {"step": step, "forward": forwar
 # short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
 # layers to float32 before the first product; the one for memory widens each matrix when its product comes.
 _SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-_OPTIONS = {"xla_disable_hlo_passes": "rematerialization", "xla_cpu_scheduler_type": _SCHEDULER}
+# A CPU's code is made by one thread: two need 10 MB more, and take both cores from the steps beside them.
+_OPTIONS = {
+    "xla_disable_hlo_passes": "rematerialization",
+    "xla_cpu_scheduler_type": _SCHEDULER,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
 _threads: dict[Thread, Callable[[], None]] = {}  # those that compile beside steps, and what ends them
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jswa.architecture import AttentionConfig, Norm
+from jswa.architecture import AttentionConfig, ModelConfig, Norm
 from jswa.model.glue.products import rms_of
 from jswa.model.layers import RopeTables
 from pallas_kernels.errors import NoGlueKernel
@@ -59,6 +59,20 @@ def heads_of(config: AttentionConfig) -> Heads:
     norms = norm(config.qk_norm), norm(config.qk_norm), norm(config.v_norm)
     group = config.num_heads // config.num_kv_heads
     return Heads(config.num_heads, config.num_kv_heads, config.head_dim, *norms, rows=group)
+
+
+def require_served(model: ModelConfig) -> None:
+    """Raise NoGlueKernel if a layer of the model needs more than the kernels of the glue do, with the reason."""
+    if model.tail < len(model.layers):
+        raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
+    for layer in model.layers:
+        more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup
+        if more:
+            raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
+        heads_of(layer.attention)
+        for norm in (layer.pre_attn, layer.post_attn, layer.pre_mlp, layer.post_mlp, model.final_norm):
+            if norm is not None:
+                rms_of(norm)
 
 
 def tables_of(config: AttentionConfig, ropes: RopeTables) -> tuple[Array, Array] | None:

@@ -16,8 +16,8 @@ template <Type type>
 inline void two_inputs(const Product& p, int64_t panel, int64_t input, int64_t column, bool both, vf* out) {
   constexpr int64_t size = bytes_of(type);
   const char* from = (const char*)p.w + ((panel * p.inputs + input) * kPanel + column) * size;
-  __builtin_prefetch(from + kAhead);
-  if (size > 2) __builtin_prefetch(from + kAhead + kPanel * size);
+  __builtin_prefetch(from + kAhead, 0, 0);
+  if (size > 2) __builtin_prefetch(from + kAhead + kPanel * size, 0, 0);
   out[0] = widened(from, type);
   out[1] = both ? widened(from + kPanel * size, type) : vf{};
 }
@@ -118,8 +118,8 @@ struct Pair {
   static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
     if (type == Type::BF16 && input + 1 < p.inputs) {
       const uint16_t* from = (const uint16_t*)p.w + (panel * p.inputs + input) * kPanel + column;
-      __builtin_prefetch((const char*)from + kAhead);
-      __builtin_prefetch((const char*)from + kAhead + 64);
+      __builtin_prefetch((const char*)from + kAhead, 0, 0);
+      __builtin_prefetch((const char*)from + kAhead + 64, 0, 0);
       for (int c = 0; c < kVectors; c++) {
         vu low = wide(load_as<vu16>(from + c * W));
         vu high = wide(load_as<vu16>(from + kPanel + c * W));

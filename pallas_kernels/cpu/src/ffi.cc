@@ -1,7 +1,8 @@
 // What XLA calls: checks shapes and types, and hands them to the kernels. JSWA_DIGEST names the sources.
+#include <algorithm>
 #include <cstring>
 
-#include "run.h"
+#include "between.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -106,22 +107,6 @@ ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   return ffi::Error::Success();
 }
 
-// The product of one expert: rows of x times its matrix.
-Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows) {
-  Product p = all;
-  p.w = (const char*)all.w + expert * all.w_bytes;
-  p.x = (const char*)all.x + row * all.inputs * bytes_of(all.x_type);
-  p.out = (char*)all.out + row * all.outputs * bytes_of(all.out_type);
-  if (all.scales) p.scales = all.scales + expert * all.outputs;
-  if (all.bias) p.bias = (const char*)all.bias + expert * all.outputs * bytes_of(all.x_type);
-  const int64_t cells = expert * all.group_cells;
-  if (all.group_scales) p.group_scales = (const char*)all.group_scales + cells * bytes_of(all.group_scales_type);
-  if (all.group_zeros) p.group_zeros = all.group_zeros + cells;
-  if (all.group_of) p.group_of = all.group_of + expert * all.inputs;
-  p.rows = rows;
-  return p;
-}
-
 // Each expert's rows of x times its matrix. Operands: starts and sizes of the groups, the bias if there is one, and
 // what `kind` needs. Rows that belong to no expert are not written.
 ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::BufferR1<ffi::DataType::S32> starts,
@@ -140,23 +125,10 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
       return wrong("a bias per output in the type of x is needed");
     all.bias = bias.untyped_data(), all.bias_type = all.x_type;
   }
-  std::vector<Product> some;
-  int64_t packed = 0;
-  auto run = [&] {
-    if (by_rows) jswa::multiply_by_rows(pool, some);
-    else jswa::multiply(pool, some);
-    some.clear(), packed = 0;
-  };
-  for (int64_t expert = 0; expert < count; expert++) {
-    const int64_t first = starts.typed_data()[expert], last = first + sizes.typed_data()[expert];
-    if (first < 0 || last < first || last > rows) return wrong("the groups are not within the rows");
-    for (int64_t row = first; row < last; row += jswa::kPackedRows) {
-      const int64_t left = last - row, taken = left < jswa::kPackedRows ? left : jswa::kPackedRows;
-      if (packed && packed + taken > jswa::kPackedRows) run();
-      some.push_back(of_expert(all, expert, row, taken)), packed += taken;
-    }
-  }
-  if (packed) run();
+  const int32_t *first = starts.typed_data(), *size = sizes.typed_data();
+  for (int64_t i = 0; i < count; i++)
+    if (first[i] < 0 || size[i] < 0 || (int64_t)first[i] + size[i] > rows) return wrong("the groups are not within the rows");
+  jswa::multiply_experts(pool, all, by_rows, count, [&](int64_t i) { return first[i]; }, [&](int64_t i) { return size[i]; });
   return ffi::Error::Success();
 }
 
@@ -200,6 +172,8 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv,
 }
 
 }  // namespace
+
+#include "between_ffi.h"
 
 #pragma GCC visibility push(default)
 

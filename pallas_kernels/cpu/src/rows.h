@@ -36,7 +36,7 @@ inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t inpu
 
 // The rows of a tile lie one after the other: what is prefetched is the one stream that they are.
 inline void prefetch(const char* from, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line, 0, 0);
 }
 
 // float32: a step is W inputs. x is float32 too.

@@ -55,6 +55,68 @@ struct Attention {
   float scale, softcap;   // softcap 0: none
 };
 
+// x / rms(x) * (offset + weight) in float32; see pallas_kernels.glue.plan.Rms.
+struct Rms {
+  bool there, cast_first;
+  float eps, offset;
+  const void* weight;  // in the activations' type, or null
+};
+
+// The result of a product: parts that are added, rounded to the activations' type, then the bias.
+struct Parts {
+  const void* values;  // [parts, tokens, columns]
+  Type type;
+  int64_t parts;
+  const void* bias;  // in the activations' type, or null
+};
+
+// y = keep * x + add * post(branch), and pre(y). Everything has the activations' type.
+struct Join {
+  Parts branch;
+  const void* x;
+  void *y, *normed;
+  Type type;
+  int64_t tokens, width;
+  Rms post, pre;
+  float keep, add;
+};
+
+// Heads [tokens, heads + 2 * kv_heads, head_dim] of a projection: normed, rotated, Q to `q`, K and V to their cells.
+struct Rotation {
+  Parts heads_of;
+  Type type;
+  void* q;   // [tokens, heads, head_dim]
+  void* kv;  // [pages, layers, kv_heads, page_size, cell]
+  Type kv_type;
+  const float *cos, *sin;    // [tokens, half]
+  const float* temperature;  // per token, or null
+  const int32_t *page_ids, *offsets;
+  Rms norms[3];  // of Q, K and V
+  int64_t tokens, heads, kv_heads, head_dim, half;
+  int64_t pages, layers, layer, page_size, cell;
+};
+
+// A gated linear unit; see pallas_kernels.experts.glu.Glu.
+enum class Activation : int64_t { SILU, GELU, GELU_TANH, RELU, ALPHA };
+struct Glu {
+  Activation activation;
+  float clamp, alpha;  // clamp: infinity if there is none
+};
+
+// Experts of a layer: each token's `choices` experts, their results added with the token's weights.
+struct Mixture {
+  const void* x;  // [tokens, width]
+  void* out;      // [tokens, width]
+  Type type;
+  const int32_t* chosen;  // [tokens, choices]; a number that is no expert's counts for nothing
+  const float* weights;   // [tokens, choices]
+  int64_t tokens, choices, experts, width, hidden;
+  bool by_rows, weight_on_input;
+  Glu glu;
+  void *rows, *gates, *middle;  // [tokens * choices, width], [.., 2 * hidden], [.., hidden]: room for one token each
+  Product up, down;             // of expert 0, without rows
+};
+
 // Products with panels: first each tile of rows is packed, into packed_words(p) words for each of `tile` rows; then
 // panels are multiplied.
 struct Panels {
@@ -73,6 +135,13 @@ struct Kernels {
   void (*by_rows)(const Product&, int64_t first_output, int64_t last_output);
   int64_t (*attention_floats)(const Attention&);
   void (*attention)(const Attention&, int64_t tile, int64_t kv_head, float* scratch);
+  // Of one token; `line` has room for as many floats as the widest row has, rounded up to 16.
+  void (*join)(const Join&, int64_t token, float* line);
+  void (*rotate)(const Rotation&, int64_t token, float* line);
+  // Of one row of a mixture: x times the weight of a choice, if it goes there; the unit; the sum of a token's rows.
+  void (*take)(const Mixture&, int64_t pair, int64_t row);
+  void (*activate)(const Mixture&, int64_t row);
+  void (*combine)(const Mixture&, int64_t token, const int32_t* row_of_pair);
 };
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;

@@ -92,7 +92,7 @@ def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) ->
             heads,
             given["weights"],
             given["rope"],
-            Cells(given["pages"], given["offsets"], case.layers_per_page - 1),
+            Cells(given["pages"], given["offsets"], case.layers_per_page - 1, given["kv"].shape),
             given["kv"].dtype,
             temperature=given["temperature"],
             implementation=implementation,

@@ -31,14 +31,14 @@ from tests.support.oracles import random_params
 from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
-OPTIONS = ("attention_backend", "moe_backend", "linear_backend")
+OPTIONS = ("attention_backend", "moe_backend", "linear_backend", "glue_backend")
 
 
 @pytest.mark.parametrize(
     ("device", "dtype", "want"),
     [
-        (("cpu", None), "float32", Backends("cpu", "cpu", None, "cpu")),
-        (("cpu", None), "float16", Backends("cpu", "cpu", None, "cpu")),
+        (("cpu", None), "float32", Backends("cpu", "cpu", None, "cpu", "cpu")),
+        (("cpu", None), "float16", Backends("cpu", "cpu", None, "cpu", "cpu")),
         (("gpu", "9.0"), "bfloat16", Backends("mosaic", "mosaic")),
         (("gpu", "9.0"), "float32", Backends("triton", "xla")),
         (("gpu", "8.0"), "bfloat16", Backends("triton", "xla")),

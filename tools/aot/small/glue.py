@@ -113,7 +113,7 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     )
 
     def call(kv: Any, values: Any, bias: Any, weights: Any, rope: Any, pages: Any, offsets: Any, scale: Any) -> Any:
-        cells = Cells(pages, offsets, case.layers_per_page - 1)
+        cells = Cells(pages, offsets, case.layers_per_page - 1, kv.shape)
         parts = Parts(values, bias)
         return rotate_and_write(
             parts, kv, heads, weights, rope, cells, dtype, temperature=scale, implementation="mosaic"

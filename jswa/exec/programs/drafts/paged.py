@@ -49,13 +49,14 @@ def attend_pages(
         shape, index: the view of the lane's pages, and the layer's place in a page.
     """
     pages = lane.shape[1] * shape.pages_per_block
-    view = lane.reshape(pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row)
+    view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | Packed
         if isinstance(q, Projection):
-            view, queries = _write_projection(backends, q, view, cells, index, attend)
+            lane, queries = _write_projection(backends, q, lane, view_shape, cells, index, attend)
         else:
             queries = q
+        view = lane.reshape(view_shape)
         if kv is not None:
             view = write_kv(
                 view,
@@ -78,29 +79,36 @@ def attend_pages(
             implementation=backends.attention,
             sms=backends.sms,
         )
-    return view.reshape(lane.shape), out
+    return lane if kv is None else view.reshape(lane.shape), out
 
 
 def _write_projection(
-    backends: Backends, own: Projection, view: Shaped[Array, "P S K p E"], cells: Cells, index: int, attend: Attend
-) -> tuple[Shaped[Array, "P S K p E"], Float[Array, "T H D"] | Packed]:
-    """Write a layer's K and V to its pages; return the pages and the queries, as the attention kernel reads them."""
+    backends: Backends,
+    own: Projection,
+    lane: Shaped[Array, "1 blocks elems"],
+    shape: tuple[int, ...],
+    cells: Cells,
+    index: int,
+    attend: Attend,
+) -> tuple[Shaped[Array, "1 blocks elems"], Float[Array, "T H D"] | Packed]:
+    """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
-    shape = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
-    packed = packed_rows(shape, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)  # type: ignore[arg-type]
+    queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
+    view = jax.ShapeDtypeStruct(shape, lane.dtype)  # type: ignore[no-untyped-call]
+    packed = packed_rows(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)  # type: ignore[arg-type]
     heads = heads._replace(rows=packed or heads.group)
-    q, view = rotate_and_write(
+    q, lane = rotate_and_write(
         own.qkv,
-        view,
+        lane,
         heads,
         own.weights,
         own.rope,
-        glue.Cells(cells.pages, cells.offsets, index),
+        glue.Cells(cells.pages, cells.offsets, index, shape),
         own.dtype,
         temperature=own.temperature,
         implementation=own.implementation,
     )
-    return view, Packed(q, heads.group) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
+    return lane, Packed(q, heads.group) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
 def static(attention: AttentionConfig) -> Attend:

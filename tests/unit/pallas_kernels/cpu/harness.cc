@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "run.h"
+#include "between.h"
 
 namespace {
 
@@ -283,6 +283,149 @@ void check_attention(Pool& pool, Type type, int64_t tile_size, int64_t window, i
   }
 }
 
+double rms_of(const std::vector<double>& line, double eps) {
+  double sum = 0;
+  for (double value : line) sum += value * value;
+  return std::sqrt(sum / (double)line.size() + eps);
+}
+
+// In float32, so that there is no rounding to repeat.
+void check_join(Pool& pool, int64_t tokens, int64_t width, int64_t parts) {
+  std::vector<float> values, bias, x, weight;
+  numbers((size_t)(parts * tokens * width), Type::F32, &values), numbers((size_t)width, Type::F32, &bias);
+  numbers((size_t)(tokens * width), Type::F32, &x), numbers((size_t)width, Type::F32, &weight);
+  std::vector<float> y(x.size()), normed(x.size());
+  jswa::Join j{};
+  j.branch = {values.data(), Type::F32, parts, bias.data()};
+  j.x = x.data(), j.y = y.data(), j.normed = normed.data(), j.type = Type::F32, j.tokens = tokens, j.width = width;
+  j.post = {true, false, 1e-5f, 1, weight.data()}, j.pre = {true, true, 1e-6f, 0, nullptr}, j.keep = 0.5f, j.add = 2;
+  jswa::join(pool, j);
+  for (int64_t token = 0; token < tokens; token++) {
+    std::vector<double> branch;
+    for (int64_t i = 0; i < width; i++) {
+      double sum = bias[(size_t)i];
+      for (int64_t part = 0; part < parts; part++) sum += values[(size_t)((part * tokens + token) * width + i)];
+      branch.push_back(sum);
+    }
+    const double post = rms_of(branch, 1e-5);
+    for (int64_t i = 0; i < width; i++)
+      branch[(size_t)i] = 0.5 * x[(size_t)(token * width + i)] + 2 * branch[(size_t)i] / post * (1 + weight[(size_t)i]);
+    const double pre = rms_of(branch, 1e-6);
+    for (int64_t i = 0; i < width; i++) {
+      const size_t at = (size_t)(token * width + i);
+      expect(std::fabs(y[at] - branch[(size_t)i]) < 2e-5, "a sum is wrong", token, width, i);
+      expect(std::fabs(normed[at] - branch[(size_t)i] / pre) < 2e-5, "a norm is wrong", token, width, i);
+    }
+  }
+}
+
+// Every third token is dropped; cells of no token keep their numbers.
+void check_rotation(Pool& pool, int64_t tokens, int64_t head_dim, int64_t half) {
+  const int64_t heads = 4, kv_heads = 2, page_size = 4, pages = tokens, layers = 2, all = heads + 2 * kv_heads;
+  std::vector<float> values, cos, sin, weight, before, temperature;
+  numbers((size_t)(tokens * all * head_dim), Type::F32, &values), numbers((size_t)(tokens * half), Type::F32, &cos);
+  numbers((size_t)(tokens * half), Type::F32, &sin), numbers((size_t)head_dim, Type::F32, &weight);
+  numbers((size_t)(pages * layers * kv_heads * page_size * 2 * head_dim), Type::F32, &before);
+  numbers((size_t)tokens, Type::F32, &temperature);
+  std::vector<int32_t> page_ids, offsets;
+  for (int64_t i = 0; i < tokens; i++)
+    page_ids.push_back((int32_t)(i % 3 == 2 ? pages + i : tokens - 1 - i)), offsets.push_back((int32_t)(i % page_size));
+  std::vector<float> q((size_t)(tokens * heads * head_dim)), kv(before), expected(before);
+  jswa::Rotation r{};
+  r.heads_of = {values.data(), Type::F32, 1, nullptr}, r.type = r.kv_type = Type::F32, r.q = q.data(), r.kv = kv.data();
+  r.cos = cos.data(), r.sin = sin.data(), r.temperature = temperature.data();
+  r.page_ids = page_ids.data(), r.offsets = offsets.data(), r.norms[1] = {true, false, 1e-5f, 1, weight.data()};
+  r.tokens = tokens, r.heads = heads, r.kv_heads = kv_heads, r.head_dim = head_dim, r.half = half, r.pages = pages;
+  r.layers = layers, r.layer = 1, r.page_size = page_size, r.cell = 2 * head_dim;
+  jswa::rotate(pool, r);
+  for (int64_t token = 0; token < tokens; token++) {
+    for (int64_t head = 0; head < all; head++) {
+      const int kind = head < heads ? 0 : head < heads + kv_heads ? 1 : 2;
+      std::vector<double> line;
+      for (int64_t i = 0; i < head_dim; i++) line.push_back(values[(size_t)((token * all + head) * head_dim + i)]);
+      const double rms = rms_of(line, 1e-5);
+      for (int64_t i = 0; kind == 1 && i < head_dim; i++) line[(size_t)i] *= (1 + weight[(size_t)i]) / rms;
+      for (int64_t i = 0; kind < 2 && i < half; i++) {
+        const size_t at = (size_t)(token * half + i), low = (size_t)i, high = (size_t)(i + half);
+        const double first = line[low], second = line[high];
+        line[low] = first * cos[at] - second * sin[at], line[high] = second * cos[at] + first * sin[at];
+      }
+      const int64_t page = page_ids[(size_t)token], own = (head - heads) % kv_heads;
+      for (int64_t i = 0; i < head_dim; i++) {
+        if (kind == 0) {
+          const double error = q[(size_t)((token * heads + head) * head_dim + i)] - line[(size_t)i] * temperature[(size_t)token];
+          expect(std::fabs(error) < 1e-5, "a query is wrong", token, head, i);
+        } else if (page < pages) {
+          const int64_t cell = ((page * layers + 1) * kv_heads + own) * page_size + offsets[(size_t)token];
+          expected[(size_t)(cell * 2 * head_dim + (kind == 2 ? head_dim : 0) + i)] = (float)line[(size_t)i];
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < kv.size(); i++)
+    expect(std::fabs(kv[i] - expected[i]) < 1e-5, "a cell is wrong", tokens, head_dim, (int64_t)i);
+}
+
+void check_mixture(Pool& pool, int64_t tokens, int64_t width, int64_t hidden, jswa::Activation activation) {
+  const int64_t experts = 5, choices = 2, pairs = tokens * choices;
+  auto panels = [](int64_t outputs) { return jswa::blocks(outputs, jswa::kPanel) * jswa::kPanel; };
+  std::vector<float> x, up, down, up_bias, down_bias, weights;
+  numbers((size_t)(tokens * width), Type::F32, &x), numbers((size_t)pairs, Type::F32, &weights);
+  numbers((size_t)(experts * panels(2 * hidden) * width), Type::F32, &up);
+  numbers((size_t)(experts * panels(width) * hidden), Type::F32, &down);
+  numbers((size_t)(experts * 2 * hidden), Type::F32, &up_bias), numbers((size_t)(experts * width), Type::F32, &down_bias);
+  std::vector<int32_t> chosen;
+  for (int64_t pair = 0; pair < pairs; pair++) chosen.push_back(pair % 7 == 3 ? -1 : (int32_t)(pair * pair % 11 % 6));
+  std::vector<float> out(x.size()), rows((size_t)(pairs * width)), gates((size_t)(pairs * 2 * hidden)), middle((size_t)(pairs * hidden));
+  jswa::Mixture m{};
+  m.x = x.data(), m.out = out.data(), m.type = Type::F32, m.chosen = chosen.data(), m.weights = weights.data();
+  m.tokens = tokens, m.choices = choices, m.experts = experts, m.width = width, m.hidden = hidden;
+  m.glu = {activation, 1.5f, 1.7f}, m.rows = rows.data(), m.gates = gates.data(), m.middle = middle.data();
+  auto describe = [&](Product& p, const float* from, const float* w, float* to, const float* bias, int64_t inputs, int64_t outputs) {
+    p.x = from, p.w = w, p.out = to, p.bias = bias, p.x_type = p.w_type = p.out_type = p.bias_type = Type::F32;
+    p.inputs = inputs, p.outputs = outputs, p.w_bytes = 4 * panels(outputs) * inputs;
+  };
+  describe(m.up, rows.data(), up.data(), gates.data(), up_bias.data(), width, 2 * hidden);
+  describe(m.down, middle.data(), down.data(), rows.data(), down_bias.data(), hidden, width);
+  jswa::mix(pool, m);
+  auto product = [&](const std::vector<double>& from, const std::vector<float>& w, int64_t expert, int64_t outputs, int64_t o) {
+    double sum = 0;
+    const int64_t inputs = (int64_t)from.size(), first = expert * panels(outputs) * inputs;
+    for (int64_t i = 0; i < inputs; i++)
+      sum += from[(size_t)i] * w[(size_t)(first + (o / jswa::kPanel * inputs + i) * jswa::kPanel + o % jswa::kPanel)];
+    return sum;
+  };
+  for (int64_t token = 0; token < tokens; token++) {
+    std::vector<double> sum((size_t)width, 0), size(sum);
+    for (int64_t pair = token * choices; pair < (token + 1) * choices; pair++) {
+      const int64_t expert = chosen[(size_t)pair];
+      if (expert < 0 || expert >= experts) continue;
+      std::vector<double> row(x.begin() + token * width, x.begin() + (token + 1) * width), inner;
+      for (int64_t i = 0; i < hidden; i++) {
+        double gate = product(row, up, expert, 2 * hidden, i) + up_bias[(size_t)(expert * 2 * hidden + i)];
+        double one = product(row, up, expert, 2 * hidden, hidden + i) + up_bias[(size_t)((expert * 2 + 1) * hidden + i)];
+        one = std::fmax(-1.5, std::fmin(1.5, one));
+        if (activation == jswa::Activation::ALPHA) {
+          gate = std::fmin(1.5, gate), inner.push_back((one + 1) * gate / (1 + std::exp(-1.7 * gate)));
+          continue;
+        }
+        const double gelu = gate / 2 * (1 + std::erf(gate / std::sqrt(2.0)));
+        const double tanh = gate / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate)));
+        const double all[] = {gate / (1 + std::exp(-gate)), gelu, tanh, std::fmax(gate, 0)};
+        inner.push_back(one * std::fmin(1.5, all[(int64_t)activation]));
+      }
+      for (int64_t i = 0; i < width; i++) {
+        const double one = product(inner, down, expert, width, i) + down_bias[(size_t)(expert * width + i)];
+        sum[(size_t)i] += weights[(size_t)pair] * one, size[(size_t)i] += std::fabs(one);
+      }
+    }
+    for (int64_t i = 0; i < width; i++) {
+      const double error = std::fabs(out[(size_t)(token * width + i)] - sum[(size_t)i]);
+      expect(error <= 2e-5 * (size[(size_t)i] + 1), "a mixture is wrong", token, (int64_t)activation, i);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -305,6 +448,12 @@ int main() {
         check_attention(pool, type, tile, 70, 0, head_dim, 5);
         check_attention(pool, type, tile, 0, 64, head_dim, 0);
       }
+  for (int64_t tokens : {1, 50})
+    for (int64_t size : {64, 45}) {
+      check_join(pool, tokens, size, tokens == 1 ? 3 : 1);
+      check_rotation(pool, tokens, size, size == 64 ? 32 : 7);
+      for (int64_t kind = 0; kind < 5; kind++) check_mixture(pool, tokens, size, size + 3, (jswa::Activation)kind);
+    }
   if (failures) std::printf("%d failures\n", failures);
   return failures ? 1 : 0;
 }

@@ -6,12 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from tests.support.kernels.glue_calls import Arrays, call_norms, call_rope, in_float32, norm_arrays, rope_arrays
 from tools.cases.kernels.small.glue import NORMS, ROPES, NormCase, RopeCase
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = "xla", "mosaic"
+NATIVE: tuple[Implementation, ...] = ("cpu",) if library.available() else ()
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "mosaic", *NATIVE)
 ROUNDINGS = 6  # of a number on its way: the product, the bias, two norms, the sum, the rotation
 
 
