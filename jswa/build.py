@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from pathlib import Path
-from typing import NamedTuple, Never
+from typing import IO, NamedTuple, Never
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
 from jswa.cache.disk.records import Geometry
-from jswa.cache.disk.store import DiskStore
+from jswa.cache.disk.store import DiskStore, lock_folder
 from jswa.cache.disk.texts import DiskCache
 from jswa.cache.layout import KVLayout
 from jswa.cache.view import geometry_of
@@ -89,6 +89,18 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     With several hosts it returns on the first host only. The other hosts run what the first host launches, and exit
     with it by SystemExit.
     """
+    disk = disk_folder(options.disk_kv)
+    lock = None if disk is None else lock_folder(disk[0])  # at once: loading weights may take minutes
+    try:
+        return _build_engine(folder, options, lock)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def _build_engine(folder: Path, options: EngineConfig, lock: IO[bytes] | None) -> Engine:
+    """Do so. `lock`: that of the folder of `disk_kv`."""
     switches = _set_up_jax(options)
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
@@ -118,7 +130,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
         hosts=hosts,
         host_pages=_host_pages(built.runner),
     )
-    _open_disk(engine, built, options)
+    _open_disk(engine, built, options, lock)
     for name, adapter in modules.items():
         engine.load_lora(name, adapter)
     if trace is not None:
@@ -136,7 +148,7 @@ def _host_pages(runner: Runner) -> HostPages | None:
     return HostPages(runner, host_contents(runner.limits.host, runner.layout, runner.kv_dtype))
 
 
-def _open_disk(engine: Engine, built: Built, options: EngineConfig) -> None:
+def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[bytes] | None) -> None:
     """Give the second prefix cache of an engine the files behind it, if the options name a folder."""
     found, host, memory = disk_folder(options.disk_kv), engine.scheduler.cache.host, built.limits.host
     if found is None or host is None or memory is None:
@@ -152,7 +164,7 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig) -> None:
         layout.block_elems // layout.pages_per_block,
         np.dtype(runner.kv_dtype),
     )
-    store = DiskStore(*found, geometry)
+    store = DiskStore(*found, geometry, lock=lock)
     host.disk = DiskCache(host.tier, store, _DISK_BYTES // geometry.slot_bytes, memory.seconds_per_token)
     weakref.finalize(engine, store.close)
 

@@ -108,7 +108,7 @@ class Requests:
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
         sequence.recalled_from, sequence.disk_until, sequence.disk_gain = None, None, (0, 0)
         if self._cache.host is not None and sequence.reads_cache:
-            self._cache.host.tier.visit(lease.salt, tokens[:-1])
+            self._cache.host.tier.visit(lease.salt, tokens[:-1], match.text)
         self.by_row[row_id] = sequence
         if self._running and sequence.rank < self._running[-1].rank:
             bisect.insort(self._running, sequence, key=lambda s: s.rank)

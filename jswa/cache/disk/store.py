@@ -46,6 +46,24 @@ _OWN = re.compile(rf"[0-9a-f]{{40}}({re.escape(SUFFIX)}|{re.escape(PARTIAL)})")
 Write = Callable[[Path, Record, Lanes], None]
 
 
+def lock_folder(folder: Path) -> IO[bytes]:
+    """Create a folder if there is none, and lock it until the returned file is closed.
+
+    Raises ConfigError if it cannot be written, or if another engine has locked it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("wb")
+    except OSError as error:
+        raise ConfigError("disk_kv", str(folder), f"must be a folder that can be written: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ConfigError("disk_kv", str(folder), "is used by another engine: give another folder") from error
+    return lock
+
+
 class DiskStore:
     """Owns a folder and the index of its files.
 
@@ -53,6 +71,7 @@ class DiskStore:
         limit: bytes that the files may take.
         write: writes a file; tests let it fail.
         rest: seconds in which nothing is written after a write has failed.
+        lock: from `lock_folder`, and owned by the store from now on; None: the folder is locked here.
 
     Attributes:
         written, read: bytes written and read so far.
@@ -61,7 +80,13 @@ class DiskStore:
     """
 
     def __init__(
-        self, folder: Path, limit: int, geometry: Geometry, write: Write = write_record, rest: float = _REST
+        self,
+        folder: Path,
+        limit: int,
+        geometry: Geometry,
+        write: Write = write_record,
+        rest: float = _REST,
+        lock: IO[bytes] | None = None,
     ) -> None:
         self.geometry = geometry
         self.limit = limit
@@ -77,7 +102,8 @@ class DiskStore:
         ] = {}  # records by digest of the text before a last page, and its tokens
         self._queued = 0
         self._rest_until = 0.0
-        self._lock = self._open()
+        self._lock = lock or lock_folder(folder)
+        self._fill()
         self._writer = Worker("jswa-disk-write")
         self._readers = [Worker(f"jswa-disk-read-{number}") for number in range(_READERS)]
 
@@ -225,22 +251,6 @@ class DiskStore:
 
     def _note_rate(self, rate: float) -> None:
         self._rate, self._rated = rate, time.monotonic()
-
-    def _open(self) -> IO[bytes]:
-        """Lock the folder, and make the index from the files. Raises ConfigError."""
-        folder = self._folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = (folder / "lock").open("wb")
-        except OSError as error:
-            raise ConfigError("disk_kv", str(folder), f"must be a folder that can be written: {error}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigError("disk_kv", str(folder), "is used by another engine: give another folder") from error
-        self._fill()
-        return lock
 
     def _fill(self) -> None:
         """Make the index from the files. Files of other engines count too, and are deleted once they are the oldest."""

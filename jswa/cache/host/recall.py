@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.cache.disk.texts import DiskCache
-from jswa.cache.host.texts import Pages, pages_of, publish, text_of
+from jswa.cache.host.texts import Pages, add_places, pages_of, places_of, publish, text_of
 from jswa.cache.host.tier import HostTier
 from jswa.cache.moves import Move
 from jswa.cache.prefix.cache import Match, PrefixCache
@@ -32,8 +32,9 @@ class Found(NamedTuple):
         source: the pages here, all full ones, as only the end of a text can be evicted, and the local ones to copy.
         lacks: of which page positions the full pages are to be copied.
         kept: the pages of the device that a row would use with them.
-        boundary: end of the window that is used; 0: none.
-        place, branch: of that window.
+        boundary: end of the window to keep; 0: none.
+        places: of the text, with their kinds.
+        branch: of that window.
     """
 
     salt: str
@@ -42,7 +43,7 @@ class Found(NamedTuple):
     lacks: Bool[np.ndarray, " n"]
     kept: Pages
     boundary: int
-    place: int | None
+    places: dict[int, int]
     branch: bool
 
 
@@ -141,10 +142,11 @@ class HostCache:
         cost = int(np.count_nonzero(lacks)) + layout.pages_per_block * int(np.count_nonzero(here.local))
         if not cost or gain <= max(page, cost * self._memory.tokens_per_slot):
             return None
-        kind = next(((w, node) for node in path for end, w in node.windows.items() if end == at.boundary), None)
-        place = kind[1].places.get(at.boundary) if kind is not None else None
-        branch = kind is not None and kind[0].branch
-        return Found(salt, text, here, lacks, kept, at.boundary if 0 < at.boundary <= len(text) else 0, place, branch)
+        places = places_of(path, len(text))
+        # A prompt has the last token of a text that it continues, of which there is no KV: its boundary is one behind.
+        boundary = max((end for end in places if end <= at.boundary), default=min(at.boundary, len(text)))
+        branch = any(node.windows[boundary].branch for node in path if boundary in node.windows)
+        return Found(salt, text, here, lacks, kept, boundary, places, branch)
 
     def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.
@@ -210,8 +212,10 @@ class HostCache:
         if recall.epoch == epoch:
             found = recall.found
             cursor = publish(self._device, found.salt, found.tokens, recall.new)
-            if found.boundary and cursor.node is not None:
-                self._device.retention.add_window(cursor.node, found.boundary, found.place, branch=found.branch)
+            assert cursor.node is not None
+            add_places(cursor.node, found.places)
+            if found.boundary:
+                self._device.retention.add_window(cursor.node, found.boundary, branch=found.branch)
             self._device.detach(cursor)
         self.cancel()
 

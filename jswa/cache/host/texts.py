@@ -73,6 +73,17 @@ def pages_of(tree: RadixTree, path: list[Node], agreed: int, length: int) -> Pag
     return found
 
 
+def places_of(path: list[Node], end: int) -> dict[int, int]:
+    """Return the places of a path up to `end`, with their kinds."""
+    return {at: kind for node in path for at, kind in node.places.items() if at <= end}
+
+
+def add_places(tail: Node, places: dict[int, int]) -> None:
+    """Enter places on the path to the end of an edge. Kinds that are known there already are overwritten."""
+    for node in path_to(tail):
+        node.places |= {at: kind for at, kind in places.items() if node.start < at <= node.end}
+
+
 def publish(
     prefix: PrefixCache,
     salt: str,

@@ -13,7 +13,7 @@ from collections import deque
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from jswa.cache.host.texts import Pages, pages_of, path_to, publish, text_of
+from jswa.cache.host.texts import Pages, add_places, pages_of, path_to, places_of, publish, text_of
 from jswa.cache.moves import Move, origins, slots_of
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import PrefixCache
@@ -37,6 +37,7 @@ class HostTier:
     def __init__(self, device: PrefixCache, memory: HostMemory) -> None:
         self.pool = PagePool(memory.blocks, device.layout.pages_per_block)
         self.prefix = PrefixCache(device.layout, self.pool)
+        self.prefix.retention.visits.places = device.retention.visits.places
         self.copied = 0
         self.kept: deque[Kept] = deque(maxlen=0)
         self.reading: list[Pages] = []  # pages of this pool that others hold
@@ -72,15 +73,16 @@ class HostTier:
             return
         cursor = publish(self.prefix, node.salt, tokens, target)
         since = self.prefix.retention.clock - self._device.retention.clock
+        if cursor.node is not None:
+            add_places(cursor.node, places_of(path, len(tokens)))
         if cursor.node is not None and (target.full.any() or target.local.any()):
             self.kept.append((node.salt, tokens, self._drained + 1))
             cursor.node.last, cursor.node.kind = node.last + since, node.kind
             self.prefix.tree.candidates.refresh(cursor.node)
         for window in windows:
             if window.end <= len(tokens) and cursor.node is not None:
-                place = node.places.get(window.end)
                 self.prefix.retention.add_window(
-                    cursor.node, window.end, place, branch=window.branch, last_use=window.last + since, hits=window.hits
+                    cursor.node, window.end, branch=window.branch, last_use=window.last + since, hits=window.hits
                 )
         self._download(source, target, moves)
         target.release(self.pool, self.prefix.retention)
@@ -117,11 +119,15 @@ class HostTier:
         self.prefix.detach(cursor)
         return True
 
-    def visit(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
-        """Count a row that starts with a text: its pages here are used, even if the row found them on the device."""
+    def visit(self, salt: str, tokens: Int[np.ndarray, " T"], found: int) -> None:
+        """Count a row that starts with a text: its pages here are used, even if the row found them on the device.
+
+        `found`: tokens that the device has. Only this tree knows where the row goes on if it has more of the text: a
+        text without a useful window does not come back.
+        """
         path, text = self.prefix.tree.walk(salt, tokens)
         visits = self.prefix.retention.visits
-        visits.visit(path, text, visits.ghost(salt, tokens, text))
+        visits.visit(path, text, visits.ghost(salt, tokens, text), asks=text > found)
 
     def end_turn(self, salt: str, tokens: Int[np.ndarray, " T"], prompt: int) -> None:
         """Note that a row has ended, the first `prompt` of whose tokens were its prompt, as the device's cache does."""

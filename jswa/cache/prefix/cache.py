@@ -178,7 +178,8 @@ class PrefixCache:
     def end_turn(self, lease: Lease, prompt: int, end: int) -> None:
         """Note where the next turn may go on: at the ends of prompt and text, or where earlier turns ended."""
         assert lease.cursor.node is not None
-        self.retention.visits.end_turn(lease.cursor.node, lease.cursor.published, prompt, end)
+        visits = self.retention.visits
+        visits.places.show(visits.end_turn(lease.cursor.node, lease.cursor.published, prompt, end))
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
         """Remove a text, with everything that continues it or a part of it."""

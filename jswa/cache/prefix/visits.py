@@ -53,19 +53,14 @@ class Places:
         for kind in kinds:
             self._shown[kind] += 1.0
 
-    def learn(self) -> bool:
-        """Compute the shares anew; return whether one has changed by so much that values computed with it are wrong.
-
-        If none has, they stay as they are.
-        """
+    def learn(self) -> None:
+        """Compute the shares anew, if one has changed by so much that values computed with it are wrong."""
         share = self._shares()
         if self._shown[TEXT_END] > _DECAY_AT:
             self._asked = [0.5 * count for count in self._asked]
             self._shown = [0.5 * count for count in self._shown]
-        moved = any(abs(new - old) > _WRONG_BY * old for new, old in zip(share, self.share, strict=True))
-        if moved:
+        if any(abs(new - old) > _WRONG_BY * old for new, old in zip(share, self.share, strict=True)):
             self.share = share
-        return moved
 
     def _shares(self) -> list[float]:
         """Return the shares. A place is one of a turn before with each turn: worth the best mean of these."""
@@ -87,14 +82,19 @@ class Visits:
         self._tree = tree
         self._ghosts: dict[Ghost, tuple[int, int]] = {}  # last use and kind
         self._until_learning = _LEARN_EVERY
+        self._share = self.places.share  # with which values were computed
 
-    def visit(self, path: Sequence[Node], text: int, ghost: Ghost | None) -> None:
-        """Count the start of a row whose text agrees with a path up to `text`, and with a ghost beyond."""
+    def visit(self, path: Sequence[Node], text: int, ghost: Ghost | None, *, asks: bool = True) -> None:
+        """Count the start of a row whose text agrees with a path up to `text`, and with a ghost beyond.
+
+        `asks`: whether the place from which it goes on is counted here.
+        """
         self.clock += 1
         if ghost is not None and ghost in self._ghosts:
             self._count(*self._ghosts.pop(ghost), used=True)
         if path:
-            self._ask(path, text)
+            if asks:
+                self._ask(path, text)
             for node in path:
                 if node.kind == LEFT and node.parent is not None:
                     self.leave_others(node.parent, node)
@@ -129,10 +129,13 @@ class Visits:
                 below = (child for child in top.children.values() if child.kind != LEFT)
                 top = max(below, key=lambda child: child.last, default=None)
 
-    def end_turn(self, node: Node, published: int, prompt: int, end: int) -> None:
-        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside."""
+    def end_turn(self, node: Node, published: int, prompt: int, end: int) -> list[int]:
+        """Count the places on a path anew from its end: those of this turn, one turn ago, …, whatever lies beside.
+
+        Return their kinds, for `Places.show`. The text may go on from `published` to `end` where this tree lacks it.
+        """
         kinds: list[int] = []
-        seen = [0, 0]  # ends of texts and of prompts, from the last one on
+        seen = [int(end > published), int(prompt > published)]  # ends of texts and of prompts, from the last one on
         node.last = self.clock
         above: Node | None = node
         while above is not None:
@@ -151,8 +154,7 @@ class Visits:
             for window in above.windows.values():
                 self._tree.candidates.forget(window)
             above = above.parent
-        if kinds:
-            self.places.show(kinds)
+        return kinds
 
     def cut(self, node: Node, at: int) -> None:
         """Note that a leaf's text is evicted from `at` on."""
@@ -201,6 +203,8 @@ class Visits:
         )
         last = np.concatenate([candidates.last[slots], ghosts[:, 0]])
         self.ageing.learn(self.clock - last, np.concatenate([candidates.kinds[slots], ghosts[:, 1]]))
-        if self.places.learn():
+        self.places.learn()
+        if self.places.share is not self._share:
+            self._share = self.places.share
             candidates.values[: len(candidates.items)] = UNKNOWN
         self._until_learning = _LEARN_EVERY + len(self._ghosts) // 16

@@ -9,6 +9,7 @@ import pytest
 from jaxtyping import Int
 
 from jswa.architecture import Reach
+from jswa.cache.prefix.visits import BRANCH, TEXT_END
 from jswa.config import HostMemory, Limits
 from jswa.exec.host.pages import HostPages
 from tests.property.test_scheduler import SHAPES
@@ -126,3 +127,31 @@ def test_a_million_operations_lose_no_page_and_find_no_wrong_one(kind: str) -> N
     for seed in range(1_000):
         happened += traffic(kind, shapes[seed % len(shapes)], 1_000 + seed, 500)
     assert min(happened["recalled"], happened["host_tokens"], happened["lost"]) > 0
+
+
+def test_a_text_that_comes_back_is_known_by_its_turns() -> None:
+    """Where its turns ended is known as on the device, and there is no other place beside them."""
+    limits = Limits(120, 2, 24, 4, num_blocks=1 + 30, host=HostMemory(1 + 120, 8, 0.05))
+    talk = make_conversation((1, 1), Reach(6), limits)
+
+    def turn(prompt: list[int]) -> list[int]:
+        name = talk.add(prompt, 3, set())
+        assert name is not None
+        while talk.scheduler.has_work():
+            talk.step()
+        return [*prompt, *talk.requests[name].tokens]
+
+    text, others, ends = [1] * 30, 0, list[int]()
+    for _ in range(3):
+        text = turn(text)
+        ends.append(len(text) - 1)  # there is no KV of the last token
+        for _ in range(3):
+            others += 1
+            turn([(others + at * at) % VOCAB for at in range(40)])
+        text = [*text, 2, 2]
+    assert talk.scheduler.cache.stats().host_tokens > 0
+    ends.append(len(turn(text)) - 1)
+    path, _ = talk.scheduler.cache.prefix.tree.walk("", np.array(text, np.int32))
+    places = {at: kind for node in path for at, kind in node.places.items()}
+    found = {at: kind for at, kind in places.items() if kind < BRANCH and kind % 2 == TEXT_END}
+    assert found == {end: TEXT_END + 2 * turns for turns, end in enumerate(reversed(ends))}
