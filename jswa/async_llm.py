@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.errors import EngineError, InvalidSampling, JswaError, RequestError
-from jswa.frontend.changing import update_weights
+from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
@@ -222,7 +222,7 @@ class AsyncLLM:
 
     async def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
         """Change the weights between two steps; see `LLM.update_weights`. Steps go on while they are converted."""
-        return await update_weights(await self._started(), source, in_flight)
+        return await update_weights_of(await self._started(), source, in_flight)
 
     @property
     def weights_version(self) -> int:
@@ -230,8 +230,8 @@ class AsyncLLM:
         return self._thread.engine.turnover.version
 
     async def pause(self, requests: WhilePaused = "keep") -> None:
-        """Run no step until `resume`. Unfinished requests wait with their KV ("keep"), or end ("abort")."""
-        await (await self._started()).call(lambda engine: engine.turnover.pause(requests))
+        """Run no step until `resume`; see `LLM.pause`."""
+        await pause_of(await self._started(), requests)
 
     async def resume(self) -> None:
         """Run steps again. Raises RequestError while the engine sleeps."""

@@ -115,9 +115,8 @@ class Engine:
         self.stepping = Stepping(runner, self._scheduler, switches or Switches(), trace, host_pages)
         # Held while the prefix cache is saved or loaded, so that one copy runs at a time, and of one version of the KV.
         self.copying = threading.Lock()
-        self.turnover = Turnover(
-            None if hosts is not None else runner, self._scheduler, self.stepping.drain, self.copying
-        )
+        nodes = 1 if hosts is None else hosts.member.nodes
+        self.turnover = Turnover(runner, self._scheduler, self.stepping.drain, self.copying, nodes=nodes)
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self.grammars: Grammars | None = None
@@ -369,8 +368,9 @@ class Engine:
         self._profiles = folder is not None
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache, on the disk too. Running rows keep their pages."""
+        """Empty the prefix cache, on the disk too, and forget its texts. Running rows keep their pages."""
         cache = self._scheduler.cache
         cache.flush()
+        self._scheduler.drafting.forget_texts()
         if cache.host is not None and cache.host.disk is not None:
             cache.host.disk.clear()

@@ -2,12 +2,8 @@
 
 import copy
 import dataclasses
-import itertools
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +14,13 @@ from jswa.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
-from jswa.errors import EngineError, InvalidPrompt
+from jswa.errors import InvalidPrompt
 from jswa.frontend.batch import Batch
-from jswa.frontend.changing import PAUSE, Changing
-from jswa.frontend.fair_lock import FairLock
-from jswa.frontend.outputs import CallOptions, Receiver, distribute
+from jswa.frontend.changing import pause, update_weights
+from jswa.frontend.driver import Driver
+from jswa.frontend.outputs import CallOptions
 from jswa.grammar.compiler import Grammars
-from jswa.plan import Request
+from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.storage.hub import find_model
@@ -35,11 +31,12 @@ from jswa.text.guard import encode_guarded, guard
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
+from jswa.updates.staging import Weights
 
 _LOADING = threading.Lock()
 
 
-class LLM(Changing):
+class LLM:
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
@@ -49,6 +46,9 @@ class LLM(Changing):
 
     Several threads may call all methods at the same time; their requests share the engine's steps. A thread holds the
     engine for one step at a time, and not while it waits for the reader of a stream.
+
+    Attributes:
+        driver: by which the threads share the engine; `jswa.rl` adds requests of its own to it.
 
     If several hosts share the model (`nnodes`), each host makes the same LLM. The call returns on host 0 only: the
     other hosts run the steps that host 0 launches, and exit with it (SystemExit).
@@ -72,43 +72,30 @@ class LLM(Changing):
         engine = build_engine(folder, config)
         engine.model = _with_end_token(engine.model, self.tokenizer)
         engine.grammars = Grammars(self.tokenizer, engine.model.vocab_size, engine.model.eos_token_ids)
-        self._start(engine)
-
-    def _start(self, engine: Engine) -> None:
-        self._engine: Engine | None = engine
-        self._numbers = itertools.count()
-        self._receivers: dict[str, Receiver] = {}
-        self._turns = FairLock()
-        self._dropped: deque[str] = deque()  # requests to abort when the engine is free
+        self.driver: Driver[Engine] = Driver(engine)
 
     def with_engine(self, engine: Engine) -> "LLM":
         """Return an LLM with this one's tokenizer, chat template and defaults on another engine of the same model."""
         other = copy.copy(self)
-        other._start(engine)
+        other.driver = Driver(engine)
         return other
 
     @property
     def num_unfinished(self) -> int:
         """Number of requests of this LLM that have not ended."""
-        return len(self._receivers)
+        return self.driver.num_unfinished
 
     @property
     def engine(self) -> Engine:
         """The engine underneath. Raises EngineError once the LLM is closed."""
-        if self._engine is None:
-            raise EngineError("this LLM is closed")
-        return self._engine
+        return self.driver.engine
 
     def close(self) -> None:
         """Free weights and KV memory. The LLM cannot be used afterwards; closing twice is fine.
 
         Calls that run in other threads raise EngineError.
         """
-        with self._turns:
-            if self._engine is not None:
-                self._engine.close()
-            self._engine = None
-            self._receivers.clear()
+        self.driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,15 +107,15 @@ class LLM(Changing):
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        return self._between(lambda: self.engine.stats())
+        return self.driver.between(lambda: self.engine.stats())
 
     def cache_stats(self) -> CacheStats:
         """Return counters and contents of the prefix cache."""
-        return self._between(lambda: self.engine.cache_stats())
+        return self.driver.between(lambda: self.engine.cache_stats())
 
     def flush_cache(self) -> None:
         """Empty the prefix cache and reset its counters. Running requests keep their pages."""
-        self._between(lambda: self.engine.flush_cache())
+        self.driver.between(lambda: self.engine.flush_cache())
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Write the prefix cache of a salt and LoRA adapter to a folder; return the number of tokens in it.
@@ -138,7 +125,7 @@ class LLM(Changing):
         saved cache is that of the time of the call, and takes host memory for one copy. Raises CacheFileError, and
         ConfigError if the LLM has no prefix cache.
         """
-        return save_cache(self.engine, path, cache_salt, lora, between=self._between)
+        return save_cache(self.engine, path, cache_salt, lora, between=self.driver.between)
 
     def load_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Add a saved cache to the prefix cache of this salt and adapter; return the tokens added.
@@ -148,7 +135,7 @@ class LLM(Changing):
         another model, weights, dtype, block_size, salt or version; ConfigError if the LLM has no prefix cache. Load
         only caches that you trust as you trust code.
         """
-        return load_cache(self.engine, path, cache_salt, lora, between=self._between)
+        return load_cache(self.engine, path, cache_salt, lora, between=self.driver.between)
 
     def load_lora(self, name: str, folder: str | Path, *, load_inplace: bool = False) -> None:
         """Load a LoRA adapter into the memory that `max_loras` reserves.
@@ -157,11 +144,57 @@ class LLM(Changing):
         RequestError and changes nothing.
         """
         adapter = self.engine.lora_reader.read(folder)
-        self._between(lambda: self.engine.load_lora(name, adapter, replace=load_inplace))
+        self.driver.between(lambda: self.engine.load_lora(name, adapter, replace=load_inplace))
 
     def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter: new requests for it are refused; running requests that use it go on to their end."""
-        self._between(lambda: self.engine.unload_lora(name))
+        self.driver.between(lambda: self.engine.unload_lora(name))
+
+    def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
+        """Change the weights between two steps, and return their version: the first ones have 0.
+
+        The prefix cache shares nothing between versions. Other threads' requests go on while the weights are converted.
+
+        Args:
+            source: a tree of arrays (dict, nnx state, …), or an iterable of (name, array), with the names of a Hugging
+                Face checkpoint or the decoder's own; or a checkpoint folder. Arrays on devices are converted there,
+                without the host. They are float32, bfloat16 or float16, and not used afterwards.
+            in_flight: unfinished requests go on with the new weights and the KV that they have ("continue"; `versions`
+                of an output says which weights each token comes from), end at once ("abort"), or run to their end with
+                the old weights while new requests wait ("finish"; the call waits too).
+
+        Needs memory for a second copy of the weights, unless `sleep(2)` has freed the first. Raises WeightsError, and
+        changes nothing, if a tensor is missing, unknown, or of a wrong shape or type.
+        """
+        return update_weights(self.driver, source, in_flight)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that the next step runs with."""
+        return self.engine.turnover.version
+
+    def pause(self, requests: WhilePaused = "keep") -> None:
+        """Run no step until `resume`.
+
+        Unfinished requests wait with their KV ("keep"), end ("abort"), or run to their end before the call returns
+        ("wait"); requests that come meanwhile wait for `resume`.
+        """
+        pause(self.driver, requests)
+
+    def resume(self) -> None:
+        """Run steps again. Raises RequestError while the engine sleeps."""
+        self.driver.between(lambda: self.engine.turnover.resume())
+
+    def sleep(self, level: int = 1) -> None:
+        """Pause, and free the KV arena (1), and the weights too (2). Compiled programs stay.
+
+        The prefix cache is emptied. Unfinished requests wait, and compute their KV again after `wake`.
+        """
+        self.driver.between(lambda: self.engine.turnover.sleep(level))
+
+    def wake(self) -> None:
+        """Allocate the arena and resume. Raises RequestError if the weights were freed and not given again."""
+        self.driver.between(lambda: self.engine.turnover.wake())
 
     @overload
     def generate(
@@ -227,7 +260,15 @@ class LLM(Changing):
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
         options = CallOptions(priority, cache_salt, lora, whole=not stream)
-        batch = Batch(self, split_prompts(prompts), sampling_params, sampling, self.default_sampling, options)
+        batch = Batch(
+            self.driver,
+            self.tokenizer,
+            split_prompts(prompts),
+            sampling_params,
+            sampling,
+            self.default_sampling,
+            options,
+        )
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def chat(
@@ -284,7 +325,7 @@ class LLM(Changing):
                 self.engine.grammars.delimit(self._answers[0].delimiters)
         answering = Answering(self._answers[0], list(variables["tools"] or ()))
         options = CallOptions(0, cache_salt, lora, answering)
-        batch = Batch(self, prompts, sampling_params, sampling, self.default_sampling, options)
+        batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
     def answer_template(
@@ -304,57 +345,6 @@ class LLM(Changing):
             return None
         sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
         return find_template(self._folder, self.tokenizer, sources, wanted)
-
-    def new_id(self) -> str:
-        """Return a request id that was not used before."""
-        return str(next(self._numbers))
-
-    def add(self, request: Request, receiver: Receiver) -> None:
-        """Queue a request; the receiver gets its events, in the thread that runs the step. Raises PromptTooLong."""
-        with self._between_steps() as engine:
-            self._receivers[request.request_id] = receiver
-            engine.add(request)
-
-    def abort(self, request_id: str) -> None:
-        """Abort a request if it has not ended, and forget it; after the step, if a thread is in one.
-
-        It never waits: Python may end a forgotten stream anywhere, also inside a step.
-        """
-        self._dropped.append(request_id)
-        self._abort_dropped()
-
-    def advance(self, batch: Batch | None = None) -> None:
-        """Run one engine step, unless another thread has run one that brought `batch` events.
-
-        Several `generate` calls may be running; each gets its own events.
-        """
-        with self._between_steps() as engine:
-            if batch is not None and batch.events:
-                return
-            distribute(engine.step(), self._receivers)
-            paused = engine.turnover.paused
-        if paused and not (batch is not None and batch.events):
-            time.sleep(PAUSE)
-
-    @contextmanager
-    def _between_steps(self) -> Iterator[Engine]:
-        """Hold the engine alone. Raises EngineError once the LLM is closed."""
-        try:
-            with self._turns:
-                yield self.engine
-        finally:
-            self._abort_dropped()
-
-    def _abort_dropped(self) -> None:
-        """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""
-        while self._dropped and self._turns.take():
-            try:
-                while self._dropped:
-                    request_id = self._dropped.popleft()
-                    if self._receivers.pop(request_id, None) is not None and self._engine is not None:
-                        self._engine.abort(request_id)
-            finally:
-                self._turns.release()
 
 
 def generate(

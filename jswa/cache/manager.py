@@ -24,6 +24,7 @@ from jswa.cache.moves import Move
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache, window_ends
 from jswa.cache.prefix.edges import Window
+from jswa.cache.prefix.radix import tree_key
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
 from jswa.config import HostMemory
@@ -85,7 +86,7 @@ class CacheManager:
 
     def tree_key(self, root: str) -> str:
         """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
-        return f"\0v{self.version}\0{root}" if self.version else root
+        return tree_key(root, self.version)
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int, UInt8
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
+from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Node
 
 # Codes of slots. A local page takes all slots of its block, each of which has its code.
@@ -33,6 +34,7 @@ class CacheView(NamedTuple):
 
     Attributes:
         slots: a code for each slot of the arena, those of the block of zeros first.
+        host: likewise for the slots of host memory, which only the cache holds; empty if there is none.
         rows: for each row with pages: row id, tokens launched, full pages at its start that it shares with the cache,
             page position of its window, page position behind its pages.
         tree: for each edge: index of the edge above (-1: none), first position, tokens, full pages, local pages, rows
@@ -43,6 +45,7 @@ class CacheView(NamedTuple):
 
     geometry: Geometry
     slots: UInt8[np.ndarray, " slots"]
+    host: UInt8[np.ndarray, " host_slots"]
     rows: Int[np.ndarray, "R 5"]
     tree: Int[np.ndarray, "N 7"]
     windows: Int[np.ndarray, "W 2"]
@@ -65,17 +68,23 @@ def view(cache: CacheManager, launched: Int[np.ndarray, " rows"], edges: int) ->
         launched: tokens launched, by row id.
     """
     begin = time.perf_counter()
-    layout, pool, table = cache.layout, cache.pool, cache.table
-    geometry = geometry_of(layout, pool.num_blocks, len(launched))
-    slots = _codes(pool.full_owners, pool.full_cached)
-    local = _codes(pool.local_owners, pool.local_cached)
-    slots.reshape(-1, layout.pages_per_block)[:] += (local + CACHED * (local > 0).view(np.uint8))[:, None]
+    layout, table = cache.layout, cache.table
+    geometry = geometry_of(layout, cache.pool.num_blocks, len(launched))
+    slots = _slots(cache.pool)
+    host = np.zeros(0, np.uint8) if cache.host is None else _slots(cache.host.tier.pool)
     held = table.covered.nonzero()[0]
     columns = (held, launched[held], table.shared[held], table.first_local[held], table.covered[held])
     rows = np.stack(columns, axis=1).astype(np.int32)
     rows[:, 4] //= layout.page_size
     tree, windows = _edges(cache, edges)
-    return CacheView(geometry, slots, rows, tree, windows, time.perf_counter() - begin)
+    return CacheView(geometry, slots, host, rows, tree, windows, time.perf_counter() - begin)
+
+
+def _slots(pool: PagePool) -> UInt8[np.ndarray, " slots"]:
+    slots = _codes(pool.full_owners, pool.full_cached)
+    local = _codes(pool.local_owners, pool.local_cached)
+    slots.reshape(-1, pool.pages_per_block)[:] += (local + CACHED * (local > 0).view(np.uint8))[:, None]
+    return slots
 
 
 def _codes(owners: Int[np.ndarray, " n"], cached: Bool[np.ndarray, " n"]) -> UInt8[np.ndarray, " n"]:

@@ -237,11 +237,11 @@ def app(arguments: dict[str, Any]) -> Any:
 def _relay_of(server: Any, retries: int) -> Any:
     """Build the ingress's application, in its process. `server`: the options of the replicas' server."""
     # Values, not the options: their class is loaded by path, so another process cannot find it by its name.
-    keys, admin, max_body_size = tuple(server.api_key), server.admin_api_key, server.max_body_size
+    keys, admin, pages, max_body_size = tuple(server.api_key), server.admin_api_key, server.pages, server.max_body_size
 
     def relay() -> Any:
         handle = serve.get_deployment_handle("Engine", app_name=serve.get_replica_context().app_name)
-        checked = load_server("http.auth").Keys(keys, admin)
+        checked = load_server("http.auth").Keys(keys, admin, pages=pages)
         relay = load_server("cluster.relay").Relay
         return relay(_Replicas(handle), checked, max_body_size, retries, [b"x-request-id"])
 

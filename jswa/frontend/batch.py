@@ -1,48 +1,21 @@
 """One `generate` call of an `LLM`: its prompts become requests, and the events of their tokens become outputs.
 
-Calls of several threads share an engine by a `FairLock`: each takes turns of one step, which runs the requests of all.
+Calls of several threads share an engine by its `Driver`: each takes turns of one step, which runs the requests of all.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
 from jswa.errors import RequestError
-from jswa.frontend.engine_protocol import EngineLike
-from jswa.frontend.outputs import CallOptions, Joined, PromptTexts, Receiver
-from jswa.plan import Request, TokenEvent
+from jswa.frontend.driver import Driver
+from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
+from jswa.plan import TokenEvent
 from jswa.text.inputs import Prompt, params_of
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
-
-
-class Host(Protocol):
-    """The LLM as a batch sees it."""
-
-    tokenizer: Tokenizer | None
-
-    @property
-    def engine(self) -> EngineLike:
-        """The engine that all batches share."""
-        ...
-
-    def new_id(self) -> str:
-        """Return a request id that was not used before."""
-        ...
-
-    def add(self, request: Request, receiver: Receiver) -> None:
-        """Queue a request; the receiver gets its events, in the thread that runs the step. Raises PromptTooLong."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Abort a request if it has not ended, and forget it. Never waits: a finalizer may call it."""
-        ...
-
-    def advance(self, batch: "Batch") -> None:
-        """Run one engine step and distribute its events, unless another thread has brought the batch some."""
-        ...
 
 
 class Batch:
@@ -54,7 +27,8 @@ class Batch:
 
     def __init__(
         self,
-        host: Host,
+        driver: Driver[Any],
+        tokenizer: Tokenizer | None,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         sampling: Mapping[str, Any],
@@ -68,7 +42,7 @@ class Batch:
             defaults: the checkpoint's parameters, for fields that `sampling` leaves out.
         """
         self.events: deque[TokenEvent] = deque()
-        self._host = host
+        self._driver, self._tokenizer = driver, tokenizer
         self._options = options
         self._prompts = list(zip(prompts, params_of(prompts, params, sampling, defaults), strict=True))
         self._errors: dict[int, RequestError] = {}
@@ -104,16 +78,16 @@ class Batch:
                 self._errors[index] = error
 
     def _add(self, index: int, prompt: Prompt, params: SamplingParams) -> None:
-        host = self._host
-        texts = PromptTexts(host.engine, host.tokenizer, host.new_id, prompt, params, self._options)
+        driver = self._driver
+        texts = PromptTexts(driver.engine, self._tokenizer, driver.new_id, prompt, params, self._options)
         try:
             for request in texts.requests:
                 self._open[request.request_id] = index, texts
-                host.add(request, texts.receiver(request.request_id, self.events.append))
+                driver.add(request, texts.receiver(request.request_id, self.events.append))
         except BaseException:
             for request in texts.requests:
                 self._open.pop(request.request_id, None)
-                host.abort(request.request_id)
+                driver.abort(request.request_id)
             raise
 
     def _pieces(self) -> Iterator[tuple[int, RequestOutput]]:
@@ -121,7 +95,7 @@ class Batch:
             self._submit()
             while self._open:
                 while not self.events:
-                    self._host.advance(self)
+                    self._driver.advance(self.events)
                 event = self.events.popleft()
                 if event.request_id not in self._open:
                     continue  # its text has ended at a stop string
@@ -129,12 +103,12 @@ class Batch:
                 piece = texts.push(event)
                 if event.request_id not in texts.unfinished:
                     del self._open[event.request_id]
-                    self._host.abort(event.request_id)
+                    self._driver.abort(event.request_id)
                 if piece is not None:
                     yield index, piece
         finally:
             for request_id in self._open:
-                self._host.abort(request_id)
+                self._driver.abort(request_id)
 
     def _raise(self, outputs: Sequence[RequestOutput | None]) -> None:
         if self._errors:

@@ -55,12 +55,17 @@ class Changes(Protocol):
     paused: bool
     level: int
 
+    @property
+    def pausing(self) -> bool:
+        """Whether it pauses once older requests have ended."""
+        ...
+
     def update(self, params: Any, in_flight: InFlight) -> int:
         """Change to weights that were staged, now or when older requests have ended; return their version."""
         ...
 
     def pause(self, requests: WhilePaused) -> None:
-        """Run no step until `resume`."""
+        """Run no step until `resume`, now or when older requests have ended."""
         ...
 
     def resume(self) -> None:
@@ -188,6 +193,10 @@ class EngineLike(Protocol):
 
     def flush_cache(self) -> None:
         """Empty the prefix cache. Running rows keep their pages."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory; closing twice is fine."""
         ...
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:

@@ -104,15 +104,15 @@ def generate(
     try:
         for prompt in prompts:
             ids = np.array(prompt, np.int32)
-            requests = make_requests(llm.engine, llm.tokenizer, llm.new_id, [ids], wanted)
+            requests = make_requests(llm.engine, llm.tokenizer, llm.driver.new_id, [ids], wanted)
             groups.append([_Text(request, request.version) for request in requests])
             for text in groups[-1]:
-                llm.add(text.request, Receiver(_never, text.take))
+                llm.driver.add(text.request, Receiver(_never, text.take))
         while any(text.reason is None for group in groups for text in group):
-            llm.advance()
+            llm.driver.advance()
     finally:
         for text in (text for group in groups for text in group):
-            llm.abort(text.request.request_id)
+            llm.driver.abort(text.request.request_id)
     shape = experts_shape(llm.engine.model) if llm.engine.limits.routed_experts else None
     return [Rollout(group[0].request.prompt, [text.completion(shape) for text in group]) for group in groups]
 

@@ -46,14 +46,14 @@ def _scored(llm: LLM, texts: Sequence[Sequence[int] | Int[np.ndarray, " T"]]) ->
 
     try:
         for text in texts:
-            request = llm.engine.request(llm.new_id(), np.array(text, np.int32), _PARAMS)
+            request = llm.engine.request(llm.driver.new_id(), np.array(text, np.int32), _PARAMS)
             names.append(request.request_id)
-            llm.add(request, Receiver(_never, take))
+            llm.driver.add(request, Receiver(_never, take))
         while len(ends) < len(names):
-            llm.advance()
+            llm.driver.advance()
     finally:
         for name in names:
-            llm.abort(name)
+            llm.driver.abort(name)
     return [_found(ends[name]) for name in names]
 
 

@@ -14,7 +14,7 @@ from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.sched.scheduler import Scheduler
 
 InFlight = Literal["continue", "finish", "abort"]
-WhilePaused = Literal["keep", "abort"]
+WhilePaused = Literal["keep", "abort", "wait"]
 Params = dict[str, Any]  # `model.transformer.Params`; this module imports no jax
 
 
@@ -43,13 +43,14 @@ class Turnover:
     """The version of an engine's weights, and whether it runs.
 
     Args:
-        runner: None if several hosts share the model.
+        nodes: the hosts that share the model.
         drain: applies the step in flight, if there is one, and returns its events.
         copying: held by others while they copy KV to the host or back.
 
     Attributes:
         version: of the weights that the next step runs with.
         paused: whether no step runs until `resume`.
+        pausing: whether it pauses once the requests that it has have ended.
         level: 0 awake, 1 asleep without the arena, 2 without the weights too.
     """
 
@@ -59,26 +60,30 @@ class Turnover:
         scheduler: Scheduler,
         drain: Callable[[], StepEvents],
         copying: threading.Lock,
+        *,
+        nodes: int = 1,
     ) -> None:
         self.version = 0
         self.paused = False
+        self.pausing = False
         self.level = 0
-        self._runner = runner if isinstance(runner, ChangingRunner) else None
+        self._nodes = nodes
+        self._runner = runner if nodes == 1 and isinstance(runner, ChangingRunner) else None
         self._scheduler = scheduler
         self._drain = drain
         self._copying = copying
         self._next: Params | None = None  # the weights that wait for the requests of the old ones
-        self._held: list[Request] = []  # the requests that wait for these weights
+        self._held: list[Request] = []  # the requests that wait until those before them have ended
         self._events: list[TokenEvent] = []  # what the next step reports
         self._lost = False  # the weights were freed
 
     @property
     def holds(self) -> bool:
-        """Whether a request that is added now waits for new weights."""
-        return self._next is not None
+        """Whether a request that is added now waits until those before it have ended."""
+        return self._next is not None or self.pausing
 
     def add(self, request: Request) -> None:
-        """Queue a request; it waits while others finish with the old weights."""
+        """Queue a request; it waits while those before it run to their end."""
         if self.holds:
             self._scheduler.require_fit(request)
             self._held.append(request)
@@ -111,19 +116,20 @@ class Turnover:
         return StepEvents() if self.paused else None
 
     def settle(self) -> None:
-        """Change to the weights that wait, once no request runs with the old ones; called before each step."""
-        if self._next is None or self.paused or self._scheduler.has_work():
+        """Change to the weights that wait, or pause, once no request runs any more; called before each step."""
+        if not self.holds or self.paused or self._scheduler.has_work():
             return
-        if not self._copying.acquire(blocking=False):
-            return  # the next step looks again
-        try:
-            params, self._next = self._next, None
-            self._change(params)
-        finally:
-            self._copying.release()
-        held, self._held = self._held, []
-        for request in held:
-            self.add(request)
+        if self._next is not None:
+            if not self._copying.acquire(blocking=False):
+                return  # the next step looks again
+            try:
+                params, self._next = self._next, None
+                self._change(params)
+            finally:
+                self._copying.release()
+        if self.pausing:
+            self.paused, self.pausing = True, False
+        self._release()
 
     def update(self, params: Params, in_flight: InFlight) -> int:
         """Change the weights, and return their version; with "finish" the change may come later.
@@ -133,7 +139,7 @@ class Turnover:
         """
         _require("in_flight", in_flight, get_args(InFlight))
         self.require_changing()
-        if self.holds:
+        if self._next is not None:
             raise RequestError("in_flight", in_flight, "another update waits for the requests of the old weights")
         if in_flight == "finish" and self._scheduler.has_work():
             if self.paused:
@@ -146,28 +152,37 @@ class Turnover:
         return self.version
 
     def pause(self, requests: WhilePaused) -> None:
-        """Run no step until `resume`; unfinished requests keep their pages, or end. Raises RequestError."""
+        """Run no step until `resume`; unfinished requests keep their pages, or end. Raises RequestError.
+
+        With "wait" they run to their end first; those that come meanwhile wait for `resume`.
+        """
         _require("requests", requests, get_args(WhilePaused))
+        if requests == "wait" and not self.paused and (self._scheduler.has_work() or self.holds):
+            self.pausing = True
+            return
         self._rest(abort=requests == "abort")
-        self.paused = True
+        self.paused, self.pausing = True, False
+        self._release()
 
     def resume(self) -> None:
         """Run steps again. Raises RequestError while the engine sleeps."""
         if self.level:
             raise RequestError("sleep", self.level, "call wake, which resumes too")
-        self.paused = False
+        self.paused = self.pausing = False
+        self._release()
 
     def sleep(self, level: int) -> None:
         """Free the arena (1), and the weights too (2). Unfinished requests wait, and compute their KV again later."""
         _require("level", level, (1, 2))
         runner = self.require_changing()
-        if self.holds:
+        if self._next is not None:
             raise RequestError("sleep", level, "an update of the weights waits for the requests of the old ones")
         with self._alone():
             self.pause("keep")
             if not self.level:
                 for sequence in self._scheduler.running:
                     self._scheduler.preempt(sequence.request.request_id)
+                self._scheduler.drafting.keep_texts()
                 self._cache.flush()
                 self._cache.drain_moves()
                 runner.free_arena()
@@ -185,6 +200,13 @@ class Turnover:
         self.level = 0
         self.resume()
 
+    def _release(self) -> None:
+        """Queue the requests that have waited, unless they still have to."""
+        if not self.holds:
+            held, self._held = self._held, []
+            for request in held:
+                self.add(request)
+
     def _rest(self, *, abort: bool) -> None:
         """Leave no step in flight; keep its events, and those of aborted requests, for the next step."""
         self._events += self._drain()
@@ -196,6 +218,7 @@ class Turnover:
         self.require_changing().replace_params(params)
         self._lost = False
         self.version += 1
+        self._scheduler.drafting.keep_texts()
         self._cache.next_version(self.version)
         self._events += [TokenEvent(name, None, version=self.version) for name in self._scheduler.sequences]
 
@@ -206,9 +229,8 @@ class Turnover:
     def require_changing(self) -> ChangingRunner:
         """Return the runner. Raises RequestError if it cannot change."""
         if self._runner is None:
-            raise RequestError(
-                "weights", "update", "this engine cannot change its weights, nor sleep: its model is on several hosts"
-            )
+            limit = "must be 1 to change the weights, or to sleep: other hosts follow neither; start them anew"
+            raise RequestError("nnodes", self._nodes, limit)
         return self._runner
 
     @contextmanager

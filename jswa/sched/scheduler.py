@@ -218,6 +218,8 @@ class Scheduler:
         """Assert every law of scheduler, leases and pool; for tests."""
         assert len(self._in_flight) == len(self.rows.flights)
         self._requests.check()
+        if self.drafting.earlier is not None:
+            self.drafting.earlier.check()
 
     def _take_rows(self, draft: Draft) -> None:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""

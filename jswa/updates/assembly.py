@@ -1,10 +1,12 @@
 """Assembly of one parameter from arrays on devices, as `model.hf.assemble` does it for tensors in files."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Shaped
 
 from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Source
@@ -20,6 +22,22 @@ def assemble_arrays(
     # Without names, so that all layers share a program.
     out: Shaped[Array, ...] = _assemble(source._replace(parts=()), tuple(parts), shape, dtype)
     return out
+
+
+def put_whole(array: Any, everywhere: Sharding) -> Array:
+    """Return an array that is whole on each device of a sharding; one on devices, in shards too, skips the host."""
+    own = getattr(array, "sharding", None)
+    if isinstance(own, NamedSharding) and not own.is_fully_replicated:
+        array = _gather(own.mesh)(array)  # `device_put` would put the shards together on the host
+    whole: Array = jax.device_put(array, everywhere)
+    return whole
+
+
+@lru_cache(maxsize=8)
+def _gather(mesh: Mesh | AbstractMesh) -> Callable[[Array], Array]:
+    """Return the program that gathers arrays on a mesh."""
+    whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    return jax.jit(lambda x: x, out_shardings=whole)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))

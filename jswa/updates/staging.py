@@ -23,7 +23,7 @@ from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
-from jswa.updates.assembly import assemble_arrays
+from jswa.updates.assembly import assemble_arrays, put_whole
 from pallas_kernels.experts.api import Implementation
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
@@ -124,8 +124,7 @@ class WeightsStager:
         """Return an array on the engine's devices, all of it on each."""
         mesh, sample = self.placement.mesh, next(iter(self.held.values()))
         everywhere = NamedSharding(mesh, PartitionSpec()) if mesh is not None else sample.sharding  # type: ignore[no-untyped-call]
-        placed: jax.Array = jax.device_put(array, everywhere)
-        return placed
+        return put_whole(array, everywhere)
 
     def _formed(self, name: str, whole: jax.Array) -> Params:
         """Return a parameter in shards, quantized and in panels as the engine holds it."""

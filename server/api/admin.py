@@ -140,8 +140,11 @@ async def weight_version(request: Request) -> Response:
     return JsonResponse({"weight_version": (await service_of(request).engine.standing()).version})
 
 
-async def pause(request: Request, mode: Literal["abort", "keep"] = "abort") -> Response:
-    """Run no step until /resume. Unfinished requests end ("abort"), or wait with their KV ("keep")."""
+async def pause(request: Request, mode: Literal["abort", "keep", "wait"] = "abort") -> Response:
+    """Run no step until /resume. Unfinished requests end ("abort"), wait ("keep"), or run to their end first ("wait").
+
+    New requests wait in the queue.
+    """
     await service_of(request).engine.pause(mode)
     return JsonResponse({"status": "paused"})
 

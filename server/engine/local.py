@@ -9,7 +9,7 @@ from typing import Any
 from jswa.cache.prefix.stats import CacheStats, for_clients
 from jswa.cache.view import CacheView
 from jswa.errors import EngineDead
-from jswa.frontend.changing import update_weights
+from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
 from jswa.grammar.compiler import Grammars
@@ -132,12 +132,12 @@ class LocalEngine:
     async def update_weights(self, folder: str, in_flight: InFlight) -> int:
         """Change the weights to those of a folder, which is read in a thread, while the engine works."""
         with engine_errors():
-            return await update_weights(self.thread, folder, in_flight)
+            return await update_weights_of(self.thread, folder, in_flight)
 
     async def pause(self, requests: WhilePaused) -> None:
         """Run no step until `resume`."""
         with engine_errors():
-            await self.thread.call(lambda engine: engine.turnover.pause(requests))
+            await pause_of(self.thread, requests)
 
     async def resume(self) -> None:
         """Run steps again."""

@@ -41,18 +41,24 @@ EITHER = ("/metrics",)  # routes that accept either kind of key
 class Keys:
     """The keys of the routes: users need an API key if there are any, and the operator needs the admin key.
 
-    Routes in `free` need none.
+    Args:
+        keys: API keys.
+        admin: the admin key.
+        pages: whether the server has pages.
+
+    Attributes:
+        free: the routes that need no key.
     """
 
-    def __init__(self, keys: Collection[str], admin: str | None, free: Collection[str] = OPEN) -> None:
-        self._free = free
+    def __init__(self, keys: Collection[str], admin: str | None, *, pages: bool) -> None:
+        self.free = (*OPEN, *PAGES) if pages else OPEN
         self._keys = [_digest(key) for key in keys]
         self._admin = [] if admin is None else [_digest(admin)]
 
     def check(self, scope: Scope, headers: Headers) -> str | None:
         """Return the key of a request for a user's route, None if no key is needed. Raises ApiError (401, 403)."""
         path = path_of(scope)
-        if path in self._free:
+        if path in self.free:
             return None
         if path in ADMIN:
             if not self._admin:
@@ -87,8 +93,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._free = (*OPEN, *PAGES) if service.config.pages else OPEN
-        self._keys = Keys(service.config.api_key, service.config.admin_api_key, self._free)
+        self._keys = Keys(service.config.api_key, service.config.admin_api_key, pages=service.config.pages)
         self._hosts = allowed_hosts(service.config, keys=bool(service.config.api_key))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +107,7 @@ class Gate:
         except ApiError as error:
             await error_response(error, path_of(scope))(scope, receive, send)
             return
-        if path_of(scope) in (*self._free, *ADMIN, *EITHER):
+        if path_of(scope) in (*self._keys.free, *ADMIN, *EITHER):
             await self._app(scope, self._bounded(receive, _any_size), send)
             return
         await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
@@ -154,7 +159,7 @@ class Gate:
         if self._hosts is not None:
             check_page(scope["method"], headers, self._service.config.allowed_origins)
         key = self._keys.check(scope, headers)
-        if path_of(scope) in self._free:
+        if path_of(scope) in self._keys.free:
             return
         check_content_type(scope["method"], headers)
         if path_of(scope) in ADMIN:

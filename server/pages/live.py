@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int, UInt8
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +28,7 @@ _TREE_EVERY = 10  # looks: the tree costs more than all else, and changes little
 _BEHIND = 4  # events that may wait for a watcher; one that is further behind gets the whole view again
 _MOST_WATCHERS = 16
 
+Slots = UInt8[np.ndarray, " slots"]
 Look = Callable[[int], Awaitable[CacheView]]
 
 
@@ -100,25 +102,28 @@ class Feed:
 
 def complete(view: CacheView) -> bytes:
     """Return the event with a whole view."""
-    fields = {"type": "whole", "geometry": view.geometry._asdict(), "slots": _encoded(view.slots)}
-    return event({**fields, **_lists(view, tree=True)})
+    pools = {"arena": _all(view.slots), "host": _all(view.host)}
+    return event({"type": "whole", "geometry": view.geometry._asdict(), **pools, **_lists(view, tree=True)})
 
 
 def changes(before: CacheView, now: CacheView, *, tree: bool) -> bytes:
-    """Return the event with what has changed; all slots again if most have."""
-    fields: dict[str, Any] = {"type": "changes"}
-    changed = np.flatnonzero(before.slots != now.slots)
-    if len(changed) > len(now.slots) // 8:
-        fields["slots"] = _encoded(now.slots)
-    else:
-        fields["runs"] = _runs(changed, now.slots)
-    return event({**fields, **_lists(now, tree=tree)})
+    """Return the event with the changes between two views."""
+    pools = {"arena": _changed(before.slots, now.slots), "host": _changed(before.host, now.host)}
+    return event({"type": "changes", **pools, **_lists(now, tree=tree)})
 
 
-def _runs(changed: np.ndarray, slots: np.ndarray) -> list[int]:
-    """Return first slot, number and code of each run of changed slots with one code, one run after the other."""
-    if not len(changed):
-        return []
+def _changed(before: Slots, now: Slots) -> dict[str, Any]:
+    """Return the runs of changed slots, or all slots if more than an eighth of them have changed.
+
+    A run is first slot, number and code; the runs are one list.
+    """
+    changed = np.flatnonzero(before != now)
+    if len(changed) > len(now) // 8:
+        return _all(now)
+    return {"runs": _runs(changed, now) if len(changed) else []}
+
+
+def _runs(changed: Int[np.ndarray, " n"], slots: Slots) -> list[int]:
     codes = slots[changed]
     begins = np.flatnonzero(np.diff(changed, prepend=-2) - 1 | np.diff(codes.astype(np.int16), prepend=-1))
     counts = np.diff(begins, append=len(changed))
@@ -131,8 +136,8 @@ def _lists(view: CacheView, *, tree: bool) -> dict[str, Any]:
     return {**fields, "tree": view.tree.tolist(), "windows": view.windows.ravel().tolist()} if tree else fields
 
 
-def _encoded(slots: np.ndarray) -> str:
-    return base64.b64encode(slots.tobytes()).decode()
+def _all(slots: Slots) -> dict[str, str]:
+    return {"slots": base64.b64encode(slots.tobytes()).decode()}
 
 
 def feed_of(service: Service) -> Feed:

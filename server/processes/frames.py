@@ -261,18 +261,21 @@ def _numpy(array: Array) -> Shaped[np.ndarray, "..."]:
 
 def packed_view(view: CacheView) -> bytes:
     """Return a view of the KV cache as bytes."""
-    arrays = [np.ascontiguousarray(one).tobytes() for one in (view.slots, view.rows, view.tree, view.windows)]
+    arrays = [
+        np.ascontiguousarray(one).tobytes() for one in (view.slots, view.host, view.rows, view.tree, view.windows)
+    ]
     return msgspec.msgpack.encode((view.geometry, arrays, view.seconds))
 
 
 def unpacked_view(data: bytes) -> CacheView:
     """Return the view of `packed_view`."""
-    geometry, (slots, rows, tree, windows), seconds = msgspec.msgpack.decode(
+    geometry, (slots, host, rows, tree, windows), seconds = msgspec.msgpack.decode(
         data, type=tuple[Geometry, list[bytes], float]
     )
     return CacheView(
         geometry,
         np.frombuffer(slots, np.uint8),
+        np.frombuffer(host, np.uint8),
         np.frombuffer(rows, np.int32).reshape(-1, 5),
         np.frombuffer(tree, np.int64).reshape(-1, 7),
         np.frombuffer(windows, np.int64).reshape(-1, 2),

@@ -1,6 +1,7 @@
 """The view of the KV cache at /live, in a browser: on `jswa serve tiny`, under load, on a plan file: `make pages`."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -122,3 +123,17 @@ def test_a_plan_file_plays_without_events(chromium: Browser, tmp_path: Path) -> 
         local = figure(one, "local, in windows")
         assert 0 < local <= 6 * 5 * 16, "windows of six rows"
         one.shot("live-plan")
+
+
+def test_evicted_pages_move_to_host_memory(chromium: Browser) -> None:
+    sizes = ("--max-model-len", "512", "--max-num-seqs", "2", "--kv-cache-memory-bytes", "2000000")
+    memory = ("--host-kv-bytes", "8000000")
+    with tiny("--admin-api-key", ADMIN, *sizes, *memory) as process, view(chromium, color_scheme="light") as one:
+        watch(one, process.url)
+        expect(one.page.locator("#host-legend")).to_have_text(re.compile(r"^free [\d,]+$"))
+        for number in range(8):
+            body = {"prompt": f"One day {number} " * 40, "max_tokens": 100, "ignore_eos": True}
+            httpx2.post(f"{process.url}/v1/completions", json=body, timeout=300)
+        expect(one.page.locator("#host-legend")).to_contain_text("full, cached")
+        expect(one.page.locator("#host-legend")).to_contain_text("local, kept windows")
+        one.shot("live-host")

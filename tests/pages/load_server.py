@@ -39,12 +39,23 @@ class LoadedEngine(FakeEngine):
         slots[begin : begin + windows] = LOCAL
         slots[begin + windows : -20_000 + at % 5_000] = CACHED
         slots[-20_000:-10_000] = KEPT
+        host = np.zeros(SLOTS, np.uint8)
+        host[PER_BLOCK : 100_000 + at % 5_000] = CACHED
+        host[-20_000:-10_000] = KEPT
         rows = np.stack([np.arange(ROWS), launched, full // 3, first, full], axis=1).astype(np.int32)
         tree = [(-1, 0, 512, 32, 0, 9, 0)]
         tree += [(0, 512, 100 + 40 * i % 900, 10, 4, i % 5, 0) for i in range(min(60, edges))]
         marks = [(i, 512 + 100 + 40 * (i - 1) % 900) for i in range(1, min(60, edges))]
         geometry = Geometry(PAGE, PER_BLOCK, SLOTS // PER_BLOCK, ROWS, WINDOW, False, True)
-        return CacheView(geometry, slots, rows, np.array(tree), np.array(marks).reshape(-1, 2), 4e-4)
+        return CacheView(
+            geometry,
+            slots,
+            np.where(slots == KEPT, KEPT, CACHED).astype(np.uint8),
+            rows,
+            np.array(tree),
+            np.array(marks).reshape(-1, 2),
+            4e-4,
+        )
 
 
 if __name__ == "__main__":

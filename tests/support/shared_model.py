@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from jswa.config import LoraRoom
@@ -31,6 +32,7 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import room_bytes
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
+from jswa.updates.assembly import put_whole
 from jswa.updates.staging import WeightsStager, held_shapes
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
@@ -261,8 +263,24 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
 
 
 def check_staged(source: Path, stager: WeightsStager, shared: Params) -> None:
-    """Assert that each device gets the same part of weights that come as arrays."""
-    staged = stager.stage(load_file(source / "model.safetensors"))
+    """Assert that each device gets the same part of weights that come as arrays, or in a trainer's own shards."""
+    arrays = load_file(source / "model.safetensors")
+    assert_same_parts(stager.stage(arrays), shared)
+    mesh = stager.placement.mesh
+    if mesh is None:
+        return
+    whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+    own = Mesh(np.array(mesh.devices.flat).reshape(-1, 1), ("fsdp", "other"))
+    for name, array in arrays.items():
+        spec = PartitionSpec("fsdp" if len(array) % mesh.size == 0 else None)  # type: ignore[no-untyped-call]
+        arrays[name] = jax.device_put(array, NamedSharding(own, spec))
+        with jax.transfer_guard("disallow_explicit"):
+            assert np.array_equal(put_whole(arrays[name], whole).addressable_shards[-1].data, array)
+    assert_same_parts(stager.stage(arrays), shared)
+
+
+def assert_same_parts(staged: Params, shared: Params) -> None:
+    """Assert that each device has the same part of all parameters."""
     for key, value in shared.items():
         assert staged[key].sharding == value.sharding
         for one, other in zip(staged[key].addressable_shards, value.addressable_shards, strict=True):

@@ -333,6 +333,16 @@ def root_key(salt: str, digest: str | None) -> str:
     return f"\0{salt}" if salt.startswith("\0") else salt
 
 
+def tree_key(root: str, version: int) -> str:
+    """Return the key of the tree for a request's `root_key` and a version of the weights."""
+    return f"\0v{version}\0{root}" if version else root
+
+
+def root_of(key: str) -> str:
+    """Return the `root_key` of a tree, whatever its version: the digest of an adapter does not begin with a "v"."""
+    return key.split("\0", 2)[2] if key.startswith("\0v") else key
+
+
 def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:
     """Return the number of leading tokens that two texts share."""
     length = min(len(a), len(b))

@@ -1,16 +1,18 @@
-"""What followed a text in the tree: the texts of the other requests of its salt that begin like it."""
+"""What followed a text in a tree: the texts of the other requests of its salt that begin like it."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.edges import Node
-from jswa.cache.prefix.radix import RadixTree
+from jswa.sched.drafts.earlier import Edge
 
 BETWEEN = -1  # between two texts
 
 
 def continuations(
-    tree: RadixTree, salt: str, tokens: Int[np.ndarray, " T"], most: int, *, before: int, behind: int
+    found: tuple[Sequence[Node | Edge], int], tokens: Int[np.ndarray, " T"], most: int, *, before: int, behind: int
 ) -> tuple[Int[np.ndarray, " n"], int]:
     """Return the texts of the tree that go on where a text and the tree part, and the position of their first token.
 
@@ -18,20 +20,21 @@ def continuations(
     shares with the text, so that the place can be found.
 
     Args:
+        found: the edges that agree with the text, and the number of tokens that do (`walk` of a tree).
         most: tokens in all.
         before: tokens that are shared.
         behind: positions by which the first text may begin before the end of `tokens`: of a text that has gone on
             elsewhere for long, what is far back is no longer wanted.
     """
-    path, at = tree.walk(salt, tokens)
+    path, at = found
     if not path:
         return np.zeros(0, np.int32), 0
     first = max(at, len(tokens) - behind)
     parts: list[Int[np.ndarray, " n"]] = []
-    length, waiting = 0, [path[-1]]
+    length, waiting = 0, list[Node | Edge]([path[-1]])
     begins, start = first, 0
     while waiting and length < most:
-        node: Node | None = waiting.pop(0)
+        node: Node | Edge | None = waiting.pop(0)
         assert node is not None
         if parts:
             begins = node.start
@@ -46,17 +49,16 @@ def continuations(
             part = node.tokens[max(0, begins - node.start) :]
             parts.append(part)
             length += len(part)
-            below = sorted(node.children.values(), key=lambda child: -child.last)
+            below: list[Node | Edge] = sorted(node.children.values(), key=lambda child: -child.last)
             node, others = (below[0], below[1:]) if below else (None, [])
             waiting += others
-    found = np.concatenate(parts)[:most].astype(np.int32)
-    return found, start
+    return np.concatenate(parts)[:most].astype(np.int32), start
 
 
-def _last(node: Node, end: int, count: int) -> Int[np.ndarray, " n"]:
+def _last(node: Node | Edge, end: int, count: int) -> Int[np.ndarray, " n"]:
     """Return the last tokens of the path to `node` before position `end`."""
     parts: list[Int[np.ndarray, " n"]] = []
-    above: Node | None = node
+    above: Node | Edge | None = node
     low = max(0, end - count)
     while above is not None and above.parent is not None and end > low:
         if above.start < end:

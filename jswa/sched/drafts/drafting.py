@@ -8,11 +8,13 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.radix import root_of
 from jswa.config import Limits
 from jswa.plan import RowText, StepPlan
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.drafts.choice import Choice
-from jswa.sched.drafts.continuations import continuations
+from jswa.sched.drafts.continuations import BETWEEN, continuations
+from jswa.sched.drafts.earlier import EarlierTexts
 from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
@@ -86,6 +88,7 @@ class Drafting:
 
     Attributes:
         lengths: what the device can run; None: `most` drafts per row, in every step.
+        earlier: texts of earlier weights; None: drafts are not looked up in other texts.
     """
 
     def __init__(self, rows: Rows, cache: CacheManager, most: int, limits: Limits) -> None:
@@ -95,6 +98,8 @@ class Drafting:
         looks_up = limits.speculation is not None and limits.speculation.looks_up
         self.choice = Choice(rows.max_rows, watched=looks_up)
         self._watch = Watch() if looks_up else None
+        refers = limits.speculation is not None and limits.speculation.reference > 0
+        self.earlier = EarlierTexts() if refers else None
         self._counts = _Counts()
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
@@ -120,14 +125,34 @@ class Drafting:
             self._texts.append(RowText(sequence.row_id, None, reference, offset))
 
     def _reference(self, sequence: Sequence) -> tuple[Int[np.ndarray, " n"] | None, int]:
+        """Return texts to look drafts up in, those of the weights that run first, and the offset of the first one."""
         speculation = self._speculation
-        if speculation is None or not speculation.reference:
+        if speculation is None or self.earlier is None:
             return None, 0
-        tree, before = self._cache.prefix.tree, speculation.longest
-        salt = self._cache.tree_key(sequence.request.cache_salt)
+        tokens, salt, before = sequence.tokens, sequence.request.cache_salt, speculation.longest
         most = speculation.reference
-        found, first = continuations(tree, salt, sequence.tokens, most, before=before, behind=_BEHIND)
-        return found, -first
+        found = self._cache.prefix.tree.walk(self._cache.tree_key(salt), tokens)
+        texts, first = continuations(found, tokens, most, before=before, behind=_BEHIND)
+        left = most - len(texts) - 1
+        if left > before:
+            old = self.earlier.walk(salt, tokens)
+            more, begin = continuations(old, tokens, left, before=before, behind=_BEHIND)
+            if len(more):
+                first = first if len(texts) else begin
+                texts = np.concatenate([texts, np.full(min(len(texts), 1), BETWEEN, np.int32), more])
+        return texts, -first
+
+    def keep_texts(self) -> None:
+        """Go on looking drafts up in the texts of the prefix cache, which is about to be emptied."""
+        tree = self._cache.prefix.tree
+        if self.earlier is not None:
+            for key in tree.roots:
+                self.earlier.add(root_of(key), tree.nodes(key))
+
+    def forget_texts(self) -> None:
+        """Look no drafts up in texts that the prefix cache had once."""
+        if self.earlier is not None:
+            self.earlier.clear()
 
     def texts(self, by_row: Iterable[Sequence | None]) -> tuple[RowText, ...]:
         """Return the texts to send with a plan, once: those of rows that still run."""

@@ -16,8 +16,9 @@ const count = (value) => NUMBER.format(Math.round(value));
 const counted = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
 const RETRY_MS = 3000;
 
-const now = { geometry: null, slots: new Uint8Array(0), rows: [], tree: [], windows: [], micros: 0, events: 0 };
+const now = { geometry: null, slots: new Uint8Array(0), host: new Uint8Array(0), rows: [], tree: [], windows: [], micros: 0, events: 0 };
 const arena = new Arena($("arena"));
+const host = new Arena($("host"));
 let paused = false;
 let replay = null;
 
@@ -30,7 +31,12 @@ function redraw() {
   requestAnimationFrame(() => {
     dirty = false;
     const ghosts = showFigures();
-    const fading = arena.draw(now.slots, $("full-kv").checked ? ghosts : 0);
+    let fading = arena.draw(now.slots, $("full-kv").checked ? ghosts : 0);
+    $("host-memory").hidden = !now.host.length;
+    if (now.host.length) {
+      showHost();
+      fading = host.draw(now.host, 0) || fading;
+    }
     const group = drawRows($("rows"), now.rows, now.geometry);
     $("rows-size").textContent = `${count(now.rows.length)} of ${count(now.geometry.max_rows)}${group > 1 ? `, ${group} a line` : ""}`;
     if (fading && !matchMedia("(prefers-reduced-motion: reduce)").matches) setTimeout(redraw, 30);
@@ -44,32 +50,56 @@ function redrawTree() {
     : `${counted(now.tree.length, "edge")}${out ? `, ${count(out)} more not shown` : ""}, ${counted(now.windows.length, "window")}`;
 }
 
+/** Return how many slots have each code, without the block of zeros. */
+function countsOf(slots, pagesPerBlock) {
+  const counts = CODES.map(() => 0);
+  for (const code of slots) counts[code] += 1;
+  counts[0] -= pagesPerBlock;
+  return counts;
+}
+
+/** Show the codes that have slots, and the first few in any case. */
+function showLegend(node, counts, always) {
+  const shown = counts.map((n, code) => [n, code]).filter(([n, code]) => n > 0 || code < always);
+  node.replaceChildren(...shown.map(([n, code]) => {
+    const key = el("span", { class: "key" }, `${NAMES[CODES[code]]} ${count(n)}`);
+    key.style.setProperty("--color", css(code));
+    return key;
+  }));
+}
+
+function showBar(node, counts, scale) {
+  const parts = counts.map((n, code) => [n, code]).filter(([n, code]) => code && n);
+  node.replaceChildren(...parts.map(([n, code]) => {
+    const part = el("span");
+    part.style.width = `${(100 * n) / scale}%`;
+    part.style.background = css(code);
+    return part;
+  }));
+}
+
+function showHost() {
+  const m = now.geometry.pages_per_block;
+  const counts = countsOf(now.host, m);
+  const total = now.host.length - m;
+  showLegend($("host-legend"), counts, 1);
+  showBar($("host-bar"), counts, total);
+  $("host-size").textContent = `${count(total)} slots: pages that the arena has evicted`;
+}
+
 /** Show the legend, the bar and the sentence about full KV; return the slots that full KV would take besides. */
 function showFigures() {
-  const counts = CODES.map(() => 0);
-  for (const code of now.slots) counts[code] += 1;
   const { pages_per_block: m, page_size: page, num_blocks: blocks, has_full: hasFull, window } = now.geometry;
-  counts[0] -= m; // the block of zeros
+  const counts = countsOf(now.slots, m);
   const total = (blocks - 1) * m;
   const fullPages = counts[1] + counts[2] + counts[3];
   const localPages = (counts[4] + counts[5] + counts[6]) / m;
   const rowsPages = now.rows.reduce((sum, row) => sum + row[3], 0);
   const ghosts = window ? m * Math.max(0, hasFull && !replay ? fullPages - localPages : rowsPages) : 0;
-  const shown = counts.map((n, code) => [n, code]).filter(([n, code]) => n > 0 || code < 2);
-  $("legend").replaceChildren(...shown.map(([n, code]) => {
-    const node = el("span", { class: "key" }, `${NAMES[CODES[code]]} ${count(n)}`);
-    node.style.setProperty("--color", css(code));
-    return node;
-  }));
   const wants = total - counts[0] + ghosts;
   const scale = Math.max(total, $("full-kv").checked ? wants : 0);
-  const parts = counts.map((n, code) => [code === 8 && $("full-kv").checked ? ghosts : n, code]).filter(([n, code]) => code && n);
-  $("bar").replaceChildren(...parts.map(([n, code]) => {
-    const node = el("span");
-    node.style.width = `${(100 * n) / scale}%`;
-    node.style.background = css(code);
-    return node;
-  }));
+  showLegend($("legend"), counts, 2);
+  showBar($("bar"), counts.map((n, code) => (code === 8 && $("full-kv").checked ? ghosts : n)), scale);
   $("arena-size").textContent = `${count(total)} slots: a full page takes one, a local page ${m}; ${page} tokens a page`;
   $("full-kv-text").textContent = $("full-kv").checked
     ? `With full KV the same text takes ${count(wants)} slots, ${(wants / total).toFixed(2)} of this arena, in place of ${count(total - counts[0])}.`
@@ -87,18 +117,24 @@ function grouped(list, size) {
   return Array.from({ length: list.length / size }, (_, i) => list.slice(i * size, (i + 1) * size));
 }
 
+/** Return slots after a change; local pages that come free fade. */
+function changed(slots, change, drawn) {
+  if (change.slots !== undefined) return bytes(change.slots);
+  for (let i = 0; i < change.runs.length; i += 3) {
+    const [first, length, code] = change.runs.slice(i, i + 3);
+    for (let slot = first; slot < first + length; slot += 1) {
+      if (slots[slot] >= 4 && code === 0) drawn.change(slot, slots[slot]);
+      slots[slot] = code;
+    }
+  }
+  return slots;
+}
+
 function take(event) {
   if (event.error) throw new Refusal(500, event.error.message);
   if (event.geometry) now.geometry = event.geometry;
-  if (event.slots) now.slots = bytes(event.slots);
-  const runs = event.runs ?? [];
-  for (let i = 0; i < runs.length; i += 3) {
-    const [first, length, code] = [runs[i], runs[i + 1], runs[i + 2]];
-    for (let slot = first; slot < first + length; slot += 1) {
-      if (now.slots[slot] >= 4 && code === 0) arena.change(slot, now.slots[slot]);
-      now.slots[slot] = code;
-    }
-  }
+  now.slots = changed(now.slots, event.arena, arena);
+  now.host = changed(now.host, event.host, host);
   now.rows = grouped(event.rows, 5);
   now.micros = event.micros;
   now.events += 1;
@@ -152,6 +188,7 @@ function open(text, name) {
   $("at").max = String(file.steps.length);
   now.geometry = file.geometry;
   now.tree = now.windows = [];
+  now.host = new Uint8Array(0);
   redrawTree();
   goTo(1);
   play(true);

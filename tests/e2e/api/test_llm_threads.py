@@ -37,7 +37,7 @@ def assert_empty(llm: LLM) -> None:
     """Assert that no request is left, and that every page is free or cached."""
     assert llm.num_unfinished == 0
     while llm.engine.has_work():
-        llm.advance()
+        llm.driver.advance()
     stats = llm.stats()
     assert (stats.running, stats.waiting, stats.full_pages, stats.local_pages) == (0, 0, 0, 0)
     llm.engine.check()
@@ -103,7 +103,7 @@ def test_a_stream_may_end_inside_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.scheduler, "plan", planned)
-        llm.advance()
+        llm.driver.advance()
     assert llm.num_unfinished == 1
     streams[0].close()  # type: ignore[attr-defined]
     assert_empty(llm)

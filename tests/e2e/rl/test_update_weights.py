@@ -26,12 +26,13 @@ def ask(llm: jswa.LLM, prompt: Any = PROMPT, tokens: int = 12) -> CompletionOutp
 class Load:
     """Threads that ask for long texts, and what they get."""
 
-    def __init__(self, llm: jswa.LLM, count: int = 5) -> None:
+    def __init__(self, llm: jswa.LLM, count: int = 5, *, running: bool = True) -> None:
+        unfinished = llm.num_unfinished
         self.texts: list[CompletionOutput] = []
         self._threads = [threading.Thread(target=lambda: self.texts.append(ask(llm, tokens=40))) for _ in range(count)]
         for thread in self._threads:
             thread.start()
-        while llm.num_unfinished < count or not llm.stats().running:
+        while llm.num_unfinished < unfinished + count or (running and not llm.stats().running):
             time.sleep(0.001)
 
     def wait(self) -> list[CompletionOutput]:
@@ -122,6 +123,35 @@ def test_pause_keeps_requests_or_ends_them(llm: jswa.LLM) -> None:
     assert {text.finish_reason for text in load.wait()} == {"abort"}
     llm.resume()
     assert ask(llm, tokens=40).token_ids == old
+
+
+def test_a_pause_waits_for_the_requests_that_run(llm: jswa.LLM, weights: list[Arrays]) -> None:
+    """They run to their end; those that come meanwhile wait for `resume`, with new weights that come while it rests."""
+    old, version = ask(llm, tokens=40).token_ids, llm.weights_version
+    load = Load(llm)
+    llm.driver.between(lambda: llm.engine.turnover.pause("wait"))
+    assert llm.engine.turnover.pausing
+    late = Load(llm, count=1, running=False)
+    llm.pause("wait")
+    assert [text.token_ids for text in load.wait()] == [old] * 5
+    assert (llm.engine.turnover.paused, llm.engine.turnover.pausing, llm.num_unfinished) == (True, False, 1)
+    llm.update_weights(weights[1])
+    assert llm.num_unfinished == 1
+    llm.resume()
+    (text,) = late.wait()
+    assert set(text.versions) == {version + 1}
+    assert text.token_ids == ask(llm, tokens=40).token_ids
+    llm.pause("wait")  # nothing runs
+    assert llm.engine.turnover.paused
+    llm.resume()
+    stream = llm.generate([PROMPT], max_tokens=40, temperature=0, ignore_eos=True, stream=True)
+    next(stream)
+    llm.driver.between(lambda: llm.engine.turnover.pause("wait"))
+    llm.resume()
+    assert not llm.engine.turnover.pausing
+    assert ask(llm, tokens=2).token_ids, "the engine still waits"
+    stream.close()
+    llm.engine.check()
 
 
 def test_sleep_frees_memory_and_wake_goes_on(llm: jswa.LLM, weights: list[Arrays]) -> None:

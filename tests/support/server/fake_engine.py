@@ -62,7 +62,7 @@ class FakeChanges:
 
     def __init__(self) -> None:
         self.version = self.level = 0
-        self.paused = False
+        self.paused = self.pausing = False
         self.given: list[tuple[Any, InFlight]] = []
 
     def stage(self, source: Any) -> Any:
@@ -280,8 +280,9 @@ class FakeEngine:
         slots[1 : 1 + len(self.running)] = FULL
         texts = [len(text) for text in self.running.values()]
         rows = np.array([(row, length, 0, 0, 1) for row, length in enumerate(texts)], np.int32).reshape(-1, 5)
-        tree = np.array([(-1, 0, 48, 3, 1, 2, 0)])[:edges]
-        return CacheView(Geometry(16, 1, 64, 8, 32, False, True), slots, rows, tree, np.array([(0, 48)])[:edges], 0.0)
+        tree, marks = np.array([(-1, 0, 48, 3, 1, 2, 0)])[:edges], np.array([(0, 48)])[:edges]
+        geometry = Geometry(16, 1, 64, 8, 32, False, True)
+        return CacheView(geometry, slots, np.zeros(0, np.uint8), rows, tree, marks, 0.0)
 
     def step_stats(self) -> StepStats:
         """Return the number of steps and of prepared programs."""
@@ -301,6 +302,9 @@ class FakeEngine:
             self.prepared.append(params)
         elif not stop():
             self.completed.append(params)
+
+    def close(self) -> None:
+        """Free nothing."""
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:
         """Store the callbacks, for tests to call."""

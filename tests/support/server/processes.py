@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -40,8 +41,17 @@ class Process:
         raise AssertionError("the server does not start:\n" + "".join(self.log))
 
     def wait(self, seconds: float = 20) -> int:
-        """Wait for the process to exit and return its status."""
-        status = self.process.wait(seconds)
+        """Wait for the process to exit and return its status.
+
+        A process that does not exit in time is aborted, so that the error shows its log and the stacks of its threads.
+        """
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER writes the stacks
+            self.process.wait(10)
+            self._reader.join(5)
+            raise AssertionError(f"the server has not exited in {seconds} s:\n" + "".join(self.log)) from None
         self._reader.join(5)
         return status
 
@@ -54,7 +64,7 @@ def started(
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder or ROOT,
-        env={**os.environ, **(environ or {})},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environ or {})},
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,

@@ -4,6 +4,7 @@ import numpy as np
 
 from jswa.cache.manager import CacheManager
 from jswa.cache.view import CACHED, FREE, FULL, KEPT, LOCAL, LOCAL_SHARED, SHARED, view
+from jswa.config import HostMemory
 from server.processes import frames
 from tests.support.builders import make_layout
 
@@ -49,6 +50,21 @@ def test_edges_beyond_the_most_are_counted() -> None:
     assert np.all(seen.tree[1:, 0] == 0)
 
 
+def test_host_memory_has_the_codes_of_its_own_pages() -> None:
+    layout = make_layout(4, 8, num_full=1, num_local=2)
+    manager = CacheManager(layout, 8, 30, 1, memory=HostMemory(20, slots_per_step=8, tokens_per_slot=0.1))
+    for number in range(4):
+        text = np.full(12, number, np.int32)
+        lease = manager.open_at(manager.match("", text, 11), length=12)
+        assert lease is not None
+        assert manager.grow(lease, 12)
+        manager.publish(lease, text, 12)
+        manager.close(lease, text)
+    seen = view(manager, np.zeros(1, np.int64), 0).host
+    assert len(seen) == 20 * layout.pages_per_block
+    assert set(seen.tolist()) == {FREE, CACHED, KEPT}
+
+
 def codes(manager: CacheManager, launched: np.ndarray) -> dict[int, int]:
     """Return how many slots have each code."""
     found, counts = np.unique(view(manager, launched, 0).slots, return_counts=True)
@@ -62,5 +78,5 @@ def test_a_view_crosses_to_another_process() -> None:
     seen = view(manager, np.array([9, 0, 0]), 5)
     again = frames.unpacked_view(frames.packed_view(seen))
     assert again.geometry == seen.geometry
-    for one, other in zip(again[1:5], seen[1:5], strict=True):
+    for one, other in zip(again[1:6], seen[1:6], strict=True):
         np.testing.assert_array_equal(one, other)

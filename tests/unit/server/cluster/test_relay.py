@@ -64,7 +64,7 @@ def relayed(**options: Any) -> Iterator[tuple[Client, Way]]:
 
     def wrap(app: ASGIApp) -> ASGIApp:
         ways.append(Way(app))
-        keys = Keys(options.get("api_key", ()), options.get("admin_api_key"))
+        keys = Keys(options.get("api_key", ()), options.get("admin_api_key"), pages=True)
         relay = Relay(ways[0], keys, options.get("max_body_size", 10_000), retries=1, hidden=[b"x-hidden"])
 
         async def both(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,6 +149,14 @@ def test_replicas_load_no_adapters(path: str, front: tuple[Client, Way]) -> None
     refused = client.post(path, body, headers={"Authorization": "Bearer a"})
     assert refused.status_code == 400
     assert "start the replicas with lora_modules" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/pages/page.css", "/health", "/v1/models", "/live/events"])
+def test_pages_need_a_key_where_they_need_one_without_a_relay(
+    path: str, front: tuple[Client, Way], plain: Client
+) -> None:
+    found, wanted = (c.http.get(path, headers={"Authorization": ""}) for c in (front[0], plain))
+    assert (found.status_code, found.content) == (wanted.status_code, wanted.content)
 
 
 def test_a_request_without_a_key_gets_401(front: tuple[Client, Way]) -> None:
@@ -245,7 +253,7 @@ def test_nothing_of_a_body_is_read_before_the_key_is_known(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    relay = Relay(Way(app), Keys(("k",), "a"), 100, retries=1)
+    relay = Relay(Way(app), Keys(("k",), "a", pages=True), 100, retries=1)
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
     asyncio.run(relay(scope, receive, send))
     assert sent[0]["status"] == (status or 200)

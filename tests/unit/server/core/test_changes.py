@@ -46,17 +46,18 @@ def test_the_engine_pauses_and_sleeps(operator: Client) -> None:
         return operator.get("/is_paused").json()["is_paused"], operator.get("/is_sleeping").json()["is_sleeping"]
 
     assert state() == (False, False)
-    assert operator.post("/pause?mode=keep").status_code == 200
-    assert state() == (True, False)
-    assert operator.post("/resume").status_code == 200
-    assert state() == (False, False)
+    for mode in ("keep", "abort", "wait"):
+        assert operator.post(f"/pause?mode={mode}").status_code == 200
+        assert state() == (True, False)
+        assert operator.post("/resume").status_code == 200
+        assert state() == (False, False)
     assert operator.post("/sleep?level=2").status_code == 200
     assert operator.engine.turnover.level == 2
     assert state() == (True, True)
     operator.refusal("/resume", {})
     assert operator.post("/wake_up").status_code == 200
     assert state() == (False, False)
-    assert operator.refusal("/pause?mode=wait", {})["param"] == "mode"
+    assert operator.refusal("/pause?mode=later", {})["param"] == "mode"
     assert operator.refusal("/sleep?level=3", {})["param"] == "level"
     assert operator.complete(max_tokens=2)["choices"][0]["finish_reason"] == "length"
 

@@ -23,7 +23,9 @@ ADMIN = {"Authorization": "Bearer root"}
 def a_view(slots: list[int], seconds: float = 0.0) -> CacheView:
     """Return a view with these slots."""
     rows, tree = np.array([[0, 5, 0, 0, 1]], np.int32), np.array([[-1, 0, 16, 1, 1, 0, 0]])
-    return CacheView(GEOMETRY, np.array(slots, np.uint8), rows, tree, np.array([[0, 16]]), seconds)
+    return CacheView(
+        GEOMETRY, np.array(slots, np.uint8), np.array(slots[:8], np.uint8), rows, tree, np.array([[0, 16]]), seconds
+    )
 
 
 def parsed(event: bytes) -> Any:
@@ -31,9 +33,9 @@ def parsed(event: bytes) -> Any:
     return json.loads(event.removeprefix(b"data: "))
 
 
-def slots_of(event: Any) -> list[int]:
-    """Return the slots of an event that has all."""
-    return list(base64.b64decode(event["slots"]))
+def slots_of(change: Any) -> list[int]:
+    """Return the slots of a change that has all."""
+    return list(base64.b64decode(change["slots"]))
 
 
 codes = st.lists(st.integers(0, 6), min_size=40, max_size=40)
@@ -48,17 +50,23 @@ def test_changes_lead_from_one_view_to_the_next(
         after[slot] = code
     for target in (after, other):
         event = parsed(changes(a_view(before), a_view(target), tree=False))
-        found = slots_of(event) if "slots" in event else list(before)
-        runs = event.get("runs", [])
-        for first, count, code in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
-            found[first : first + count] = [code] * count
-        assert found == target
+        assert follow(before, event["arena"]) == target
+        assert follow(before[:8], event["host"]) == target[:8]
         assert "tree" not in event
+
+
+def follow(before: list[int], change: Any) -> list[int]:
+    """Return the slots after a change."""
+    found = slots_of(change) if "slots" in change else list(before)
+    runs = change.get("runs", [])
+    for first, count, code in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+        found[first : first + count] = [code] * count
+    return found
 
 
 def test_a_whole_view_has_all() -> None:
     event = parsed(complete(a_view([1] * 40)))
-    assert slots_of(event) == [1] * 40
+    assert (slots_of(event["arena"]), slots_of(event["host"])) == ([1] * 40, [1] * 8)
     assert event["geometry"]["window"] == 32
     assert (event["rows"], event["windows"], event["tree"]) == ([0, 5, 0, 0, 1], [0, 16], [[-1, 0, 16, 1, 1, 0, 0]])
 
