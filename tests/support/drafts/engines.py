@@ -147,10 +147,10 @@ class Pair:
 
         decoder = bind(model, self.params)
         hidden[FINAL] = decoder(jnp.asarray(tokens), jnp.arange(len(text)), noted, tap=hidden.__setitem__)
-        drawn = {"temperature": TEMPERATURE, "seed": SEED}
         found = Text(
-            self.drafter, self.own, model, tokens, hidden, stored=stored, target=decoder, broken=begins, **drawn
-        )
+            self.drafter, self.own, model, tokens, hidden, stored=stored, target=decoder, broken=begins,
+            temperature=TEMPERATURE, seed=SEED,
+        )  # fmt: skip
         return found.drafts(DRAFTS)
 
 

@@ -45,9 +45,10 @@ def draw_alike(
         scaled = shifted / jnp.where(random, rows.temperature, 1.0)[:, None]
         return argmax_columns(jnp.where(random[:, None], scaled + shard_columns(noise, several), shifted), several)
 
-    best = lax.cond(random.any(), with_noise, lambda: argmax_columns(logits, several))
+    best: Int[Array, " R"] = lax.cond(random.any(), with_noise, lambda: argmax_columns(logits, several))
     if ids is None:
         return best
     if ids.ndim == 1:
-        return ids.at[best].get(mode="clip")
+        chosen: Int[Array, " R"] = ids.at[best].get(mode="clip")
+        return chosen
     return jnp.take_along_axis(ids, best[:, None], axis=-1)[:, 0]
