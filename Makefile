@@ -28,7 +28,7 @@ TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_
            tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
-DRAFT   ?= build/tiny-draft
+DRAFT   ?= jswa/assets/tiny_draft
 # $(call packages,FOLDER,EXTRAS): into the environment FOLDER what requirements.lock has for these extras, every file
 # checked against its hash. `install` adds jswa itself, editable.
 define packages

@@ -10,6 +10,7 @@ same prompts, seeds and lengths; the tokens are compared. Texts:
     edits     the same for a version in which every eleventh word differs from what stands twice before it
     stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
     replays   stories whose prompts and seeds were asked before: suffixes from the prefix cache
+    drafted   the free stories, drafted by the draft head in the box
 """
 
 import argparse
@@ -66,7 +67,9 @@ KINDS: dict[str, tuple[Any, float, str]] = {
     "edits": (edits, 0.0, "ngram"),
     "stories": (stories, 0.8, "ngram"),
     "replays": (stories, 0.8, "suffix"),
+    "drafted": (stories, 0.8, "eagle3"),
 }
+_MODELS = {"eagle3": {"model": "tiny-draft"}}
 
 
 def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[int]]]:
@@ -84,7 +87,7 @@ def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[in
 def measure(method: str, kinds: Sequence[str], rows: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Yield what `compare` finds for texts that are drafted by one method, by the same two engines."""
     options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1536}
-    drafts = {"method": method, "num_speculative_tokens": PROGRAMS[-1]}
+    drafts = {"method": method, "num_speculative_tokens": PROGRAMS[-1], **_MODELS.get(method, {})}
     with LLM("tiny", **options) as plain, LLM("tiny", speculative_config=drafts, **options) as drafting:
         for kind in kinds:
             settle((plain, drafting), kind, rows)
@@ -146,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for count in options.rows:
-        for method in ("ngram", "suffix"):
+        for method in dict.fromkeys(method for _, _, method in KINDS.values()):
             kinds = [kind for kind in options.only if KINDS[kind][2] == method]
             rows += measure(method, kinds, count, options.repeats) if kinds else ()
     print(f"{'text':10}{'rows':>5}{'without':>10}{'with':>10}{'ratio':>7}   right of drafted, same tokens")

@@ -12,7 +12,10 @@ from jaxtyping import Array, Shaped
 from jswa.model.transformer import Linear
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
 
-_MATRIX = re.compile(r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down)|^lm_head)(\.values|\.codes)?$")
+# The names from eh_proj on are those of drafters.
+_MATRIX = re.compile(
+    r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down|eh_proj)|^(lm_head|fc|pre|post))(\.values|\.codes)?$"
+)
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page

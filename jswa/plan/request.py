@@ -69,6 +69,11 @@ class Constraint(NamedTuple):
     min_length: int
     bad_words: tuple[tuple[int, ...], ...]
 
+    @property
+    def has_one_mask(self) -> bool:
+        """Whether the same tokens are allowed everywhere in the text."""
+        return not self.bad_words and not len(self.early.at)
+
 
 class TextGrammar(Protocol):
     """A compiled grammar, `jswa.grammar.llg.Grammar`; it is shared by requests."""

@@ -148,7 +148,8 @@ class Rows:
         self._records[row, _FULL_WRITE_FROM] = lease.full_write_from
         self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
         self._records[row, _LIMIT] = limit
-        if self.speculates and request.constraint is None:
+        constraint = request.constraint
+        if self.speculates and (constraint is None or (constraint.has_one_mask and request.grammar is None)):
             self.speculative[row] = self._speculative
         self._sampling[row] = (
             params.temperature,

@@ -1,4 +1,6 @@
-"""Models by name: a folder, "tiny", or a repository of the Hugging Face Hub, of which the files needed are downloaded.
+"""Models by name: a folder, "tiny", its draft head "tiny-draft", or a repository of the Hugging Face Hub.
+
+Of a repository the files that are needed are downloaded.
 
 huggingface_hub does the transfer. It reads HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE, and keeps
 files in its cache. When a connection breaks it continues the file where it stopped; a command that is run again
@@ -20,7 +22,9 @@ from tqdm import tqdm
 from jswa.errors import CheckpointError, HubError
 from jswa.storage.json_object import read_object
 
-TINY = Path(__file__).parents[1] / "assets" / "tiny"
+_ASSETS = Path(__file__).parents[1] / "assets"
+TINY, TINY_DRAFT = _ASSETS / "tiny", _ASSETS / "tiny_draft"
+_SHIPPED = {"tiny": TINY, "tiny-draft": TINY_DRAFT}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SMALL = (
@@ -57,8 +61,8 @@ def find_model(
 
     Raises CheckpointError if there is no such folder and `model` is no id, and HubError if a download fails.
     """
-    if str(model) == "tiny":
-        return TINY
+    if str(model) in _SHIPPED:
+        return _SHIPPED[str(model)]
     folder = Path(model)
     if folder.is_dir():
         return folder

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -25,9 +25,13 @@ ALL, SPLIT = PartitionSpec(), PartitionSpec("rows")  # type: ignore[no-untyped-c
 
 
 def optimizer(config: ModelConfig) -> optax.GradientTransformation:
-    """Return Muon (Jordan et al., 2024) for all matrices but the embedding; `learning_rate` scales its updates."""
+    """Return Muon (Jordan et al., 2024) for all matrices but the embedding, and Adam for the rest."""
     shapes = param_shapes(config, jnp.dtype(jnp.float32))
-    matrices = {name for name, value in shapes.items() if len(value.shape) == 2 and name != "embed"}
+    return muon({name for name, value in shapes.items() if len(value.shape) == 2 and name != "embed"})
+
+
+def muon(matrices: Collection[str]) -> optax.GradientTransformation:
+    """Return Muon for these matrices, and Adam for all other parameters; `learning_rate` scales the updates."""
 
     def dimensions(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {name: optax.contrib.MuonDimensionNumbers() if name in matrices else None for name in tree}

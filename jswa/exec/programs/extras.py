@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from jswa.model.collectives import shard_columns, shard_start
 from jswa.plan import AllWords, ExtrasEntry, RowMask, Words, bits_of
 from jswa.types import MAX_LOGIT_BIAS
 
@@ -112,6 +113,22 @@ def count_tokens(
         rows = jnp.where(counted, row_ids[piece], len(seen))
         seen = seen.at[rows, tokens[piece]].add(jnp.uint16(1), mode="drop")
     return {**extras, "seen": seen}
+
+
+def seen_tokens(
+    extras: Extras, row_ids: Int[Array, " R"], drafts: Int[Array, "R K"] | None, devices: int = 1
+) -> tuple[Bool[Array, "R V"], Float[Array, "R V"]]:
+    """Return which tokens rows have seen, and how often they have generated them, of this device's columns.
+
+    `drafts`: tokens that count besides, as the draw is behind them; ids that are negative are none.
+    """
+    seen = shard_columns(extras["seen"][row_ids], devices)
+    counts = (seen & MOST).astype(jnp.float32)
+    if drafts is not None:
+        columns = drafts - shard_start(counts.shape[1], devices)
+        columns = jnp.where((drafts < 0) | (columns < 0), counts.shape[1], columns)
+        counts = counts.at[jnp.arange(len(counts))[:, None], columns].add(1.0, mode="drop")
+    return (seen > 0) | (counts > 0), counts
 
 
 def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"]:

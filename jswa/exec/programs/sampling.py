@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
-from jswa.exec.programs.extras import MOST, Extras, allowed_tokens
+from jswa.exec.programs.extras import Extras, allowed_tokens, seen_tokens
 from jswa.model.collectives import (
     AXIS,
     argmax_columns,
@@ -115,6 +115,7 @@ def sample(
     finite: Bool[Array, " R"] | bool = True,
     few: int = 0,
     sampler: kernels.Implementation = "xla",
+    drafts: Int[Array, "R K"] | None = None,
 ) -> Int[Array, " R"]:
     """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
@@ -127,13 +128,14 @@ def sample(
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
         sampler: the implementation of what follows the constraints. "triton" is for one device.
+        drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
     constrained = rows.extras < len(extras["seen"])
     given = logits
     logits = _for_rows(
         constrained,
         logits,
-        lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices),
+        lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices, take(drafts)),
         few,
     )
     if sampler != "xla":
@@ -159,14 +161,19 @@ def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices:
 
 
 def drawn_logprobs(
-    logits: Float[Array, "R V"], tokens: Int[Array, " R"], rows: Sampling, extras: Extras, devices: int = 1
+    logits: Float[Array, "R V"],
+    tokens: Int[Array, " R"],
+    rows: Sampling,
+    extras: Extras,
+    devices: int = 1,
+    drafts: Int[Array, "R K"] | None = None,
 ) -> LogprobRows:
     """Return log probabilities of the tokens that `sample` has drawn from these logits."""
     random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
 
     def behind_limits() -> Float[Array, " R"]:
         changed = _for_rows(
-            constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices), 0
+            constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices, drafts), 0
         )
         kept = _log_softmax(_kept(changed, rows, random, devices, 0), devices)
         return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
@@ -196,15 +203,19 @@ def _most_likely(
 
 
 def apply_constraints(
-    logits: Float[Array, "R V"], rows: Sampling, extras: Extras, constrained: Bool[Array, " R"], devices: int = 1
+    logits: Float[Array, "R V"],
+    rows: Sampling,
+    extras: Extras,
+    constrained: Bool[Array, " R"],
+    devices: int = 1,
+    drafts: Int[Array, "R K"] | None = None,
 ) -> Float[Array, "R V"]:
     """Apply bias, then penalties (Keskar et al. 2019 for repetition), and the mask, to the rows that have any."""
     row_ids, vocab = jnp.minimum(rows.extras, len(extras["seen"]) - 1), logits.shape[1] * devices
     ids, bias = jnp.where(constrained[:, None], extras["bias_ids"][row_ids], vocab), extras["bias"][row_ids]
     biased = lax.cond((ids < vocab).any(), lambda: _add_bias(logits, ids, bias, devices), lambda: logits)
-    seen = shard_columns(extras["seen"][row_ids], devices)
-    counts = (seen & MOST).astype(jnp.float32)
-    repetition = jnp.where(seen > 0, rows.repetition[:, None], 1.0)
+    seen, counts = seen_tokens(extras, row_ids, drafts, devices)
+    repetition = jnp.where(seen, rows.repetition[:, None], 1.0)
     changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
     changed -= rows.frequency[:, None] * counts
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
@@ -276,14 +287,14 @@ def _draw(
     def drawn(take: _Take) -> Int[Array, " n"]:
         whole = (kept.shape[1] * devices,)
         noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(
-            _row_keys(*take((rows.keys, positions)))
+            row_keys(*take((rows.keys, positions)))
         )
         return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
 
     return _for_rows(random, greedy, drawn, few)
 
 
-def _row_keys(keys: UInt[Array, "n 2"], positions: Int[Array, " n"]) -> Shaped[Array, " n"]:
+def row_keys(keys: UInt[Array, "n 2"], positions: Int[Array, " n"]) -> Shaped[Array, " n"]:
     """Return the keys of the draws: a row's own, with the position folded in."""
     keyed: Shaped[Array, " n"] = jax.vmap(
         lambda key, position: jax.random.fold_in(jax.random.wrap_key_data(key), position)
@@ -306,7 +317,7 @@ def _sample_on_kernels(
     random = rows.temperature > 0
 
     def draws() -> Int[Array, " R"]:
-        keys = jax.random.key_data(_row_keys(rows.keys, positions))
+        keys = jax.random.key_data(row_keys(rows.keys, positions))
         tokens, undecided = kernels.draw(logits, keys, limits, summary)
 
         def plain(take: _Take) -> Int[Array, " n"]:

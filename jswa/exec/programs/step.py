@@ -21,7 +21,7 @@ from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.drafting import with_drafts
 from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
-from jswa.exec.programs.extras import count_tokens
+from jswa.exec.programs.extras import Extras, count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.sampling import Beside, LogprobRows, Sampling, StepOutputs, logprob_rows
 from jswa.exec.programs.state import DeviceState, SamplingState
@@ -178,14 +178,28 @@ def finish_half(
         if carry is not None and half.carry is not None:
             own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
             carry = carry.at[row_ids].set(own, mode="drop")
+        extras = state["extras"]
+        if config.bucket.drafts:
+            extras = _count_right(extras, half.drafts, right, column(rows, "extras"))
     tokens = draws.tokens[:, 0]
     if config.bucket.drafts:
         count = jnp.where(half.runs, right + 1, 0)
         tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
     elif config.speculation is not None:
         tokens = jnp.where(half.runs, tokens, PAST_LIMIT)
-    sampled_state: SamplingState = {**state, "length": length, "last_token": last_token, "carry": carry}
+    sampled_state: SamplingState = {
+        **state, "length": length, "last_token": last_token, "carry": carry, "extras": extras,
+    }  # fmt: skip
     return sampled_state, StepOutputs(tokens, draws.logprobs)
+
+
+def _count_right(
+    extras: Extras, drafts: Int[Array, "R K"], right: Int[Array, " R"], row_ids: Int[Array, " R"]
+) -> Extras:
+    """Count the right drafts of rows among their generated tokens; `row_ids` as in `count_tokens`."""
+    counted = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None] < right[:, None]
+    owners = jnp.broadcast_to(row_ids[:, None], drafts.shape)
+    return count_tokens(extras, jnp.maximum(drafts, 0).reshape(-1), owners.reshape(-1), counted.reshape(-1))
 
 
 def _forward_rows(
@@ -253,10 +267,14 @@ def forward(
         return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
 
     with named_scope("drafts"):
-        propose = None if placed is None else partial(placed.propose, params, decoder, scales=scales)
+        rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
+        propose = None if placed is None else partial(placed.propose, params, decoder, rows=rows, scales=scales)
         state, tokens, drafts = with_drafts(state, tokens, indices, config.bucket, config.speculation, propose)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
+        if config.bucket.drafts:  # which count if they are right
+            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - indices.first_token[indices.token_rows]
+            generated &= place < (indices.counts - indices.drafts)[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
     lanes, taps, finite = (

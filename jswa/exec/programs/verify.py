@@ -69,17 +69,20 @@ def draw(
     wide = wide._replace(
         temperature=jnp.where(dead, 0.0, wide.temperature), extras=jnp.where(dead, len(extras["seen"]), wide.extras)
     )
-    parts = hidden, first[:, None] + place, wide, finite
+    # What is drawn behind a draft is drawn as if that were part of the text.
+    before = jnp.where(place[..., :-1][:, None] < place[..., None], drafts[:, None], ABSENT)
+    parts = hidden, first[:, None] + place, wide, finite, before
 
-    def block(part: tuple[Float[Array, "N M"], Int[Array, " N"], Sampling, Bool[Array, " N"]]) -> Draws:
-        vectors, positions, own, whole = part
+    def block(part: tuple[Float[Array, "N M"], Int[Array, " N"], Sampling, Bool[Array, " N"], Array]) -> Draws:
+        vectors, positions, own, whole, drafted = part
+        ahead = drafted if places > 1 else None
         with jax.named_scope("logits"):
             scores = logits(vectors)
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler)
+            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler, ahead)
         with jax.named_scope("logprobs"):
-            return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices) if want_logprobs else None)
+            return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices, ahead) if want_logprobs else None)
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab) > rows * vocab):
         flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))

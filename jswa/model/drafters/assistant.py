@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
-from jswa.model.collectives import argmax_columns, lookup_rows
+from jswa.model.collectives import lookup_rows
 from jswa.model.drafters.layers import layer_inputs, placed
 from jswa.model.drafters.seam import FINAL, Now, Ran
 from jswa.model.layers import Normalize, linear, zeros
@@ -82,17 +82,18 @@ class Assistant:
         return ran.taps[0]
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
-        """Return the most likely next tokens of each row."""
+        """Return the next tokens of each row, as chosen from the assistant's logits."""
         module = bound(lambda: self.module(jnp.dtype(run_dtype(params))), params)
         inputs = layer_inputs(self.model, now.positions, placed(now.attend(0), self._place))
         token, hidden, found = now.tokens, now.carry, []
-        for _ in range(count):
+        for step in range(count):
             x = linear(jnp.concatenate([now.embed(token), hidden], axis=-1), module.pre, None)
             for index, layer in enumerate(module.layers):
                 x = layer(x, index, inputs)
             out = module.final_norm(x)
             hidden = linear(out, module.post, None)
-            token = module.token(out)
+            logits, ids = module.scored(out)
+            token = now.choose(logits, step, ids=ids)
             found.append(token)
         return jnp.stack(found, axis=1)
 
@@ -120,19 +121,16 @@ class AssistantModule(nnx.Module):
         self.centroids = zeros(d, clusters.count, dtype=dtype) if clusters is not None else None
         self.members = zeros(model.vocab_size, dtype=jnp.dtype(jnp.int32)) if clusters is not None else None
 
-    def token(self, hidden: Float[Array, "R M"]) -> Int[Array, " R"]:
-        """Return the likeliest token."""
+    def scored(self, hidden: Float[Array, "R M"]) -> tuple[Float[Array, "R C"], Int[Array, "R C"] | None]:
+        """Return logits of this device's columns of the vocabulary; or of some tokens of each row, and the tokens."""
         model, table = self.config.model, self.embed[...]
         if self.centroids is None or self.members is None or self.config.centroids is None:
             columns = (((1,), (1,)), ((), ()))
-            logits = lax.dot_general(hidden, table, columns, preferred_element_type=jnp.float32)
-            return argmax_columns(logits, model.devices)
+            return lax.dot_general(hidden, table, columns, preferred_element_type=jnp.float32), None
         _, best = lax.top_k(linear(hidden, self.centroids, None), self.config.centroids.top)
         members = self.members[...].reshape(self.config.centroids.count, -1)
         tokens = members[best].reshape(len(hidden), -1)
         size = model.vocab_size // model.devices
         rows = lookup_rows(lambda ids: table[ids], size, tokens.reshape(-1), model.devices)
         rows = rows.reshape(*tokens.shape, -1)
-        logits = jnp.einsum("rd,rnd->rn", hidden, rows, preferred_element_type=jnp.float32)
-        chosen = jnp.argmax(logits, axis=-1)
-        return jnp.take_along_axis(tokens, chosen[:, None], axis=-1)[:, 0]
+        return jnp.einsum("rd,rnd->rn", hidden, rows, preferred_element_type=jnp.float32), tokens

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig, Reach
 from jswa.model.attention import Attend as LayerAttend
-from jswa.model.collectives import argmax_columns, lookup_rows, psum
+from jswa.model.collectives import lookup_rows, psum
 from jswa.model.drafters.layers import layer_inputs, one_after_another, placed, scores
 from jswa.model.drafters.seam import Attend, Now, Ran
 from jswa.model.layers import Normalize, linear, normed, zeros
@@ -95,7 +95,7 @@ class Eagle:
         return fused
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
-        """Return the most likely next tokens of each row."""
+        """Return the next tokens of each row, as chosen from the head's logits."""
         module = self._bind(params)
         if self.mask is not None:
             return self._at_once(module, self.mask, now, count)
@@ -104,7 +104,7 @@ class Eagle:
             embedded = module.embedded(token, now.embed(token))
             hidden = module.run(embedded, hidden, now.positions + step, self._attend(now.attend(step)))
             out = module.final_norm(hidden)
-            token = self._token(module, out, now)
+            token = self._token(module, out, now, step)
             found.append(token)
             hidden = out if self.norm_output else hidden
         return jnp.stack(found, axis=1)
@@ -118,13 +118,12 @@ class Eagle:
         attend = one_after_another([now.attend(step) for step in range(count)])
         embedded = module.embedded(tokens, now.embed(tokens))
         out = module.final_norm(module.run(embedded, hidden, positions, self._attend(attend)))
-        return self._token(module, out, now).reshape(count, rows).T
+        parts = jnp.split(out, count)
+        return jnp.stack([self._token(module, part, now, step) for step, part in enumerate(parts)], axis=1)
 
-    def _token(self, module: "EagleModule", out: Float[Array, "R M"], now: Now) -> Int[Array, " R"]:
-        if module.lm_head is None:
-            return now.choose(now.logits(out))
-        best = argmax_columns(scores(out, module.lm_head), self.model.devices)
-        return best if module.tokens is None else module.tokens[...].at[best].get(mode="clip")
+    def _token(self, module: "EagleModule", out: Float[Array, "R M"], now: Now, step: int) -> Int[Array, " R"]:
+        logits = now.logits(out) if module.lm_head is None else scores(out, module.lm_head)
+        return now.choose(logits, step, ids=None if module.tokens is None else module.tokens[...])
 
     def _attend(self, attend: Attend) -> LayerAttend:
         def place(layer: int) -> tuple[int, AttentionConfig | None]:

@@ -74,7 +74,7 @@ class Mtp:
         return jnp.concatenate(states[:-1], axis=-1)
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
-        """Return the most likely next tokens of each row, -1 beyond the last layer's."""
+        """Return the next tokens of each row, -1 beyond the last layer's."""
         module, rows = self._bind(params), len(now.tokens)
         tokens, found = [now.tokens], []
         states = jnp.split(now.carry, len(self.model.layers), axis=-1)  # of the token before, of that before it, …
@@ -86,7 +86,7 @@ class Mtp:
             inputs = layer_inputs(self.model, positions, self._attend(attend))
             hidden = jnp.concatenate([states[index - step] for step in steps])
             out = layer.draft(now.embed(jnp.concatenate(tokens)), hidden, index, inputs)
-            tokens.append(now.choose(now.logits(out[-rows:])))
+            tokens.append(now.choose(now.logits(out[-rows:]), index))
             found.append(tokens[-1])
         found += [jnp.full(rows, -1, jnp.int32)] * (count - len(found))
         return jnp.stack(found, axis=1)

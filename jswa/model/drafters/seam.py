@@ -45,6 +45,21 @@ class Attend(Protocol):
         ...
 
 
+class Choose(Protocol):
+    """Chooses tokens from a drafter's logits, as the target will from its own: with its noise and temperature."""
+
+    def __call__(
+        self, logits: Float[Array, "n C"], step: int, /, ids: Int[Array, "... V"] | None = None
+    ) -> Int[Array, " n"]:
+        """Return the token at position n + step + 1 of each row.
+
+        Args:
+            ids: None: the logits are of this device's columns of the target's vocabulary. [V]: the tokens of the
+                columns of all devices. [n, C]: those of each row, whose logits every device has.
+        """
+        ...
+
+
 class Ran(NamedTuple):
     """The T tokens of a step, after the target has run them. Padding tokens have position 0 and write nothing.
 
@@ -73,7 +88,7 @@ class Now(NamedTuple):
         tokens, positions: x_n and n of each row.
         carry: of the row's token n - 1.
         embed, logits: the target's: [n] -> [n, M], and [n, M] (as FINAL) -> float32 [n, V], this device's columns.
-        choose: the token with the largest logit, [n, V] -> [n], over all devices.
+        choose: a token of each row, given logits: the likeliest if the row is greedy; see `Choose`.
         attend: `attend(step)` is the function for one token a row at position n + step, of the drafter's own layers and
             of the target's. What it stores is overwritten when that position is really run. A query sees all that is
             stored at and before its position: of the target's layers, that is up to position n - 1.
@@ -84,7 +99,7 @@ class Now(NamedTuple):
     carry: Float[Array, "R C"]
     embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
     logits: Callable[[Float[Array, "n M"]], Float[Array, "n V"]]
-    choose: Callable[[Float[Array, "n V"]], Int[Array, " n"]]
+    choose: Choose
     attend: Callable[[int], Attend]
 
 
@@ -132,5 +147,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
-        """Return the most likely next tokens of each row, -1 where there is none. `count`: static, 1 to 7."""
+        """Return the next tokens of each row as the drafter would choose them, -1 where there is none.
+
+        `count`: static, 1 to 7.
+        """
         ...

@@ -21,6 +21,7 @@ _RESTS = 8, 32  # steps for which the choice of no drafts holds at first and, do
 _TIMED = 4  # the last of these, which are measured
 _NEW = 8  # steps for which a choice holds at most once a row has begun
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
+_NOTED = 64  # steps that are counted together at most
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
@@ -29,6 +30,7 @@ _STALE = 16  # steps of a size after which a time may be measured again
 _FORGOTTEN = 1_024  # after which it is unknown again: the machine may have been busy
 _FIRST = 3  # measurements of which the least counts, and before which nothing is known
 _NEWEST, _NEWEST_STALE = 0.2, 0.5  # weight of the last measurement
+_SLOWER = 0.25  # of this weight if it is longer than what was known: other work makes steps slower, nothing faster
 _OUTLIER = 2.0  # times what was known: the machine did something else
 _CHEAP = 1.1  # what an unknown length is taken to cost, times that of the next shorter one
 
@@ -61,6 +63,14 @@ def best_length(chances: Chances, rows: int, seconds: Mapping[int, float]) -> in
     return best if speed[best] > _GAIN * speed[0] else 0
 
 
+class _Noted(NamedTuple):
+    """What `note` was told of a step."""
+
+    row_ids: Int[np.ndarray, " R"]
+    drafts: Int[np.ndarray, " R"]
+    right: Int[np.ndarray, " R"]
+
+
 class Choice:
     """Chooses the number of drafts of each decode step. Rows are named by row id.
 
@@ -73,6 +83,7 @@ class Choice:
         # Right and tried: of first drafts, and of those behind a right one.
         self._counts = np.zeros((2, 2, max_rows))
         self._pool = np.array([[0.5, 1.0], [0.8, 1.0]])
+        self._noted: list[_Noted] = []  # by `note`, not counted yet
         self._seconds: dict[tuple[int, int], float] = {}
         # By size and drafts: steps of the size until the last measurement, and the number of measurements.
         self._measured: dict[tuple[int, int], tuple[int, int]] = {}
@@ -83,6 +94,7 @@ class Choice:
 
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
+        self._count_noted()
         self._counts[:, :, row_id] = 0.0
         last, size, left = self._kept
         self._kept, self._rest = (last, size, min(left, _NEW)), _RESTS[0]
@@ -116,6 +128,7 @@ class Choice:
 
     def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
         """Return how often drafts of these rows are right."""
+        self._count_noted()
         right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
         pool = self._pool[:, 0] / self._pool[:, 1]
         chance = (right + _WEIGHT * pool[:, None]) / (tried + _WEIGHT)
@@ -183,29 +196,47 @@ class Choice:
         right = np.array(hits)
         behind = right[1:][right[:-1]]
         good, tried = [np.count_nonzero(right), np.count_nonzero(behind)], [len(right), len(behind)]
-        self._add(np.array([row_id]), np.array(good, float)[:, None], np.array(tried, float)[:, None], len(right))
+        self._count_noted()
+        times = np.full(1, len(right))
+        self._add(np.array([row_id]), np.array(good, float)[:, None], np.array(tried, float)[:, None], times)
 
     def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
-        """Count how many of so many drafts were right, of rows that ran some."""
-        if not len(row_ids):
+        """Note how many of so many drafts were right, of rows that ran some: counted when it is needed.
+
+        The arrays are kept. A step costs less than the numpy calls of counting, which take as long for many steps.
+        """
+        if len(row_ids):
+            self._noted.append(_Noted(row_ids, drafts, right))
+        if len(self._noted) >= _NOTED:
+            self._count_noted()
+
+    def _count_noted(self) -> None:
+        if not self._noted:
             return
-        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)]).astype(float)
-        good = np.stack([right > 0, np.maximum(right - 1, 0)]).astype(float)
+        row_ids, drafts, right = map(np.concatenate, zip(*self._noted, strict=True))
+        self._noted = []
+        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)])
         # A further draft is tried behind each right one, but for the last of the step.
-        self._add(row_ids, good, tried, len(row_ids))
+        good = np.stack([right > 0, np.maximum(right - 1, 0)])
+        rows, places, times = np.unique(row_ids, return_inverse=True, return_counts=True)
+
+        def by_row(values: Float[np.ndarray, "2 n"]) -> Float[np.ndarray, "2 R"]:
+            return np.stack([np.bincount(places, line, len(rows)) for line in values])
+
+        self._add(rows, by_row(good), by_row(tried), times)
 
     def _add(
         self,
         row_ids: Int[np.ndarray, " R"],
         good: Float[np.ndarray, "2 R"],
         tried: Float[np.ndarray, "2 R"],
-        steps: int,
+        times: Int[np.ndarray, " R"],
     ) -> None:
-        """Add counts of so many steps of these rows, all rows together."""
-        self._counts[:, :, row_ids] *= _KEEP ** (steps / len(row_ids))
+        """Add what different rows have counted in so many steps of each."""
+        self._counts[:, :, row_ids] *= _KEEP**times
         self._counts[:, 0, row_ids] += good
         self._counts[:, 1, row_ids] += tried
-        self._pool *= _POOL_KEEP**steps
+        self._pool *= _POOL_KEEP ** int(times.sum())
         self._pool[:, 0] += good.sum(axis=1)
         self._pool[:, 1] += tried.sum(axis=1)
         self._pool[:, 1] = np.maximum(self._pool[:, 1], 1e-6)
@@ -221,6 +252,7 @@ class Choice:
             self._seconds.pop(key, None)
         before = self._seconds.get(key, seconds)
         weight = _NEWEST_STALE if step - last >= _STALE else _NEWEST
+        weight *= _SLOWER if seconds > before else 1.0
         changed = before + weight * (min(seconds, _OUTLIER * before) - before)
         self._seconds[key] = min(before, seconds) if times < _FIRST else changed
         self._steps[size], self._measured[key] = step, (step, times + 1)

@@ -21,6 +21,7 @@ from jswa.sched.sequence import Sequence
 from jswa.text.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
+_NOTED = 64  # steps whose drafts are counted together: numpy calls cost as much for one
 _WATCHED = 16  # rows for each choice, by turns
 
 
@@ -60,10 +61,23 @@ class DraftStats:
 
 @dataclass
 class _Counts:
+    """The figures of `DraftStats`; `noted`: drafted and right, of the last steps, which are not counted yet."""
+
     steps: int = 0
     rows: int = 0
     drafts: int = 0
     accepted: Int[np.ndarray, " K"] = field(default_factory=lambda: np.zeros(PROGRAMS[-1], np.int64))
+    noted: list[tuple[Int[np.ndarray, " R"], Int[np.ndarray, " R"]]] = field(default_factory=list)
+
+    def count_noted(self) -> None:
+        if not self.noted:
+            return
+        self.steps += len(self.noted)
+        drafted, right = map(np.concatenate, zip(*self.noted, strict=True))
+        self.noted = []
+        self.rows += len(right)
+        self.drafts += int(drafted.sum())
+        self.accepted += (right[:, None] > np.arange(PROGRAMS[-1])[None]).sum(axis=0)
 
 
 class Drafting:
@@ -204,17 +218,20 @@ class Drafting:
         """Count which drafts of a step were right."""
         if not plan.drafts and not self._one_bucket and self.lengths is not None:
             return
-        ran = (plan.samples > 1) & (counts > 0)
-        rows, right = self._rows, counts - 1
-        self._counts.steps += 1
-        self._counts.rows += int(np.count_nonzero(ran))
-        self._counts.drafts += int(drafted[ran].sum())
-        self._counts.accepted += (right[ran, None] > np.arange(PROGRAMS[-1])[None]).sum(axis=0)
-        ran &= rows.generation.take(flight.row_ids) == flight.generations
-        row_ids = flight.row_ids[ran]
-        rows.accepted[row_ids] += right[ran]
-        rows.rejected[row_ids] += drafted[ran] - right[ran]
-        self.choice.note(row_ids, plan.samples[ran] - 1, right[ran])
+        rows, row_ids, samples = self._rows, flight.row_ids, plan.samples
+        ran = (samples > 1) & (counts > 0)
+        if np.count_nonzero(ran) < len(ran):
+            row_ids, samples, counts, drafted = (array[ran] for array in (row_ids, samples, counts, drafted))
+        right = counts - 1
+        self._counts.noted.append((drafted, right))
+        if len(self._counts.noted) >= _NOTED:
+            self._counts.count_noted()
+        if flight.departures != rows.departures:
+            here = rows.generation.take(row_ids) == flight.generations[ran]
+            row_ids, samples, right, drafted = (array[here] for array in (row_ids, samples, right, drafted))
+        rows.accepted[row_ids] += right
+        rows.rejected[row_ids] += drafted - right
+        self.choice.note(row_ids, samples - 1, right)
 
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
@@ -235,4 +252,5 @@ class Drafting:
     def stats(self) -> DraftStats:
         """Return the sums."""
         counts = self._counts
+        counts.count_noted()
         return DraftStats(counts.steps, counts.rows, counts.drafts, tuple(counts.accepted.tolist()[: self._most]))

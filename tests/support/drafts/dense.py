@@ -24,6 +24,7 @@ class Text:
         stored: K and V of the target's layers, by number.
         target: the whole target; its embedding and logits, if the drafter reads them.
         broken: positions before which nothing was run: where a row began behind a cached prefix.
+        temperature, seed: with which the text was drawn.
     """
 
     def __init__(
@@ -37,7 +38,10 @@ class Text:
         stored: Stored | None = None,
         target: Decoder | None = None,
         broken: Collection[int] = (),
+        temperature: float = 0.0,
+        seed: int = 0,
     ) -> None:
+        self.temperature, self.seed = temperature, seed
         self.drafter, self.params, self.config, self.target = drafter, params, config, target
         self.tokens, self.stored = jnp.asarray(tokens), dict(stored or {})
         self.broken = jnp.asarray([at in {0, *broken} for at in range(len(tokens))])
@@ -72,8 +76,22 @@ class Text:
         assert self.target is not None
         return self.target.logits(hidden)
 
-    def _choose(self, logits: Float[Array, "n V"]) -> Int[Array, " n"]:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    def _choose(
+        self, logits: Float[Array, "n C"], step: int, ids: Int[Array, "... V"] | None = None
+    ) -> Int[Array, " n"]:
+        """Choose with the noise of the text's draws, the token behind that at `step` of each position from 1 on."""
+        if self.temperature:
+            key = jax.random.wrap_key_data(jnp.array([0, self.seed], jnp.uint32))
+            vocab = (self.config.vocab_size,)
+            noise = [jax.random.gumbel(jax.random.fold_in(key, 2 + step + row), vocab) for row in range(len(logits))]
+            own = jnp.stack(noise)
+            if ids is not None:
+                own = jnp.stack([line[of] for line, of in zip(own, jnp.broadcast_to(ids, logits.shape), strict=True)])
+            logits = logits / self.temperature + own
+        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        if ids is None:
+            return best
+        return jnp.broadcast_to(ids, logits.shape)[jnp.arange(len(best)), best]
 
     def _first(self, layer: int) -> int:
         return self.drafter.first[layer - len(self.config.layers)]

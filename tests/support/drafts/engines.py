@@ -32,6 +32,7 @@ from tests.support.oracles import dense_attention, quick_compiles
 
 FLOAT32 = jnp.dtype(jnp.float32)
 DRAFTS = 3
+TEMPERATURE, SEED = 0.8, 7
 
 
 class Drafted(NamedTuple):
@@ -76,9 +77,9 @@ def watched(seen: Seen) -> Iterator[None]:
     propose, absorb = Placed.propose, Placed.absorb
 
     def proposing(
-        self: Placed, params: Any, decoder: Any, state: Any, tokens: Any, indices: Any, count: int, *, scales: Any
+        self: Placed, params: Any, decoder: Any, state: Any, tokens: Any, indices: Any, count: int, **more: Any
     ) -> Any:
-        state, drafts = propose(self, params, decoder, state, tokens, indices, count, scales=scales)
+        state, drafts = propose(self, params, decoder, state, tokens, indices, count, **more)
         jax.debug.callback(seen.note_drafts, indices.drafts, indices.starts, tokens, drafts)
         return state, drafts
 
@@ -122,7 +123,9 @@ class Pair:
         if engine is self.drafting:
             choice = self.drafting.scheduler.drafting.choice
             choice.choose = lambda row_ids, rows, lengths: max(lengths, default=0) * drafts  # type: ignore[method-assign]
-        params = SamplingParams(max_tokens=count, **{"temperature": 0.8, "seed": 7, "ignore_eos": True, **values})
+        params = SamplingParams(
+            max_tokens=count, **{"temperature": TEMPERATURE, "seed": SEED, "ignore_eos": True, **values}
+        )
         engine.add(engine.request("one", np.array(prompt, np.int32), params))
         tokens: list[int] = []
         while engine.has_work():
@@ -144,7 +147,10 @@ class Pair:
 
         decoder = bind(model, self.params)
         hidden[FINAL] = decoder(jnp.asarray(tokens), jnp.arange(len(text)), noted, tap=hidden.__setitem__)
-        found = Text(self.drafter, self.own, model, tokens, hidden, stored=stored, target=decoder, broken=begins)
+        found = Text(
+            self.drafter, self.own, model, tokens, hidden, stored=stored, target=decoder, broken=begins,
+            temperature=TEMPERATURE, seed=SEED,
+        )  # fmt: skip
         return found.drafts(DRAFTS)
 
 

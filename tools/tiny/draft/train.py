@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Int
 from safetensors.numpy import save_file
 
@@ -27,14 +26,14 @@ from jswa.model.drafters.eagle import Eagle, EagleModule
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, bind, bound, shapes_of
 from jswa.model.weights.load import load_checkpoint
-from jswa.storage.hub import TINY
+from jswa.storage.hub import TINY, TINY_DRAFT
 from tools.tiny.attention import dense_attend
+from tools.tiny.optimizer import learning_rate, muon
 from tools.tiny.texts import stories
 from tools.tiny.tokenizer import BOS, EOS, encode
 
-OUT = TINY.parent / "tiny_draft"
-TAPS, STEPS, ROWS, LENGTH, DEPTH = (2, 3, 5), 500, 8, 192, 3
-PEAK, EVERY = 3e-3, 25
+TAPS, STEPS, ROWS, LENGTH, DEPTH = (2, 3, 5), 400, 8, 192, 3
+EVERY = 25
 _LATER = 0.8  # weight of a depth, compared to the one before
 LAYER = {
     "model_type": "llama",
@@ -153,8 +152,7 @@ def train(seed: int, steps: int) -> tuple[Eagle, Params]:
     target, frozen = load_checkpoint(TINY, jnp.dtype(jnp.float32))
     head = head_of(target)
     params = start(head, frozen, seed)
-    rate = optax.warmup_cosine_decay_schedule(0.0, PEAK, steps // 20 + 1, steps, 0.0)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.01))
+    optimizer = muon({name for name, value in params.items() if value.ndim == 2 and name != "lm_head"})
     state: Any = optimizer.init(params)
 
     def mean(params: Params, ids: Array) -> tuple[Array, Array]:
@@ -162,15 +160,15 @@ def train(seed: int, steps: int) -> tuple[Eagle, Params]:
         return loss.mean(), found.mean(axis=0)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Params, state: Any, ids: Array) -> tuple[Params, Any, Array, Array]:
+    def step(params: Params, state: Any, ids: Array, rate: float) -> tuple[Params, Any, Array, Array]:
         (loss, found), grads = jax.value_and_grad(mean, has_aux=True)(params, ids)
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state, loss, found
+            return {name: value + rate * updates[name] for name, value in params.items()}, state, loss, found
 
     rng, since = random.Random(seed), time.monotonic()
     for number in range(1, steps + 1):
-        params, state, loss, found = step(params, state, jnp.asarray(batch(rng)))
+        params, state, loss, found = step(params, state, jnp.asarray(batch(rng)), learning_rate(number / steps))
         if number % EVERY == 0:
             right = " ".join(f"{share:.3f}" for share in found.tolist())
             bits, seconds = float(loss) / math.log(2), time.monotonic() - since
@@ -213,7 +211,7 @@ def write(folder: Path, head: Eagle, params: Params) -> None:
 def main() -> None:
     """Train and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=TINY_DRAFT)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

@@ -15,10 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KindLayout, KVLayout, LayerKV
 from jswa.exec.backends import Backends
+from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
+from jswa.exec.programs.sampling import Sampling
 from jswa.exec.programs.state import DeviceState
-from jswa.model.collectives import argmax_columns
 from jswa.model.drafters.seam import FINAL, Attend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
@@ -66,12 +67,14 @@ class Placed:
         indices: StepIndices,
         count: int,
         *,
+        rows: Sampling,
         scales: Scales,
     ) -> tuple[DeviceState, Int[Array, "R K"]]:
         """Return the state, with KV of drafts, and the drafts of the rows that have any in the step.
 
         Args:
             tokens: the last token of each row.
+            rows: how the rows draw tokens.
             scales: of the KV of a layer of the target; None unless it has 8 bits.
         """
         lanes = _Lanes(state, self)
@@ -81,6 +84,12 @@ class Placed:
         def attend(step: int) -> Attend:
             return _RowAttend(lanes, indices, row_ids, active, starts, step, scales, state)
 
+        def choose(
+            logits: Float[Array, "R C"], step: int, /, ids: Int[Array, "... V"] | None = None
+        ) -> Int[Array, " R"]:
+            size = self.model.vocab_size
+            return draw_alike(logits, starts + step + 1, rows, size, self.model.devices, ids)
+
         carry = state["carry"]
         assert carry is not None
         now = Now(
@@ -89,7 +98,7 @@ class Placed:
             carry.at[row_ids].get(mode="fill", fill_value=0),
             decoder.inputs_of,
             decoder.logits,
-            lambda logits: argmax_columns(logits, self.model.devices),
+            choose,
             attend,
         )
         drafts = self.drafter.propose(own_params(params), now, count)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jswa.exec.programs import verify
-from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.drafts.draws import draw_alike
+from jswa.exec.programs.extras import Extras, count_tokens, init_extras
+from jswa.exec.programs.sampling import Sampling, sample
 from jswa.exec.programs.verify import ABSENT, Draws, accepted, draw, proposed
 from jswa.plan import NOT_FINITE
 from tests.support.builders import sampling_columns
@@ -74,3 +75,55 @@ def test_each_place_is_drawn_as_if_it_were_alone(
         assert alone.logprobs is not None
         np.testing.assert_array_equal(whole.tokens[:, place], alone.tokens[:, 0])
         np.testing.assert_allclose(whole.logprobs.chosen[place::PLACES], alone.logprobs.chosen, atol=1e-5)
+
+
+def test_penalties_count_the_drafts_before_each_place() -> None:
+    """As if the drafts were part of the text; another row's do not count, nor do absent ones."""
+    rng = np.random.default_rng(1)
+    head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32).at[:, :4].multiply(3.0)
+    hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
+    drafts = jnp.asarray(rng.integers(0, 4, (ROWS, PLACES - 1)), jnp.int32).at[2, 1:].set(ABSENT)
+    columns = sampling_columns(
+        ROWS,
+        repetition=1.5,
+        presence=0.3,
+        frequency=50.0,
+        temperature=np.array([0, 0, 0, 1, 1]),
+        extras=np.arange(ROWS),
+    )
+    extras = count_tokens(init_extras(ROWS, VOCAB), jnp.arange(ROWS), jnp.arange(ROWS), jnp.ones(ROWS, bool))
+
+    def run(hidden: jax.Array, first: jax.Array, drafts: jax.Array, extras: Extras) -> jax.Array:
+        finite, sampling = jnp.ones(hidden.shape[:2], bool), Sampling.of(jnp.asarray(columns))
+        return draw(
+            lambda x: x @ head, hidden, first, drafts, sampling, extras, finite,
+            vocab=VOCAB, devices=1, want_logprobs=False, deterministic=False,
+        ).tokens  # fmt: skip
+
+    first = jnp.zeros(ROWS, jnp.int32)
+    whole, changed = run(hidden, first, drafts, extras), 0
+    for place in range(PLACES):
+        alone = run(hidden[:, place : place + 1], first + place, drafts[:, :0], extras)
+        changed += int((alone[:, 0] != whole[:, place]).sum())
+        for row in range(ROWS):
+            own = drafts[row, :place]
+            counted = count_tokens(extras, jnp.maximum(own, 0), jnp.full(place, row), own >= 0)
+            alone = run(hidden[:, place : place + 1], first + place, drafts[:, :0], counted)
+            if place <= int(proposed(drafts)[row]):
+                assert alone[row, 0] == whole[row, place]
+    assert changed, "no draft has made a difference"
+
+
+def test_a_drafter_with_the_targets_logits_draws_its_tokens() -> None:
+    """With the same noise, at any temperature; also from a part of the vocabulary, or a part for each row."""
+    rng = np.random.default_rng(2)
+    logits = jnp.asarray(2 * rng.standard_normal((ROWS, VOCAB)), jnp.float32)
+    columns = sampling_columns(ROWS, temperature=np.array([0, 0.1, 0.7, 1, 3]), key_low=np.arange(ROWS), extras=ROWS)
+    sampling, at = Sampling.of(jnp.asarray(columns)), jnp.arange(ROWS, dtype=jnp.int32) + 7
+    tokens = sample(logits, at, sampling, init_extras(ROWS, VOCAB))
+    assert draw_alike(logits, at, sampling, VOCAB).tolist() == tokens.tolist() != logits.argmax(axis=1).tolist()
+    some = jnp.unique(jnp.concatenate([tokens, jnp.arange(0, VOCAB, 3)]))
+    assert draw_alike(logits[:, some], at, sampling, VOCAB, ids=some).tolist() == tokens.tolist()
+    turned = jnp.stack([jnp.roll(some, row) for row in range(ROWS)])
+    own = jnp.take_along_axis(logits, turned, axis=1)
+    assert draw_alike(own, at, sampling, VOCAB, ids=turned).tolist() == tokens.tolist()
