@@ -12,9 +12,9 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, SET_TEXTS, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
+from jswa.exec.programs.drafts.lookup import ROWS as TEXT_ROWS
+from jswa.exec.programs.drafts.lookup import Texts, set_texts, text_batches
 from jswa.exec.programs.extras import MASKS, Extras, extras_batches, set_bits, set_extras, set_masks
-from jswa.exec.programs.lookup import ROWS as TEXT_ROWS
-from jswa.exec.programs.lookup import Texts, set_texts, text_batches
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import RowText

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jswa.exec.buckets import Bucket
+from jswa.exec.programs.drafts.lookup import look_up, note_tokens
 from jswa.exec.programs.indices import StepIndices, row_ids_of
-from jswa.exec.programs.lookup import look_up, note_tokens
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.verify import ABSENT
 from jswa.text.speculation import Speculation

@@ -15,8 +15,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
 from jswa.exec.programs.extras import Extras, allowed_tokens, seen_tokens
+from jswa.exec.programs.logprobs import LogprobRows, log_softmax, logprob_rows
 from jswa.model.collectives import (
-    AXIS,
     argmax_columns,
     gather_column,
     pmax,
@@ -27,7 +27,6 @@ from jswa.model.collectives import (
     true_on_any,
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
-from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api as kernels
 from pallas_kernels.sampling.plan import Limits
 
@@ -62,19 +61,6 @@ class Sampling(NamedTuple):
             extras=column["extras"],
             prompt_length=column["prompt_length"],
         )
-
-
-class LogprobRows(NamedTuple):
-    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
-
-    `drawn`: the chosen token's behind penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
-    """
-
-    chosen: Float[Array, " N"]
-    rank: Int[Array, " N"]
-    ids: Int[Array, "N top"]
-    values: Float[Array, "N top"]
-    drawn: Float[Array, " N"] | None = None
 
 
 class StepOutputs(NamedTuple):
@@ -151,15 +137,6 @@ def sample(
     return jnp.where(finite & possible, drawn, failed)
 
 
-def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
-    """Return log probabilities of the model itself, before penalties, temperature and limits."""
-    logprobs = _log_softmax(logits, devices)
-    own = gather_column(logprobs, jnp.maximum(chosen, 0), devices)
-    values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
-    rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
-    return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
-
-
 def drawn_logprobs(
     logits: Float[Array, "R V"],
     tokens: Int[Array, " R"],
@@ -175,31 +152,11 @@ def drawn_logprobs(
         changed = _for_rows(
             constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices, drafts), 0
         )
-        kept = _log_softmax(_kept(changed, rows, random, devices, 0), devices)
+        kept = log_softmax(_kept(changed, rows, random, devices, 0), devices)
         return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
 
     drawn = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
     return logprob_rows(logits, tokens, devices)._replace(drawn=drawn)
-
-
-def _log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
-    if devices == 1:
-        return jax.nn.log_softmax(logits, axis=-1)
-    shifted = logits - pmax(logits.max(axis=-1, keepdims=True), devices)
-    return shifted - jnp.log(psum(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
-
-
-def _most_likely(
-    logprobs: Float[Array, "N V"], count: int, devices: int
-) -> tuple[Float[Array, "N top"], Int[Array, "N top"]]:
-    """Return the largest values over all devices, best first, with their indices; ties go to the first index."""
-    size = logprobs.shape[1]
-    values, ids = lax.top_k(logprobs, min(count, size))
-    if devices == 1:
-        return values, ids
-    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + shard_start(size, devices)))
-    values, columns = lax.top_k(values, count)
-    return values, jnp.take_along_axis(ids, columns, axis=1)
 
 
 def apply_constraints(

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
+from jswa.exec.programs.drafts.lookup import Texts, init_texts
 from jswa.exec.programs.extras import Extras, init_extras
-from jswa.exec.programs.lookup import Texts, init_texts
 
 
 class SamplingState(TypedDict):

@@ -23,7 +23,8 @@ from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.extras import Extras, count_tokens
 from jswa.exec.programs.indices import StepIndices, step_indices
-from jswa.exec.programs.sampling import Beside, LogprobRows, Sampling, StepOutputs, logprob_rows
+from jswa.exec.programs.logprobs import prompt_logprobs
+from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
@@ -212,7 +213,12 @@ def _forward_rows(
     every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry, experts = forward(params, state, inputs, config=config, every=every)
     with named_scope("logprobs"):
-        prompt = _prompt_logprobs(params, hidden, inputs, config) if config.logprobs == "prompt" else None
+        prompt = None
+        if config.logprobs == "prompt":
+            # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
+            block = config.bucket.rows if config.deterministic else _LOGPROB_BLOCK
+            logits = decoder_of(config, params).logits
+            prompt = prompt_logprobs(logits, hidden, inputs.targets, block, config.model.devices)
     places = _places(indices, bucket)
     beside = Beside(prompt)
     if experts is not None:
@@ -342,25 +348,6 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
         drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
         whole = ~(own & (bad & ~drafted)[None]).any(axis=1)
         return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
-
-
-def _prompt_logprobs(params: Params, hidden: Float[Array, "T M"], inputs: Inputs, config: StepConfig) -> LogprobRows:
-    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes.
-
-    A block of a deterministic engine has as many tokens as a step has rows, so that the numbers are those of a token
-    that is sampled.
-    """
-    model = decoder_of(config, params)
-    size = min(config.bucket.rows if config.deterministic else _LOGPROB_BLOCK, len(hidden))
-    pad = -len(hidden) % size
-    blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
-    targets = jnp.pad(inputs.targets, (0, pad)).reshape(-1, size)
-    devices = config.model.devices
-    rows: LogprobRows = lax.map(
-        lambda block: logprob_rows(model.logits(block[0]), block[1], devices), (blocks, targets)
-    )
-    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
-    return whole
 
 
 def attend_layer(

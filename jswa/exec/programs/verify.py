@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.extras import Extras
-from jswa.exec.programs.sampling import LogprobRows, Sampling, drawn_logprobs, few_rows, sample
+from jswa.exec.programs.logprobs import LogprobRows
+from jswa.exec.programs.sampling import Sampling, drawn_logprobs, few_rows, sample
 from pallas_kernels.sampling.api import Implementation as Sampler
 
 ABSENT = -3  # among drafts: there is none; no draw is -3

@@ -24,6 +24,7 @@ from jswa.exec.programs.extras import (
     set_bits,
     set_extras,
 )
+from jswa.exec.programs.logprobs import logprob_rows
 from jswa.exec.programs.sampling import Sampling
 from jswa.plan import EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
 from jswa.types import MAX_LOGPROBS
@@ -330,7 +331,7 @@ def test_logprobs_are_the_log_softmax_with_rank_and_most_likely_tokens(vocab: in
     logits[0, :5] = 9.0
     chosen = rng.integers(0, vocab, ROWS).astype(np.int32)
     chosen[0] = 3
-    found = sampling.logprob_rows(jnp.asarray(logits), jnp.asarray(chosen))
+    found = logprob_rows(jnp.asarray(logits), jnp.asarray(chosen))
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
     own = expected[np.arange(ROWS), chosen]

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logprobs import logprob_rows
 from jswa.exec.programs.sampling import Sampling
 from tests.support import oracles
 from tests.support.builders import sampling_columns
@@ -68,7 +69,7 @@ def test_log_probabilities_of_a_large_vocabulary_are_exact_to_float32() -> None:
     """The sum's error, and that of the subtraction: half a unit of a log probability below 32."""
     logits = rows_of_logits()
     chosen = logits.argmin(axis=-1).astype(np.int32)
-    found = jax.jit(sampling.logprob_rows)(logits, chosen)
+    found = jax.jit(logprob_rows)(logits, chosen)
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
     rows, within = np.arange(len(logits)), SLACK + 32 * 2.0**-24

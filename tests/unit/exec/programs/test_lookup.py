@@ -1,4 +1,4 @@
-"""Drafts that are looked up on the device (jswa/exec/programs/lookup.py), against plain Python."""
+"""Drafts that are looked up on the device (jswa/exec/programs/drafts/lookup.py), against plain Python."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.exec.programs.lookup import NONE, init_texts, look_up, note_tokens, set_texts, text_batches
+from jswa.exec.programs.drafts.lookup import NONE, init_texts, look_up, note_tokens, set_texts, text_batches
 from jswa.plan import RowText
 from jswa.text.speculation import PROGRAMS
 from tests.support.builders import share

@@ -1,0 +1,72 @@
+"""Log probabilities: of drawn tokens, and of prompts."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
+from jswa.types import MAX_LOGPROBS
+
+
+class LogprobRows(NamedTuple):
+    """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
+
+    `drawn`: the chosen token's behind penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
+    """
+
+    chosen: Float[Array, " N"]
+    rank: Int[Array, " N"]
+    ids: Int[Array, "N top"]
+    values: Float[Array, "N top"]
+    drawn: Float[Array, " N"] | None = None
+
+
+def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
+    """Return log probabilities of the model itself, before penalties, temperature and limits."""
+    logprobs = log_softmax(logits, devices)
+    own = gather_column(logprobs, jnp.maximum(chosen, 0), devices)
+    values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
+    rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
+    return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
+
+
+def prompt_logprobs(
+    logits: Callable[[Float[Array, "B M"]], Float[Array, "B V"]],
+    hidden: Float[Array, "T M"],
+    targets: Int[Array, " T"],
+    block: int,
+    devices: int,
+) -> LogprobRows:
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
+    size = min(block, len(hidden))
+    pad = -len(hidden) % size
+    blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
+    wanted = jnp.pad(targets, (0, pad)).reshape(-1, size)
+    rows: LogprobRows = lax.map(lambda block: logprob_rows(logits(block[0]), block[1], devices), (blocks, wanted))
+    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+    return whole
+
+
+def log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
+    """Return log probabilities over the columns of all devices."""
+    if devices == 1:
+        return jax.nn.log_softmax(logits, axis=-1)
+    shifted = logits - pmax(logits.max(axis=-1, keepdims=True), devices)
+    return shifted - jnp.log(psum(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
+
+
+def _most_likely(
+    logprobs: Float[Array, "N V"], count: int, devices: int
+) -> tuple[Float[Array, "N top"], Int[Array, "N top"]]:
+    """Return the largest values over all devices, best first, with their indices; ties go to the first index."""
+    size = logprobs.shape[1]
+    values, ids = lax.top_k(logprobs, min(count, size))
+    if devices == 1:
+        return values, ids
+    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + shard_start(size, devices)))
+    values, columns = lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, columns, axis=1)
