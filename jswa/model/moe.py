@@ -6,7 +6,7 @@ A step reads only the weights of experts that have tokens, so a decode step with
 
 from collections.abc import Callable, Iterable
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +193,7 @@ class Moe(nnx.Module):
         )
         found = []
         for inputs, weights, bias, gated in products:
-            x: Any = jax.ShapeDtypeStruct((rows, inputs), dtype)  # type: ignore[no-untyped-call]
+            x = jax.ShapeDtypeStruct((rows, inputs), dtype)  # type: ignore[no-untyped-call]
             own = None if bias is None else bias[...]
             found.append(tiling_of(x, _matrix(weights), own, gated, self.kernel.implementation, self.kernel.sms))
         return tuple(dict.fromkeys(tiling for tiling in found if tiling is not None))

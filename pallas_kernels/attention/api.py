@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -104,8 +105,8 @@ def paged_attention(
 
 
 def packed_rows(
-    q: Float[Array, "T H D"],
-    kv: Float[Array, "P S K p E"],
+    q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
+    kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
     attend: Attend,

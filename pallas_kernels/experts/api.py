@@ -91,7 +91,7 @@ def grouped_matmul(
 
 
 def tiling_of(
-    x: Float[Array, "R K"],
+    x: Float[Array | jax.ShapeDtypeStruct, "R K"],
     weights: Weights,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -111,7 +111,7 @@ def tiling_of(
 
 
 def variant(
-    x: Float[Array, "R K"],
+    x: Float[Array | jax.ShapeDtypeStruct, "R K"],
     weights: Weights,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,

@@ -41,7 +41,7 @@ def paged_attention(
         tokens, kv_heads, _, head_dim = q.values.shape
         heads = kv_heads * q.group
         shape = jax.ShapeDtypeStruct((tokens, heads, head_dim), q.values.dtype)  # type: ignore[no-untyped-call]
-        plan = plan_of(Shape.of(shape, kv, rows, tiles, attend), sms, tuning)  # type: ignore[arg-type]
+        plan = plan_of(Shape.of(shape, kv, rows, tiles, attend), sms, tuning)
         return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(tokens, heads, plan.v_dim)
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -67,8 +68,8 @@ class Shape:
     @classmethod
     def of(
         cls,
-        q: Float[Array, "T H D"],
-        kv: Float[Array, "P S K p E"],
+        q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
+        kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
         rows: Rows,
         tiles: Tiles,
         attend: Attend,

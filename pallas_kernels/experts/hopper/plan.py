@@ -8,6 +8,7 @@ cores' work is empty, and one kernel serves decode and prefill.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -70,7 +71,7 @@ class Shape:
     @classmethod
     def of(
         cls,
-        x: Float[Array, "R K"],
+        x: Float[Array | jax.ShapeDtypeStruct, "R K"],
         weights: Float[Array, "E K C"] | Mxfp4Tiles,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
@@ -190,7 +191,9 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
 
 
 def _check(
-    x: Float[Array, "R K"], weights: Float[Array, "E K C"] | Mxfp4Tiles, bias: Float[Array, "E C"] | None
+    x: Float[Array | jax.ShapeDtypeStruct, "R K"],
+    weights: Float[Array, "E K C"] | Mxfp4Tiles,
+    bias: Float[Array, "E C"] | None,
 ) -> None:
     if isinstance(weights, Mxfp4Tiles):
         if x.dtype != jnp.bfloat16:

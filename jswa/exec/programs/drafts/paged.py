@@ -95,7 +95,7 @@ def _write_projection(
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
     view = jax.ShapeDtypeStruct(shape, lane.dtype)  # type: ignore[no-untyped-call]
-    packed = packed_rows(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)  # type: ignore[arg-type]
+    packed = packed_rows(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)
     heads = heads._replace(rows=packed or heads.group)
     q, lane = rotate_and_write(
         own.qkv,
