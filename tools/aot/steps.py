@@ -103,7 +103,10 @@ _DRAFTS = [
     for spec in (_MODELS[0], _GPT_OSS)
     for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
 ]
-_ROUTED = [replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))]
+_ROUTED = [
+    *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
+    replace(_GLUED[3], routing="triton", layers=4),  # gated
+]
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
