@@ -163,7 +163,7 @@ class Runner:
         Afterwards no request waits until kernels are loaded and CUDA graphs recorded. With several hosts, each calls
         this before the first launch. Raises KernelError if a kernel gives wrong numbers.
         """
-        from jswa.exec.canary import check_kernels  # imports Mosaic, which takes 0.5 s
+        from jswa.exec.canary.kernels import check_kernels  # imports Mosaic, which takes 0.5 s
 
         check_kernels(self._model, self.params, self.layout, self.limits, self.buckets, self._backends, self.kv_dtype)
         begin = time.perf_counter()

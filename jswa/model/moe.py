@@ -181,7 +181,7 @@ class Moe(nnx.Module):
         held = RouterWeights(*(None if own is None else own[...] for own in optional))
         tilings = self._tilings(row_count(len(x) * k, experts), dtype)
         parts = _router_parts(read, self.router[...])
-        found = route_by_kernel(parts, _router(self.config.router, k), held, tilings)
+        found = route_by_kernel(parts, router_of(self.config.router, k), held, tilings)
         tiles = dict(zip(tilings, found.tiles, strict=True))
         return Assignment(*found[:5], mine=None, tiles=tiles)
 
@@ -312,7 +312,7 @@ def _router_parts(x: Float[Array, "T M"], router: Float[Array, "M E"]) -> Float[
     return lax.dot_general(split, pieces, (((2,), (1,)), ((1,), (0,))), preferred_element_type=jnp.float32)
 
 
-def _router(config: RouterConfig, top_k: int) -> Router:
+def router_of(config: RouterConfig, top_k: int) -> Router:
     """Return a router as the kernel knows it. Raises NoRoutingKernel if the kernel cannot serve it."""
     if config.score == "sparsemixer" or config.groups > 1:
         kind = config.score if config.groups == 1 else f"{config.groups} groups of experts"

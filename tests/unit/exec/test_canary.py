@@ -1,5 +1,7 @@
-"""Kernels are checked at start, and a wrong one is refused by name (jswa/exec/canary.py)."""
+"""Kernels are checked at start, and a wrong one is refused by name (jswa/exec/canary)."""
 
+import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jswa.architecture import MoeConfig, RouterConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.canary import check_kernels
+from jswa.exec.canary.kernels import check_kernels
 from jswa.model.weights.load import dummy_checkpoint
 from pallas_kernels.attention import reference
 from pallas_kernels.experts.hopper import call as hopper
+from pallas_kernels.experts.routing import api as routing_api
+from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.interpreter import interpreted
+from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.quantized import plain_tensors, write
 from tests.support.oracles import quick_compiles, random_params, small_model
 
@@ -80,3 +86,56 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
                 check_kernels(*arguments, np.dtype(bfloat16))
         else:
             assert check_kernels(*arguments, np.dtype(bfloat16)) == 2
+
+
+def small_checks(backends: Backends, *, experts: bool = False) -> int:
+    """Check the small kernels of a model in 16 bits; return how many."""
+    model = small_model("LF", window=64, d_model=128, heads=(4, 2, 64), vocab=700)
+    if experts:
+        moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True))
+        model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
+    layout = KVLayout.of(model, limits.page_size)
+    with quick_compiles():
+        return check_kernels(model, params, layout, limits, [DECODE, MIXED], backends, np.dtype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("fault", [None, "norms", "rope"])
+def test_the_glue_is_checked_if_it_is_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of products and of experts, rotation and KV, interpreted; a broken kernel is refused by name."""
+    names = {"norms": ("residual_norms", norms), "rope": ("rotate_and_write", rope)}
+    if fault is not None:
+        name, module = names[fault]
+        right = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: (right(*given)[0] * 1.1, right(*given)[1]))
+    with interpreted():
+        if fault is None:
+            assert small_checks(Backends(glue="mosaic"), experts=True) == 6
+            return
+        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
+            small_checks(Backends(glue="mosaic"))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("fault", [None, "sampling", "routing"])
+def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter: draws of all limits, routing in both buckets."""
+    from tests.support.kernels import triton_interpreter
+
+    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
+    if fault == "sampling":
+        right = sampling_api.draw
+        monkeypatch.setattr(sampling_api, "draw", lambda *given: (right(*given)[0] ^ 1, right(*given)[1]))
+    if fault == "routing":
+        route = routing_api.route
+        monkeypatch.setattr(
+            routing_api, "route", lambda *given: (found := route(*given))._replace(rows=found.rows[:, ::-1])
+        )
+    chosen = Backends(sampling="triton", routing="triton")
+    with interpreted():  # one after the other: Triton's interpreter is not made for threads
+        if fault is None:
+            assert small_checks(chosen, experts=True) == 3
+            return
+        with pytest.raises(KernelError, match=rf"{fault} kernels 'triton', .*(700 logits|8 experts of which 2)"):
+            small_checks(chosen, experts=True)

@@ -7,10 +7,10 @@ few pages, and only a few rows and experts have tokens. A compiler that gives wr
 import logging
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jswa.config import Limits
 from jswa.errors import KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
+from jswa.exec.canary.small import Case, small_cases
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import StepConfig, attend_layer, layer_tile_tokens
@@ -43,14 +44,8 @@ _LONGEST = 1_200  # tokens of a row
 _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
+_DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
 _OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words)?$")
-
-
-class _Case(NamedTuple):
-    """A kernel's name for people, and a function that returns its result and XLA's."""
-
-    kernel: str
-    run: Callable[[], tuple[Float[Array, "..."], Float[Array, "..."]]]
 
 
 def check_kernels(
@@ -75,11 +70,12 @@ def check_kernels(
     """
     begin = time.perf_counter()
     local = {name: value.addressable_shards[0].data for name, value in params.items()}
-    cases: list[_Case] = []
+    cases: list[Case] = []
     if backends.attention != "xla":
         cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
     if backends.experts not in ("xla", "cpu", "reference"):
         cases += _expert_cases(model, local, buckets, backends)
+    cases += small_cases(model, run_dtype(params), _chosen(buckets), backends)
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:
         results = map(_difference, cases) if interpreting() else pool.map(_difference, cases)
@@ -92,9 +88,16 @@ def check_kernels(
     return len(cases)
 
 
-def _difference(case: _Case) -> tuple[float, float]:
-    """Return the largest difference where XLA's result is finite, and the largest that rounding can make."""
-    found, expected = (np.asarray(array, np.float32) for array in case.run())
+def _difference(case: Case) -> tuple[float, float]:
+    """Return the largest difference where XLA's result is finite, and the largest that rounding can make.
+
+    Of integers, such as tokens: the share that differs.
+    """
+    results = case.run()
+    if jnp.issubdtype(results[1].dtype, jnp.integer):
+        found, expected = map(np.asarray, results)
+        return float((found != expected).mean()), _DIFFERENT
+    found, expected = (np.asarray(array, np.float32) for array in results)
     eps = 2.0**-7  # of bfloat16, the coarsest type that kernels run in
     finite = np.isfinite(expected)
     if not finite.any():
@@ -120,7 +123,7 @@ def _attention_cases(
     buckets: Sequence[Bucket],
     backends: Backends,
     kv_dtype: np.dtype,
-) -> Iterator[_Case]:
+) -> Iterator[Case]:
     kinds: dict[Hashable, int] = {}
     for layer, one in enumerate(model.layers):
         a = one.attention
@@ -136,7 +139,7 @@ def _attention_cases(
             run = partial(_attention_results, config, limits, layer, run_dtype(params), kv_dtype, scales)
             what = f"decode of {bucket.rows} rows" if bucket.decode else f"prefill of {bucket.tokens} tokens"
             what += f" with {bucket.drafts} drafts" if bucket.drafts else ""
-            yield _Case(f"attention kernel {backends.attention!r}, {sizes}, {what}", run)
+            yield Case(f"attention kernel {backends.attention!r}, {sizes}, {what}", run)
 
 
 def _attention_results(
@@ -206,7 +209,7 @@ def _content(
     return state, jnp.asarray(packed), 1 + -(-sum(pages) // per_block)
 
 
-def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket], backends: Backends) -> Iterator[_Case]:
+def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket], backends: Backends) -> Iterator[Case]:
     seen: set[Hashable] = set()
     for name in params:
         owner = _OWNER.match(name)
@@ -226,7 +229,7 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
                     continue
                 seen.add((matrix, gated, key))
                 run = partial(_expert_results, x, weights, bias, gated, backends)
-                yield _Case(f"expert kernel {backends.experts!r}, {prefix}, {bucket.tokens} tokens", run)
+                yield Case(f"expert kernel {backends.experts!r}, {prefix}, {bucket.tokens} tokens", run)
 
 
 def _weights(params: Params, prefix: str) -> Weights:

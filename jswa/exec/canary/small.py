@@ -1,0 +1,230 @@
+"""Checks of the small kernels that are named: sampling and routing on Triton, the glue on Mosaic."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Num
+
+from jswa.architecture import AttentionConfig, LayerConfig, ModelConfig, MoeConfig
+from jswa.exec.backends import Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.sampling import Sampling, sample
+from jswa.model.glue.products import parts_of, rms_of
+from jswa.model.glue.projection import heads_of
+from jswa.model.moe import route, router_of
+from jswa.plan import SAMPLING
+from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
+from pallas_kernels.experts.routing import api as routing
+from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.api import residual_norms, rotate_and_write
+from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
+
+_PAGES, _PAGE = 3, 16
+# More rows and tokens run the same code, but for the parts of a product, of which more than 256 tokens have one.
+_ROWS, _TOKENS = 16, 300
+_LIMITS: tuple[dict[str, float], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.2, "min_p": 0.1},
+)
+
+
+class Case(NamedTuple):
+    """A kernel's name for people, and a function that returns its result and XLA's.
+
+    Of integers a few may differ: a sum that is rounded otherwise may choose another token.
+    """
+
+    kernel: str
+    run: Callable[[], tuple[Num[Array, "..."], Num[Array, "..."]]]
+
+
+def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], backends: Backends) -> Iterator[Case]:
+    """Yield the checks of the small kernels of one device, in the smallest and the largest of the chosen buckets."""
+    if backends.sampling != "xla":
+        rows = min(_ROWS, max(bucket.rows for bucket in buckets))
+        run = partial(_sampling_results, rows, model.vocab_size)
+        yield Case(f"sampling kernels {backends.sampling!r}, {rows} rows of {model.vocab_size} logits", run)
+    sizes = sorted({bucket.tokens for bucket in (buckets[0], buckets[-1])})
+    if backends.routing != "xla":
+        for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):
+            for tokens in sizes:
+                name = f"{moe.num_experts} experts of which {moe.top_k} are chosen, {tokens} tokens"
+                yield Case(f"routing kernels {backends.routing!r}, {name}", partial(_routing_results, moe, tokens))
+    if backends.glue == "mosaic":
+        yield from _glue_cases(model, dtype, sorted({min(tokens, _TOKENS) for tokens in sizes}), backends.glue)
+
+
+def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+    """Return the tokens of rows with all kinds of limits, drawn by the kernels and by XLA."""
+    rng = np.random.default_rng(0)
+    logits = 2.5 * rng.standard_normal((rows, vocab), np.float32)
+    likely = rng.integers(0, vocab, (rows, 20))
+    np.add.at(logits, (np.arange(rows)[:, None], likely), 18 - np.arange(20, dtype=np.float32))
+    given = Sampling.of(jnp.asarray(_columns(rows))), jnp.arange(rows, dtype=jnp.int32), init_extras(1, vocab)
+
+    @partial(jax.jit, static_argnames="sampler")
+    def draw(logits: Array, rows: Sampling, at: Array, extras: Any, sampler: Any) -> Int[Array, " R"]:
+        return sample(logits, at, rows, extras, sampler=sampler)
+
+    found, expected = (draw(jnp.asarray(logits), *given, sampler=sampler) for sampler in ("triton", "xla"))
+    return found, expected
+
+
+def _columns(rows: int) -> Int[np.ndarray, "R C"]:
+    """Return packed parameters of rows whose limits take turns, each with a key of its own."""
+    columns = []
+    for name in SAMPLING:
+        default = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30}.get(name, 0)
+        values = [_LIMITS[row % len(_LIMITS)].get(name, default) for row in range(rows)]
+        values = list(range(rows)) if name == "key_low" else values
+        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        columns.append(np.array(values, np.float32 if real else np.int32).view(np.int32))
+    return np.stack(columns, axis=1)
+
+
+def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers.
+
+    Logits of a token are evenly spaced, so that rounding changes no choice.
+    """
+    rng, experts, k = np.random.default_rng(0), moe.num_experts, moe.top_k
+    rows = row_count(tokens * k, experts)
+    size = 16 if rows >= 16 else rows
+    tiling = Tiling(size, rows // size + min(experts, rows // 8))
+    logits = np.linspace(-4, 4, experts, dtype=np.float32)[rng.random((tokens, experts)).argsort(axis=1)]
+    has, one = moe.router, jnp.ones(experts, jnp.float32)
+    weights = RouterWeights(
+        0 * one if has.bias else None, 0 * one if has.selection_bias else None, one if has.expert_scale else None
+    )
+
+    @jax.jit
+    def by_kernel(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
+        found = routing.route(logits[None], router_of(has, k), weights, (tiling,))
+        return _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
+
+    @jax.jit
+    def by_xla(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
+        chosen, mass = route(has, logits, weights.selection, k)
+        groups, at, pair = group_rows(chosen, experts)
+        return _flat(chosen, mass, groups, at, pair, list_tiles(groups, tiling, rows))
+
+    found, expected = by_kernel(jnp.asarray(logits), weights), by_xla(jnp.asarray(logits), weights)
+    equal = (found == expected).all().astype(jnp.int32)[None]  # a single number that differs is an error
+    return equal, jnp.ones_like(equal)
+
+
+def _flat(chosen: Array, weights: Array, groups: Groups, rows: Array, pair: Array, tiles: Array) -> Int[Array, " n"]:
+    used = jnp.where(jnp.arange(len(tiles))[:, None] <= tiles[0, 0], tiles, 0)
+    parts = chosen, jnp.round(256 * weights).astype(jnp.int32), *groups, rows, pair, used
+    return jnp.concatenate([part.reshape(-1) for part in parts])
+
+
+def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
+    layers, norms = list(model.layers), dict[Hashable, tuple[Join, int]]()
+    following = [*(layer.pre_attn for layer in layers[1:]), model.final_norm]
+    for layer, after in zip(layers, following, strict=True):
+        for residual, post, pre, choices in (
+            (layer.attn_residual, layer.post_attn, layer.pre_mlp, 0),
+            (layer.mlp_residual, layer.post_mlp, after, _choices(layer)),
+        ):
+            own, read = (None if norm is None else rms_of(norm) for norm in (post, pre))
+            join = Join(own, read, residual.keep, residual.add)
+            norms.setdefault((join, choices), (join, choices))
+    for join, choices in norms.values():
+        for tokens in sizes:
+            name = f"{model.d_model} columns, {tokens} tokens{f' of {choices} experts' * bool(choices)}"
+            run = partial(_norm_results, join, choices, tokens, model.d_model, dtype, glue)
+            yield Case(f"glue kernel {glue!r}, norms, {name}", run)
+    for attention in {(a.num_heads, a.num_kv_heads, a.head_dim, a.rope): a for a in model_attention(model)}.values():
+        for tokens in sizes:
+            name = f"{attention.num_heads} heads of {attention.head_dim}, {tokens} tokens"
+            run = partial(_rope_results, attention, tokens, model.d_model, dtype, glue)
+            yield Case(f"glue kernel {glue!r}, rotation and KV, {name}", run)
+
+
+def _choices(layer: LayerConfig) -> int:
+    """Return the experts whose results the norms' kernel adds, if it does; see `Moe.branch`."""
+    return layer.moe.top_k if layer.moe is not None and layer.moe.shared is None and layer.moe.devices == 1 else 0
+
+
+def model_attention(model: ModelConfig) -> Iterator[AttentionConfig]:
+    """Yield the attention of all layers."""
+    return (layer.attention for layer in model.layers)
+
+
+def _norm_results(
+    join: Join, choices: int, tokens: int, width: int, dtype: np.dtype, glue: Glue
+) -> tuple[Float[Array, "2 T M"], Float[Array, "2 T M"]]:
+    """Return residual streams and norms by the kernel, and by XLA in float32."""
+    rng = np.random.default_rng(0)
+    branch: Parts | Pairs = Parts(_normal(rng, parts_of(tokens, width, width), tokens, width))
+    if choices:
+        rows = row_count(tokens * choices, 4)
+        at = jnp.asarray(rng.permutation(rows)[: tokens * choices].reshape(tokens, choices), jnp.int32)
+        branch = Pairs(_normal(rng, rows, width).astype(dtype), at, jnp.abs(_normal(rng, tokens, choices)))
+    elif len(branch.values) == 1:
+        branch = Parts(branch.values.astype(dtype))
+    x = _normal(rng, tokens, width).astype(dtype)
+    weights = [_weight(rng, norm, width, dtype) for norm in (join.post, join.pre)]
+
+    @partial(jax.jit, static_argnames="implementation")
+    def call(branch: Any, x: Array, post: Any, pre: Any, implementation: Glue) -> Float[Array, "2 T M"]:
+        found = residual_norms(branch, x, join, post_weight=post, pre_weight=pre, implementation=implementation)
+        return jnp.stack([result.astype(jnp.float32) for result in found])
+
+    wide = jax.tree.map(_widened, (branch, x, *weights))
+    return call(branch, x, *weights, implementation=glue), call(*wide, implementation="xla")
+
+
+def _rope_results(
+    config: AttentionConfig, tokens: int, width: int, dtype: np.dtype, glue: Glue
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Return queries and pages by the kernel, and by XLA in float32. A few tokens are written, the others dropped."""
+    rng, heads = np.random.default_rng(0), heads_of(config)
+    columns = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
+    parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
+    half = 0 if config.rope is None else len(config.rope.inv_freq)
+    angles = jnp.asarray(rng.uniform(0, 7, (tokens, half)), jnp.float32)
+    number = np.arange(tokens)
+    pages = np.where(number < _PAGES * _PAGE, number // _PAGE, _PAGES + number).astype(np.int32)
+    norms = heads.q_norm, heads.k_norm, heads.v_norm
+    given = (
+        parts if len(parts) > 1 else parts.astype(dtype),
+        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, 2 * heads.head_dim).astype(dtype),
+        HeadWeights(*(_weight(rng, norm, heads.head_dim, dtype) for norm in norms)),
+        (jnp.cos(angles), jnp.sin(angles)) if half else None,
+    )
+    cells = Cells(jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32)), 0, given[1].shape)
+
+    @partial(jax.jit, static_argnames="implementation")
+    def call(values: Array, kv: Array, weights: Any, rope: Any, implementation: Glue) -> Float[Array, " n"]:
+        q, kv = rotate_and_write(
+            Parts(values), kv, heads, weights, rope, cells, kv.dtype, implementation=implementation
+        )
+        return jnp.concatenate([q[:, :, : heads.group].astype(jnp.float32).reshape(-1), _widened(kv).reshape(-1)])
+
+    wide = jax.tree.map(_widened, given)
+    return call(*given, implementation=glue), call(*wide, implementation="xla")
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+
+def _normal(rng: np.random.Generator, *size: int) -> Float[Array, "..."]:
+    return jnp.asarray(rng.standard_normal(size, np.float32))
+
+
+def _weight(rng: np.random.Generator, norm: Rms | None, size: int, dtype: np.dtype) -> Float[Array, " size"] | None:
+    if norm is None or not norm.weighted:
+        return None
+    return jnp.asarray(rng.uniform(0.5, 1.5, size), dtype)
