@@ -1,11 +1,24 @@
 """Calls of Triton kernels through jax-triton, an optional package."""
 
+from types import ModuleType
 from typing import Any
 
 import jax
 from jaxtyping import Array
 
 _PTX_VERSION = 88  # of CUDA 12.9. Triton would choose the newest that its own ptxas knows; the plugin's may be older.
+
+
+def load() -> ModuleType:
+    """Return jax-triton, without which no module of Triton kernels can be imported. Raises ImportError."""
+    try:
+        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
+    except ImportError as error:
+        raise ImportError(
+            "kernels on Triton need the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
+        ) from error
+    module: ModuleType = jax_triton
+    return module
 
 
 def call(
@@ -26,13 +39,7 @@ def call(
 
     Raises ImportError if jax-triton is missing.
     """
-    try:
-        import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
-    except ImportError as error:
-        raise ImportError(
-            "kernels on Triton need the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
-        ) from error
-    found: list[Array] = jax_triton.triton_call(
+    found: list[Array] = load().triton_call(
         kernel=kernel,
         out_type=outputs,
         grid=grid,

@@ -137,9 +137,13 @@ class CacheManager:
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
-        """Extend the lease to every position below `length`; False, and no change, if memory is short."""
+        """Extend the lease to every position below `length`; False, and no change, if memory is short.
+
+        A lease that has more pages than that keeps them.
+        """
         layout, table, row = self.layout, self.table, lease.row
-        pages, before = -(-length // layout.page_size), int(table.covered[row]) // layout.page_size
+        before = int(table.covered[row]) // layout.page_size
+        pages = max(-(-length // layout.page_size), before)
         full_from = max(before, int(table.shared[row]))
         more_full = max(0, pages - full_from) if layout.full else 0
         more_local = max(0, pages - before) if layout.local else 0

@@ -25,7 +25,8 @@ class _Prepared(NamedTuple):
 
 def summarize(logits: Float[Array, "R V"], limits: Limits, tuning: Tuning) -> Summary:
     """See `api.summarize`. Raises ImportError if jax-triton is missing."""
-    from pallas_kernels.sampling import kernel
+    triton.load()
+    from pallas_kernels.sampling import kernel  # imports Triton
 
     rows, vocab = logits.shape
     own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)
@@ -59,7 +60,8 @@ def draw(
     logits: Float[Array, "R V"], keys: Int[Array, "R 2"], limits: Limits, summary: Summary, tuning: Tuning
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
     """See `api.draw`; the second result is 1 for rows that are not decided."""
-    from pallas_kernels.sampling import kernel
+    triton.load()
+    from pallas_kernels.sampling import kernel  # imports Triton
 
     rows, vocab = logits.shape
     own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)

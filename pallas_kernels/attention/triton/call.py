@@ -44,7 +44,8 @@ def paged_attention(
     if splits > 1:
         parts, lse = (splits, *size), (splits, tokens, heads)
         outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, lse)]  # type: ignore[no-untyped-call]
-    from pallas_kernels.attention.triton import kernel  # loads Triton
+    triton.load()
+    from pallas_kernels.attention.triton import kernel  # imports Triton
 
     found = triton.call(
         kernel.attend,

@@ -38,7 +38,8 @@ class Sizes(NamedTuple):
 
 def route(parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, tilings: tuple[Tiling, ...]) -> Routed:
     """See `api.route`. Raises ImportError if jax-triton is missing."""
-    from pallas_kernels.experts.routing import kernel
+    triton.load()
+    from pallas_kernels.experts.routing import kernel  # imports Triton
 
     count, tokens, experts = parts.shape
     sizes, rows = Sizes.of(tokens, experts), row_count(tokens * router.top_k, experts)

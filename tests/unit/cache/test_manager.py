@@ -96,3 +96,15 @@ def test_the_end_of_a_text_is_evicted_though_a_row_owns_a_local_page_of_it() -> 
     manager.pool.check()
     manager.pool.free_local(page)
     manager.pool.check()
+
+
+def test_a_lease_that_has_pages_ahead_keeps_them() -> None:
+    """A row with pages ahead whose text goes on by several known tokens asks for less than it has."""
+    manager = CacheManager(make_layout(4, 12, num_full=1, num_local=2), 50, 50, 1)
+    lease = manager.open()
+    assert manager.grow(lease, 4)
+    manager.take_ahead(np.array([lease.row]))
+    assert manager.grow(lease, 3)
+    assert lease.covered == 8
+    manager.close(lease, np.arange(3, dtype=np.int32))
+    manager.check([])

@@ -115,12 +115,13 @@ def test_drafts_preempt_no_row() -> None:
     assert found[1] <= found[0]
 
 
-def test_rows_whose_logits_depend_on_the_text_run_no_drafts() -> None:
-    """Penalties and masks are those of one token."""
+@pytest.mark.parametrize(("words", "drafts"), [(((7, 8),), False), ((), True)])
+def test_rows_whose_masks_depend_on_the_text_run_no_drafts(words: tuple[tuple[int, ...], ...], drafts: bool) -> None:
+    """The host makes a mask for one token alone; penalties are the device's, which knows the drafts."""
     loop = make_loop(lambda most: most)
     plain = make_request("a", PROMPT, length=30)
     params = SamplingParams(presence_penalty=1.0)
-    limit = make_constraint(params, 1_000, len(PROMPT), frozenset(), ())
+    limit = make_constraint(params, 1_000, len(PROMPT), frozenset(), words)
     loop.scheduler.add(dataclasses.replace(plain, params=params, constraint=limit))
-    for plan, _ in steps(loop):
-        assert plan is None or plan.counts[0] in (1, len(PROMPT))
+    counts = {int(plan.counts[0]) for plan, _ in steps(loop) if plan is not None}
+    assert bool(counts - {1, len(PROMPT)}) is drafts
