@@ -44,22 +44,22 @@ def figure(one: View, name: str) -> int:
 
 
 def test_rows_slide_and_their_pages_stay_in_the_cache(chromium: Browser) -> None:
-    sizes = ("--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "10000000")
+    sizes = ("--max-model-len", "2048", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "20000000")
     with tiny("--admin-api-key", ADMIN, *sizes) as process, view(chromium, color_scheme="light") as one:
         watch(one, process.url)
         page = one.page
         expect(page.locator("#rows-size")).to_contain_text("0 of 8")
-        body = {"prompt": "One day a fox named Max went to the forest.", "max_tokens": 400, "n": 6, "ignore_eos": True}
+        body = {"prompt": "One day a fox named Max went to the forest.", "max_tokens": 1900, "n": 6, "ignore_eos": True}
         thread = threading.Thread(target=lambda: httpx2.post(f"{process.url}/v1/completions", json=body, timeout=300))
         thread.start()
         expect(page.locator("#rows-size")).to_contain_text("6 of 8")
         expect(page.locator("#legend")).to_contain_text("local, in windows of rows")
-        page.wait_for_timeout(4000)
+        page.wait_for_timeout(1000)
         before = figure(one, "local, in windows")
         page.locator("#full-kv").check()
         expect(page.locator("#full-kv-text")).to_contain_text("With full KV the same text takes")
         one.shot("live")
-        page.wait_for_timeout(1500)
+        page.wait_for_timeout(700)
         assert abs(figure(one, "local, in windows") - before) <= before / 2, "windows grow no further"
         thread.join()
         expect(page.locator("#rows-size")).to_contain_text("0 of 8")
