@@ -100,7 +100,7 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
 
 
 def _build_engine(folder: Path, options: EngineConfig, lock: IO[bytes] | None) -> Engine:
-    """Do so. `lock`: that of the folder of `disk_kv`."""
+    """Build the engine. `lock`: the open lock file of the folder of `disk_kv`, if the options name one."""
     switches = _set_up_jax(options)
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))

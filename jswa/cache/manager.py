@@ -137,10 +137,7 @@ class CacheManager:
         return lease
 
     def grow(self, lease: Lease, length: int) -> bool:
-        """Extend the lease to every position below `length`; False, and no change, if memory is short.
-
-        A lease that has more pages than that keeps them.
-        """
+        """Extend the lease to `length`, or leave it if it is longer; False, and no change, if memory is short."""
         layout, table, row = self.layout, self.table, lease.row
         before = int(table.covered[row]) // layout.page_size
         pages = max(-(-length // layout.page_size), before)

@@ -51,8 +51,8 @@ def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
     """Replace matrices by their panels, one after the other: numbers, values of 8 bits or codes of 4 bits.
 
     A matrix [*E, K, C] becomes [*E, P, K, 32]; `transformer.bind` sees it from the number of axes. Where the processor
-    multiplies bytes, codes become quads [*E, P, K / 8, 128], and what groups have [*E, P, G, 32].
-    All large arrays of `params` are moved to huge pages.
+    multiplies bytes, codes become quads [*E, P, K / 8, 128], and the scales and zeros of groups [*E, P, G, 32]. All
+    large arrays of `params` are moved to huge pages.
 
     Args:
         params: of one device.

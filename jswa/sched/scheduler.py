@@ -226,9 +226,9 @@ class Scheduler:
     def _take_ahead(self) -> None:
         """Once in a few steps, give the rows that reach the end of their pages until the next time their next page.
 
-        To give rows pages costs much the same for one row and for fifty. No row is preempted for pages ahead, nor
-        earlier than without them: no other row that decodes needs a page within these steps. While a waiting request
-        might begin with these pages, none are taken.
+        Giving pages to fifty rows costs about as much as giving one to a single row. No row is preempted for pages
+        ahead, nor earlier than without them: no other row that decodes needs a page within these steps. While a waiting
+        request might begin with these pages, none are taken.
         """
         steps = min(_AHEAD, self.layout.page_size)
         self._since_ahead += 1

@@ -101,19 +101,21 @@ def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int
     size = 16 if rows >= 16 else rows
     tiling = Tiling(size, rows // size + min(experts, rows // 8))
     logits = np.linspace(-4, 4, experts, dtype=np.float32)[rng.random((tokens, experts)).argsort(axis=1)]
-    has, one = moe.router, jnp.ones(experts, jnp.float32)
+    router, one = moe.router, jnp.ones(experts, jnp.float32)
     weights = RouterWeights(
-        0 * one if has.bias else None, 0 * one if has.selection_bias else None, one if has.expert_scale else None
+        0 * one if router.bias else None,
+        0 * one if router.selection_bias else None,
+        one if router.expert_scale else None,
     )
 
     @jax.jit
     def by_kernel(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
-        found = routing.route(logits[None], router_of(has, k), weights, (tiling,))
+        found = routing.route(logits[None], router_of(router, k), weights, (tiling,))
         return _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
 
     @jax.jit
     def by_xla(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
-        chosen, mass = route(has, logits, weights.selection, k)
+        chosen, mass = route(router, logits, weights.selection, k)
         groups, at, pair = group_rows(chosen, experts)
         return _flat(chosen, mass, groups, at, pair, list_tiles(groups, tiling, rows))
 

@@ -15,15 +15,15 @@ class Recalling:
 
     def __init__(self, cache: CacheManager, has_room: Callable[[Draft, Sequence, Match], bool]) -> None:
         self.owner: Sequence | None = None
-        self._reader: Sequence | None = None  # for which text is read from the disk, or was
+        self._reader: Sequence | None = None  # the last request for which text was read from the disk
         self._cache = cache
         self._has_room = has_room
 
     def waits(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
         """Return whether a waiting request waits for text from host memory, which may begin to come now.
 
-        Each request has text brought back once, and only when it has room to begin. What the disk has comes to host
-        memory before.
+        Each request has text brought back once, and only when it has room to begin. Text on the disk comes to host
+        memory first.
         """
         host = self._cache.host
         if host is not None and host.disk is not None and self._waits_for(host.disk, draft, sequence, match):
@@ -63,7 +63,7 @@ class Recalling:
             disk.give_up()
             return False
         own, reads = self._reader is sequence, disk.wanted is not None
-        if sequence.disk_gain[1] and not (own and (reads or disk.torn)):  # it has got what there is
+        if sequence.disk_gain[1] and not (own and (reads or disk.torn)):  # all that was found has been read
             sequence.disk_until = 0.0
             return False
         if reads and sequence.disk_until is not None:

@@ -1,7 +1,7 @@
 """Texts of earlier weights: their KV is of no use any more, but their tokens may be right again as drafts.
 
-A trainer asks the same prompts epoch after epoch, and each change of the weights empties the prefix cache. What it held
-is kept here as token ids, in a tree for each salt and LoRA adapter.
+A trainer asks the same prompts epoch after epoch, and each change of the weights empties the prefix cache. The texts
+that it held are kept here as token ids, in a tree for each salt and LoRA adapter.
 """
 
 from collections import OrderedDict
@@ -35,15 +35,15 @@ class Edge:
 
 
 class EarlierTexts:
-    """Trees of token ids. Beyond `most` tokens in all the texts go that were used longest ago, from their ends.
+    """Trees of token ids, of at most `most` tokens in all: the text that was used longest ago goes first, from its end.
 
-    Laws (`check`): what is found under a salt was added under it; siblings begin with different tokens; the leaves are
-    the edges without children, and all that can go; no empty tree stays.
+    Laws (`check`): a text that is found under a salt was added under it; siblings begin with different tokens; the
+    leaves are the edges without children, and only leaves are dropped; no empty tree stays.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self.tokens = 0  # with what the edges count as
+        self.tokens = 0  # and `_EDGE` for each edge
         self._roots: dict[str, Edge] = {}
         self._leaves: OrderedDict[Edge, None] = OrderedDict()  # the one used longest ago first
 
@@ -150,7 +150,7 @@ class EarlierTexts:
         return upper
 
     def _evict(self) -> None:
-        """Drop the leaf that was used longest ago; what is left above it goes next."""
+        """Drop the leaf that was used longest ago; the edge above it goes next if it has no other children."""
         leaf, _ = self._leaves.popitem(last=False)
         above = leaf.parent
         assert above is not None
