@@ -31,7 +31,7 @@ class Foresight(Victims):
 
     def __init__(self, prefix: PrefixCache, requests: list[TraceRequest], begun: Callable[[], int]) -> None:
         retention = prefix.retention
-        super().__init__(prefix.tree, retention.visits, retention.victims._uses)
+        super().__init__(prefix.tree, retention.visits, retention.victims.uses)
         self._requests = requests
         self._begun = begun
         self._needed: dict[Node | Window, tuple[int, int]] = {}  # tokens lost, requests until then
@@ -43,7 +43,7 @@ class Foresight(Victims):
         candidates = self._tree.candidates
         self._look_up()
         for index, item in enumerate(candidates.items):
-            candidates.values[index] = self._value(item)
+            candidates.values[index] = self.value(item)
         found: list[tuple[Node | Window, int]] = []
         for index in candidates.values[: len(candidates.items)].argsort(kind="stable").tolist():
             item = candidates.items[index]
@@ -81,15 +81,15 @@ class Foresight(Victims):
             if edge.start < start:
                 break
 
-    def _value(self, item: Node | Window) -> float:
-        value = super()._value(item)
+    def value(self, item: Node | Window) -> float:
+        value = super().value(item)
         if value == math.inf:
             return value
         lost, wait = self._needed.get(item, (0, 0))
         m = self._pool.pages_per_block
         if isinstance(item, Window):
             free = item.blocks[self._pool.local_owners[item.blocks] == 1]
-            slots = m * float((1.0 / self._uses[free]).sum())
+            slots = m * float((1.0 / self.uses[free]).sum())
         else:
             slots = len(item.full) + m * int(np.count_nonzero(item.local))
         return lost / slots / (1 + wait)
