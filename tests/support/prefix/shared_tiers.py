@@ -29,7 +29,7 @@ def run(model: Path, vocab: int, folder: Path) -> dict[str, Any]:
     options = {**OPTIONS, "kv_cache_memory_bytes": 1 << 17, **tiers}
     with LLM(model, tensor_parallel_size=DEVICES, **options) as llm:
         disk: Any = llm.engine.scheduler.cache.host.disk  # type: ignore[union-attr]
-        disk._seconds_per_token = 1.0  # computing is slow: everything is worth to be read
+        disk.seconds_per_token = 1.0  # computing is slow: everything is worth to be read
         answers = [
             greedy(llm.generate([prompt], temperature=0, max_tokens=8, logprobs=2, **ASKED)[0])
             for prompt in prompts + prompts
