@@ -36,7 +36,7 @@ class DiskCache:
     Attributes:
         wanted: the text that is being read, or taken in.
         torn: whether the last text was given up because one of its files was a miss.
-        seconds_per_token: that computing a token takes; it may be changed.
+        seconds_per_token: as above; it may be changed between steps.
     """
 
     def __init__(
