@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.capacity import ResidentSlots
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Cursor
@@ -31,12 +32,14 @@ class LeaseTable:
         next_slide: launched length at which the next local page leaves the window; NEVER without a lease.
         shared: full pages at the start that come from the prefix cache.
         first_local: page position of the first local page in the window.
+        resident_slots: gives the slots that rows hold between two steps.
         unpublished: local pages in [unpublished, first_local) have left the window and wait to be published. The
             manager takes them back when memory is short.
     """
 
     def __init__(self, layout: KVLayout, rows: int, width: int) -> None:
         self.layout = layout
+        self.resident_slots = ResidentSlots(layout)
         self.full, self.local = np.zeros((2, rows, width), np.int32)
         self.new_full: list[int] = []
         self.new_local: list[int] = []
@@ -61,8 +64,10 @@ class LeaseTable:
     def held_slots(self) -> Int[np.ndarray, " rows"]:
         """Return the slots of the pages that the lease of each row needs."""
         layout, pages = self.layout, self.covered // self.layout.page_size
-        slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
-        return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
+        if layout.local is None:
+            return np.maximum(pages, self.shared)
+        slots: Int[np.ndarray, " rows"] = layout.pages_per_block * (pages - self.first_local)
+        return slots if layout.full is None else slots + np.maximum(pages, self.shared)
 
     def take_new(self, but: Collection[int] = ()) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
         """Return the entries of full and of local pages that the device does not have; it has them from now on.

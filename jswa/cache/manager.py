@@ -138,13 +138,14 @@ class CacheManager:
 
     def grow(self, lease: Lease, length: int) -> bool:
         """Extend the lease to `length`, or leave it if it is longer; False, and no change, if memory is short."""
-        layout, table, row = self.layout, self.table, lease.row
-        before = int(table.covered[row]) // layout.page_size
-        pages = max(-(-length // layout.page_size), before)
-        full_from = max(before, int(table.shared[row]))
+        layout, table, row, page = self.layout, self.table, lease.row, self.layout.page_size
+        before, pages = table.covered.item(row) // page, -(-length // page)
+        if pages <= before:
+            return True
+        full_from = max(before, table.shared.item(row))
         more_full = max(0, pages - full_from) if layout.full else 0
-        more_local = max(0, pages - before) if layout.local else 0
-        if not self.make_room(more_full + more_local * layout.pages_per_block):
+        more_local = pages - before if layout.local else 0
+        if not self.make_room(more_full + more_local * self.pool.pages_per_block):
             return False
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
@@ -154,7 +155,7 @@ class CacheManager:
         if more_full:
             table.full[row, full_from:pages] = self.pool.alloc_full(more_full)
             table.new_full += table.places(row, full_from, pages)
-        table.covered[row] = pages * layout.page_size
+        table.covered[row] = pages * page
         return True
 
     def evict_ahead(self) -> None:
