@@ -69,6 +69,18 @@ class LeaseTable:
         slots: Int[np.ndarray, " rows"] = layout.pages_per_block * (pages - self.first_local)
         return slots if layout.full is None else slots + np.maximum(pages, self.shared)
 
+    def full_pages(self) -> Int[np.ndarray, " rows"]:
+        """Return how many full pages the lease of each row has."""
+        pages = self.covered // self.layout.page_size
+        return np.maximum(pages, self.shared) if self.layout.full is not None else np.zeros_like(pages)
+
+    def rename(self, renamed: Int[np.ndarray, " pages"]) -> None:
+        """Follow full pages that the pool has moved, given the new id of each."""
+        counts = self.full_pages()
+        rows = counts.nonzero()[0]
+        places = _spans(rows, np.zeros_like(rows), counts[rows]) if len(rows) else (rows, rows)
+        self.full[places] = renamed[self.full[places]]
+
     def take_new(self, but: Collection[int] = ()) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
         """Return the entries of full and of local pages that the device does not have; it has them from now on.
 
@@ -192,8 +204,10 @@ class Lease:
     @property
     def held_slots(self) -> int:
         """Slots of the pages that it needs."""
-        full, local = self.full, self.local
-        return full.end + self.table.layout.pages_per_block * (local.end - local.start)
+        layout, table, row = self.table.layout, self.table, self.row
+        pages = table.covered.item(row) // layout.page_size
+        slots = max(pages, table.shared.item(row)) if layout.full else 0
+        return slots + layout.pages_per_block * (pages - table.first_local.item(row)) if layout.local else slots
 
     @property
     def unpublished(self) -> int:

@@ -391,9 +391,7 @@ class CacheManager:
         for source, target in moves:
             self.prefix.tree.rename(source, target)
         renamed = destinations(moves, self.pool.num_blocks * self.pool.pages_per_block)
-        for lease in self._leases:
-            pages = lease.full.held
-            pages[:] = renamed[pages]
+        self.table.rename(renamed)
         if self.host is not None:
             self.host.rename(renamed)
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)

@@ -197,12 +197,14 @@ class Visits:
 
     def _learn(self) -> None:
         candidates = self._tree.candidates
-        slots = candidates.slots_of_edges()
-        ghosts: Int[np.ndarray, "n 2"] = np.fromiter(chain.from_iterable(self._ghosts.values()), np.int64).reshape(
-            -1, 2
-        )
-        last = np.concatenate([candidates.last[slots], ghosts[:, 0]])
-        self.ageing.learn(self.clock - last, np.concatenate([candidates.kinds[slots], ghosts[:, 1]]))
+        clock, slots, evicted = self.clock, candidates.slots_of_edges(), list(self._ghosts.values())
+        last, kinds = candidates.last[slots], candidates.kinds[slots]
+
+        def texts() -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+            ghosts = np.fromiter(chain.from_iterable(evicted), np.int64).reshape(-1, 2)
+            return clock - np.concatenate([last, ghosts[:, 0]]), np.concatenate([kinds, ghosts[:, 1]])
+
+        self.ageing.learn(texts)
         self.places.learn()
         if self.places.share is not self._share:
             self._share = self.places.share
