@@ -57,10 +57,6 @@ class LeaseTable:
         if self.new_full or self.new_local:
             self._drop_new({row})
 
-    def places(self, row: int, first: int, end: int) -> range:
-        """Return the places of the page positions [first, end) of a row."""
-        return range(row * self.full.shape[1] + first, row * self.full.shape[1] + end)
-
     def held_slots(self) -> Int[np.ndarray, " rows"]:
         """Return the slots of the pages that the lease of each row needs."""
         layout, pages = self.layout, self.covered // self.layout.page_size

@@ -102,7 +102,7 @@ class CacheManager:
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
-        if not len(match.full) and not len(match.local):
+        if not match.path:
             return 0
         whole = match.resume.full_to // self.layout.page_size
         full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
@@ -145,16 +145,17 @@ class CacheManager:
         full_from = max(before, table.shared.item(row))
         more_full = max(0, pages - full_from) if layout.full else 0
         more_local = pages - before if layout.local else 0
-        if not self.make_room(more_full + more_local * self.pool.pages_per_block):
+        pool, slots, first = self.pool, more_full + more_local * self.pool.pages_per_block, row * table.full.shape[1]
+        if slots > pool.free_slots and not self.make_room(slots):
             return False
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
-            table.local[row, before:pages] = self.pool.alloc_local(more_local)
-            table.new_local += table.places(row, before, pages)
+            table.local[row, before:pages] = pool.alloc_local(more_local)
+            table.new_local += range(first + before, first + pages)
             self._follow_moves()
         if more_full:
-            table.full[row, full_from:pages] = self.pool.alloc_full(more_full)
-            table.new_full += table.places(row, full_from, pages)
+            table.full[row, full_from:pages] = pool.alloc_full(more_full)
+            table.new_full += range(first + full_from, first + pages)
         table.covered[row] = pages * page
         return True
 

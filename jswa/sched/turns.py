@@ -225,7 +225,7 @@ class Turns:
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
-        self._now = max(self._now, min(self._spent[tenant] for tenant in self._waiting))
+        self._now = max(self._now, min(map(self._spent.__getitem__, self._waiting)))
         self.remove(sequence)
 
     def victims(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Iterator[Sequence]:

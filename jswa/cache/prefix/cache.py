@@ -65,6 +65,8 @@ def window_ends(match: Match, length: int, page: int, interval: int | None) -> l
     found = match.resume.full_to
     if length <= found:
         return []
+    if not match.path and interval is None:
+        return [length]
     first = found // page * page
     replaces = first < found and any(end > first for end in match.path[-1].windows)
     regular = range(found // interval * interval + interval, length, interval) if interval is not None else ()

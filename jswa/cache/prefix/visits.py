@@ -9,6 +9,7 @@ A text that is evicted stays known for a while by its next tokens (a *ghost*), s
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
@@ -199,14 +200,17 @@ class Visits:
         candidates = self._tree.candidates
         clock, slots, evicted = self.clock, candidates.slots_of_edges(), list(self._ghosts.values())
         last, kinds = candidates.last[slots], candidates.kinds[slots]
-
-        def texts() -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-            ghosts = np.fromiter(chain.from_iterable(evicted), np.int64).reshape(-1, 2)
-            return clock - np.concatenate([last, ghosts[:, 0]]), np.concatenate([kinds, ghosts[:, 1]])
-
-        self.ageing.learn(texts)
+        self.ageing.learn(partial(_with_ghosts, clock, last, kinds, evicted))
         self.places.learn()
         if self.places.share is not self._share:
             self._share = self.places.share
             candidates.values[: len(candidates.items)] = UNKNOWN
         self._until_learning = _LEARN_EVERY + len(self._ghosts) // 16
+
+
+def _with_ghosts(
+    clock: int, last: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"], evicted: list[tuple[int, int]]
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """Return the ages and kinds of texts and of ghosts, given last use and kind of each."""
+    ghosts = np.fromiter(chain.from_iterable(evicted), np.int64).reshape(-1, 2)
+    return clock - np.concatenate([last, ghosts[:, 0]]), np.concatenate([kinds, ghosts[:, 1]])
