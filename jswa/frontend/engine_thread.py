@@ -27,7 +27,6 @@ from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
 
-
 Put = Callable[[TokenEvent | JswaError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
@@ -51,6 +50,7 @@ class EngineThread:
         loading: held while weights or adapters are loaded.
         on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
+        send_step: asked in the engine's thread, once `on_step` has had all earlier steps, to take one; True if it has.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class EngineThread:
         self.on_leaving = on_leaving
         self.on_step: Callable[[StepEvents, Callable[[], None]], None] | None = None
         self.on_state: Callable[[], None] = lambda: None
+        self.send_step: Callable[[StepEvents, Callable[[], None]], bool] = lambda events, handled: False
         self.state: State = "up"
         self.steps = 0
         self.restarts = 0
@@ -75,7 +76,8 @@ class EngineThread:
         self._rebuild = rebuild
         self._step_timeout = step_timeout
         self._busy_since: float | None = None
-        self._sent = self._delivered = 0  # steps with events: sent to the event loop, and delivered there
+        self._sent = self._delivered = 0  # steps with events: sent, and handled by those who get them
+        self._queued = self._taken = 0  # those sent by way of the event loop, and those that it has taken
         self._caught_up = threading.Event()
         self._failures: deque[float] = deque(maxlen=_RESTARTS)
         self._watch: asyncio.Task[None] | None = None
@@ -253,13 +255,11 @@ class EngineThread:
             self._read_again = end + max(_FRESH, (end - begin) / _SHARE)
 
     def _hand_over(self, events: StepEvents) -> None:
-        """Send the events of a step to the event loop, and wait if it is too far behind.
-
-        Without the wait, steps that take less time than the handling of their events would occupy the interpreter: all
-        callbacks would queue up, and not even /health would be answered.
-        """
+        """Send the events of a step, and wait if their handling is too far behind, as /health needs the lock too."""
         self._sent += 1
-        self._notify(self._deliver_step, events)
+        if self._queued > self._taken or not self.send_step(events, self._handled):
+            self._queued += 1
+            self._notify(self._deliver_step, events)
         if self._sent - self._delivered > _AHEAD:
             self._caught_up.clear()
             if self._sent - self._delivered > _AHEAD:
@@ -343,6 +343,7 @@ class EngineThread:
             self._handled()
         else:
             self.on_step(events, self._handled)
+        self._taken += 1
         for event in events.others:
             if event.finish_reason is not None:
                 self._receivers.pop(event.request_id, None)
