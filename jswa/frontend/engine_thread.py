@@ -33,7 +33,6 @@ State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times within _WITHIN seconds is not rebuilt
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
-_AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
@@ -47,6 +46,7 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
+        ahead: steps with events by which the engine may be ahead of the handling of events.
         loading: held while weights or adapters are loaded.
         on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
@@ -68,7 +68,7 @@ class EngineThread:
         self.on_state: Callable[[], None] = lambda: None
         self.send_step: Callable[[StepEvents, Callable[[], None]], bool] = lambda events, handled: False
         self.state: State = "up"
-        self.steps = 0
+        self.steps, self.ahead = 0, 2
         self.restarts = 0
         self.figures = figures_of(engine)  # as the engine's thread read them last: no reader waits for a step
         self._read_again = 0.0
@@ -260,9 +260,9 @@ class EngineThread:
         if self._queued > self._taken or not self.send_step(events, self._handled):
             self._queued += 1
             self._notify(self._deliver_step, events)
-        if self._sent - self._delivered > _AHEAD:
+        if self._sent - self._delivered > self.ahead:
             self._caught_up.clear()
-            if self._sent - self._delivered > _AHEAD:
+            if self._sent - self._delivered > self.ahead:
                 self._caught_up.wait(1.0)  # not for ever: the event loop may have ended
 
     def _drain(self, engine: EngineLike) -> bool:

@@ -27,6 +27,7 @@ from .channel import Channel, Lost, problem
 _log = logging.getLogger("jswa.server")
 _LAGS = 1.0  # seconds for which the engine waits for a front end that does not handle its steps
 _STUCK = 30.0  # seconds after which such a front end counts as lost
+_AHEAD = 4  # steps by which the engine may be ahead: it runs a few while its caches are warm, and is woken less often
 _BITS = 40  # of a text's number
 _LOW = 2**_BITS - 1
 Handled = Callable[[], None]
@@ -57,6 +58,7 @@ class Hub:
         self._next = itertools.count(1)
         self._routes: tuple[list[str], dict[int, Route]] = [], {}  # texts of the last step, and by front end
         self.sending = threading.Lock()  # held while steps are sent, and noted as handled
+        engine.thread.ahead = _AHEAD
         engine.thread.on_step = self._step
         engine.thread.send_step = self._send_at_once
         engine.thread.on_state = self.tell_state
@@ -132,9 +134,9 @@ class Hub:
         parts: list[tuple[Connection, frames.Step]] = []
         for number in routes.keys() | others.keys():
             if (connection := self.connections.get(number)) is not None:
-                at, numbers = routes.get(number, _NOTHING)
-                tokens = events.tokens.take(at).astype(np.int32, copy=False).tobytes()
-                parts.append((connection, frames.Step(numbers, tokens, others.get(number, []))))
+                route = routes.get(number, _NOTHING)
+                tokens = events.tokens.take(route.at).astype(np.int32, copy=False).tobytes()
+                parts.append((connection, frames.Step(route.numbers, tokens, others.get(number, []))))
         missing = len(parts)
 
         def one_less() -> None:

@@ -5,6 +5,7 @@ from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
 
+
 def nothing() -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
     """No texts."""
     return np.zeros(0, np.int64), np.zeros(0, np.int64)

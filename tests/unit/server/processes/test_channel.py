@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from server.processes import frames
@@ -11,6 +12,10 @@ from server.processes.channel import Channel
 
 MESSAGES = 300
 LONG = list(range(3000))  # numbers of a message: a few hundred messages are more than a socket takes
+
+
+def _itself(channel: Channel) -> Channel:
+    return channel
 
 
 async def _never(message: Any) -> NoReturn:
@@ -24,7 +29,7 @@ async def _joined(hear: Callable[[Any], None], read: Callable[[], None]) -> tupl
     second = Channel(frames.from_front_end, _never, hear, lambda: None, read)
     first.socket = ends[0]
     for channel, end in zip((first, second), ends, strict=True):
-        await asyncio.get_running_loop().create_unix_connection(lambda channel=channel: channel, sock=end)
+        await asyncio.get_running_loop().create_unix_connection(partial(_itself, channel), sock=end)
     return first, second
 
 
