@@ -164,7 +164,7 @@ class Rows:
         self.adapters[row] = request.adapter
         if self.speculates:
             self.counts_drafts[row] = bool(params.stop)
-            if constraint is None or (constraint.has_one_mask and request.grammar is None):
+            if constraint is None or (constraint.fits_device and request.grammar is None):
                 self.speculative[row] = self._speculative
         self._records[row] = record
         own = self._records[row]
