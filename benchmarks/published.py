@@ -101,16 +101,35 @@ def sessions() -> str:
 
 
 def live() -> str:
-    """Return hit rates of live traffic, beside the bound and other engines' caches."""
+    """Return hit rates of live traffic, beside what is possible and other engines' caches."""
     head = (
-        "text that will be asked again / memory", "model", "infinite cache", "bound", "jswa", "best peer, any setting",
-        "SGLang, 0.8", "vLLM",
+        "text that will be asked again / memory", "model", "infinite cache", "bound", "offline", "jswa",
+        "best peer, any setting", "SGLang, 0.8", "vLLM",
     )  # fmt: skip
     rows = []
     for row in results("cpu/live")["rows"]:
-        ours = [percent(row[key]) for key in ("ideal", "bound", "jswa")]
-        theirs = [str(row[key]) for key in ("best_peer", "sglang", "vllm")]
-        rows.append([f"{100 * row['share']:.0f} %", row["model"], *ours, *theirs])
+        if not row["host"]:
+            ours = [percent(row[key]) for key in ("ideal", "bound", "offline", "jswa")]
+            theirs = [str(row[key]) for key in ("best_peer", "sglang", "vllm")]
+            rows.append([f"{100 * row['share']:.0f} %", row["model"], *ours, *theirs])
+    return _table(head, rows)
+
+
+def tiers() -> str:
+    """Return hit rates of live traffic with host memory of four arenas, and what was copied."""
+    head = (
+        "text that will be asked again / arena", "model", "infinite cache", "offline", "jswa, host memory",
+        "jswa, none", "tokens from host memory", "arenas written to it", "and read",
+    )  # fmt: skip
+    rows, alone = [], {}
+    for row in results("cpu/live")["rows"]:
+        if not row["host"]:
+            alone[row["share"], row["model"]] = row["jswa"]
+            continue
+        rates = [percent(row[key]) for key in ("ideal", "offline", "jswa")]
+        copied = [f"{100 * row['from host']:.1f} %", f"{row['written arenas']:.1f}", f"{row['read arenas']:.1f}"]
+        without = percent(alone[row["share"], row["model"]])
+        rows.append([f"{100 * row['share']:.0f} %", row["model"], *rates, without, *copied])
     return _table(head, rows)
 
 
@@ -256,7 +275,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (saves, found, memory, sessions, live, prefixes, quality, evidence, speed, drafts, fleets)
+    for table in (saves, found, memory, sessions, live, tiers, prefixes, quality, evidence, speed, drafts, fleets)
 }
 
 

@@ -1,40 +1,24 @@
-"""Hit rates on live traffic, beside an upper bound. Runs on the host alone, without a model.
+"""Hit rates on live traffic, beside an upper bound and a policy that knows the future. Needs no model.
 
-    python -m benchmarks.cache.live [--share 1 2 4] [--seed 8 9] [--model NAME ...] [--user LOW HIGH]
+    python -m benchmarks.cache.live [--share 1 2 4] [--seed 8 9] [--model NAME ...] [--host 0 4] [--user LOW HIGH]
 
 The shares are those of text that will be asked again over the memory of 131,072 tokens kept on all layers
-(`traces.Mix`); requests run in the order of the trace.
-
-The bound is that of any cache with this memory, whatever it knows. A request can use the text that it shares with
-earlier ones only as far as the cache has kept it since a row last had it. That takes a slot for each page of full KV;
-and all of a text but its last J·(W - 1) tokens can be used without a window, the rest only with one, which takes its
-local pages. The bound is the best plan that
-
-* keeps any fraction of a text, and of a window, and gets that fraction of the tokens;
-* fits the memory beside the running rows, which hold no more than the text that they have and one window each;
-* lets rows begin as soon as the order of the trace and the number of rows allow, and finish a prompt in one step.
-
-The first is a relaxation: no cache gets more for less. The second leaves out what every engine needs besides: the pages
-of a prefill chunk, the ends of pages. The third fixes the steps in which texts are idle. It is a linear program, solved
-by HiGHS.
+(`traces.Mix`); requests run in the order of the trace. The bound is that of any cache with this memory, whatever it
+knows (`limits.program`); "offline" is jswa's cache with a policy that knows all requests to come (`limits.foresight`).
+With host memory behind the arena, both have the memory of arena and host in one pool.
 """
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import Float, Int
-from scipy.optimize import linprog  # type: ignore[import-untyped]
-from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
 
 from benchmarks import result_file
+from benchmarks.cache.limits.foresight import Foresight
+from benchmarks.cache.limits.program import hit_bound
 from benchmarks.cache.replay import Engine, Infinite, replay
-from benchmarks.cache.traces import Mix, TraceRequest, expand
+from benchmarks.cache.traces import Mix, expand
 from jswa.cache.layout import KVLayout
-from jswa.cache.prefix.radix import common_prefix
-from jswa.cache.prefix.resume import replay_length
 from jswa.config import HostMemory, Limits
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
@@ -56,188 +40,32 @@ PEERS = {
 }
 
 
-class Use(NamedTuple):
-    """What a request shares with earlier ones: `tokens` from position `start` on, which `by` was the last to have."""
-
-    start: int
-    tokens: int
-    by: int
-
-
-def uses(requests: list[TraceRequest]) -> list[list[Use]]:
-    """Return what each request shares with earlier ones of its session, by the request that had it last."""
-    texts: dict[str, list[tuple[int, Int[np.ndarray, " T"]]]] = {}
-    found: list[list[Use]] = []
-    for number, request in enumerate(requests):
-        earlier, parts, at = texts.setdefault(request.session, []), list[Use](), 0
-        for index, text in reversed(earlier):
-            common = common_prefix(text, request.prompt[:-1])
-            if common > at:
-                parts.append(Use(at, common - at, index))
-                at = common
-        found.append(parts)
-        earlier.append((number, np.concatenate([request.prompt, request.output])[:-1]))
-    return found
-
-
-def schedule(requests: list[TraceRequest], running: int) -> Int[np.ndarray, "n 2"]:
-    """Return the steps in which each request begins and ends if none ever waits for memory."""
-    spans = np.zeros((len(requests), 2), np.int64)
-    ended: dict[tuple[str, int], int] = {}
-    busy: list[int] = []  # ends of the rows
-    now = 0
-    for number, request in enumerate(requests):
-        now = max(now, ended.get((request.session, request.turn - 1), 0))
-        busy = sorted(end for end in busy if end > now)
-        if len(busy) >= running:
-            now = busy[-running]
-            busy = [end for end in busy if end > now]
-        spans[number] = now, now + len(request.output)
-        ended[request.session, request.turn] = int(spans[number, 1])
-        busy.append(int(spans[number, 1]))
-    return spans
-
-
-class Program:
-    """A linear program that grows by variables within [0, 1] and rows `coefficients ≤ limit`."""
-
-    def __init__(self) -> None:
-        self.worth: list[float] = []
-        self.limits: list[float] = []
-        self.entries: list[tuple[int, int, float]] = []
-
-    def variable(self, worth: float = 0.0) -> int:
-        """Add a variable that adds `worth` to what is maximized; return its column."""
-        self.worth.append(worth)
-        return len(self.worth) - 1
-
-    def at_most(self, limit: float, *terms: tuple[int, float]) -> None:
-        """Add a row."""
-        self.entries += [(len(self.limits), column, factor) for column, factor in terms]
-        self.limits.append(limit)
-
-
-def hit_bound(requests: list[TraceRequest], layout: KVLayout, slots: int, running: int) -> float:
-    """Return the bound of Σ cached tokens / Σ prompt tokens in a pool of `slots` slots."""
-    spans, program = schedule(requests, running), Program()
-    kept: list[tuple[int, int, int, float]] = []  # from step, to step, variable, slots
-    sure = 0
-    for number, parts in enumerate(uses(requests)):
-        begin = int(spans[number, 0])
-        if not parts:
-            continue
-        sure += _add_request(program, layout, parts, [int(spans[part.by, 1]) for part in parts], begin, kept)
-    _limit_memory(program, kept, _held(requests, layout, spans), slots)
-    rows, columns, factors = zip(*program.entries, strict=True)
-    found = linprog(
-        -np.array(program.worth),
-        A_ub=coo_matrix((factors, (rows, columns)), shape=(len(program.limits), len(program.worth))).tocsr(),
-        b_ub=program.limits,
-        bounds=[(0, 1)] * len(program.worth),
-        method="highs",
-    )
-    assert found.status == 0, found.message
-    return float(sure - found.fun) / sum(len(request.prompt) for request in requests)
-
-
-def _add_request(
-    program: Program,
-    layout: KVLayout,
-    parts: list[Use],
-    ends: list[int],
-    begin: int,
-    kept: list[tuple[int, int, int, float]],
-) -> int:
-    """Add what a request may use, and what keeping that takes; return the tokens that it has anyway."""
-    page, m = layout.page_size, layout.pages_per_block
-    total = parts[-1].start + parts[-1].tokens
-    if all(end >= begin for end in ends):
-        return total
-    replay = min(total, replay_length(layout))
-    window = program.variable()
-    kept.append((ends[0], begin, window, m * _least_window(layout, total)))
-    before = None
-    for part, end in zip(parts, ends, strict=True):
-        text = program.variable(part.tokens * (total - replay) / total)
-        both = program.variable(part.tokens * replay / total)
-        kept.append((end, begin, text, part.tokens / page))
-        program.at_most(0, (both, 1), (text, -1))
-        program.at_most(0, (both, 1), (window, -1))
-        if before is not None:
-            program.at_most(0, (text, 1), (before, -1))
-        before = text
-    return 0
-
-
-def _least_window(layout: KVLayout, end: int) -> int:
-    """Return the fewest local pages of a window that ends at `end` or less than a page before."""
-    if layout.reach is None:
-        return 0
-    found = [
-        -(-at // layout.page_size) - layout.reach.first_visible(at) // layout.page_size
-        for at in (end, end // layout.page_size * layout.page_size)
-        if at
-    ]
-    return min(found, default=0)
-
-
-def _held(
-    requests: list[TraceRequest], layout: KVLayout, spans: Int[np.ndarray, "n 2"]
-) -> tuple[Int[np.ndarray, " e"], Float[np.ndarray, " e"]]:
-    """Return the steps in which rows begin or end, and the slots that the rows hold from each to the next."""
-    steps = np.unique(spans)
-    held = np.zeros(len(steps))
-    for (begin, end), request in zip(spans.tolist(), requests, strict=True):
-        first, last = np.searchsorted(steps, (begin, end))
-        for at in range(first, last):
-            held[at] += layout.resident_slots(len(request.prompt) + int(steps[at]) - begin)
-    return steps, held
-
-
-def _limit_memory(
-    program: Program,
-    kept: list[tuple[int, int, int, float]],
-    held: tuple[Int[np.ndarray, " e"], Float[np.ndarray, " e"]],
-    slots: int,
-) -> None:
-    """Let what is kept fit beside the rows at every step: used(next) = used + what begins - what ends."""
-    steps, rows = held
-    changes: list[list[tuple[int, float]]] = [[] for _ in steps]
-    for begin, end, variable, size in kept:
-        if begin < end:
-            changes[np.searchsorted(steps, begin)].append((variable, size))
-            changes[np.searchsorted(steps, end)].append((variable, -size))
-    # `used` is a fraction of the pool.
-    before = None
-    for at, terms in enumerate(changes):
-        used = program.variable()
-        scaled = [(variable, size / slots) for variable, size in terms]
-        program.at_most(0, *scaled, *([(before, 1.0)] if before is not None else []), (used, -1.0))
-        program.at_most(max(0.0, 1 - rows[at] / slots), (used, 1.0))
-        before = used
-
-
 def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
-    """Return the hit rates of one mix and model: jswa's, the bound, and those of an infinite cache.
+    """Return the hit rates of one mix and model: jswa's, those of the limits, and those of an infinite cache.
 
     Args:
-        host: memory of the host behind the arena, as a multiple of it. The bound is that of both memories together.
+        host: memory of the host behind the arena, as a multiple of it.
     """
     requests = expand(mix.lines())
     longest = max(len(request.prompt) + len(request.output) for request in requests)
     layout = KVLayout.of(model_of(model), PAGE)
     blocks = blocks_of_tokens(model, layout, mix.pool)
+    both = int((1 + host) * blocks)
     behind = HostMemory(1 + int(host * blocks), slots_per_step=256, tokens_per_slot=8.0) if host else None
     engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks, host=behind))
     found = replay(engine, requests, running=RUNNING, strict=True)
     engine.scheduler.check()
+    knowing = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + both))
+    Foresight(knowing.scheduler.cache.prefix, requests, knowing.begun)
     return {
         "share": mix.share,
+        "host": host,
         "seed": mix.seed,
         "model": model,
         "requests": len(requests),
         "ideal": replay(Infinite(), requests, running=1).hit_rate,
-        "bound": hit_bound(requests, layout, int((1 + host) * blocks) * layout.pages_per_block, RUNNING),
+        "bound": hit_bound(requests, layout, both * layout.pages_per_block, RUNNING),
+        "offline": replay(knowing, requests, running=RUNNING, strict=True).hit_rate,
         "jswa": found.hit_rate,
         **_host_figures(engine),
     }
@@ -265,22 +93,22 @@ def main() -> None:
     parser.add_argument("--output", nargs=2, type=int, default=(32, 400), help="tokens of an answer: at least, below")
     parser.add_argument("--turns", type=int, default=8, help="mean number of turns")
     parser.add_argument("--json", type=Path, help="result file to write")
-    parser.add_argument("--host", type=float, default=0.0, help="host memory behind the arena, as a multiple of it")
+    parser.add_argument(
+        "--host", nargs="+", type=float, default=[0.0], help="memory of the host over the arena; default: 0"
+    )
     args = parser.parse_args()
     base = Mix(1.0, turns=args.turns, user=tuple(args.user), output=tuple(args.output))
     rows = []
-    print("| share | seed | model | ideal | bound | jswa | best peer, any setting | SGLang | vLLM |")
-    print("| ---: | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: |")
-    for share in args.share:
-        for model in args.model:
-            for seed in args.seed:
-                mix = replace(base, share=share, seed=seed)
-                row = measure(mix, model, args.host)
-                peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) and not args.host else ("", "", "")
-                row |= {"best_peer": peers[0], "sglang": peers[1], "vllm": peers[2]}
-                rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "jswa"))
-                print(f"| {share:g} | {seed} | {model} | {rates} | {' | '.join(map(str, peers))} |", flush=True)
-                rows.append(row)
+    print("| share | host | seed | model | ideal | bound | offline | jswa | best peer, any setting | SGLang | vLLM |")
+    print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
+    for host, share, model, seed in product(args.host, args.share, args.model, args.seed):
+        mix = replace(base, share=share, seed=seed)
+        row = measure(mix, model, host)
+        peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) and not host else ("", "", "")
+        row |= {"best_peer": peers[0], "sglang": peers[1], "vllm": peers[2]}
+        rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "offline", "jswa"))
+        print(f"| {share:g} | {host:g} | {seed} | {model} | {rates} | {' | '.join(map(str, peers))} |", flush=True)
+        rows.append(row)
     if args.json:
         result_file.write(args.json, {"rows": rows})
 

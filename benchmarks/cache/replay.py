@@ -96,17 +96,22 @@ class Engine:
 
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.scheduler = Scheduler(layout, limits)
-        self.steps = 0
+        self.steps = self._submitted = 0
         self._requests: dict[str, TraceRequest] = {}
         self._hits: dict[str, PrefixHit] = {}
         self._pending: tuple[StepPlan, Int[np.ndarray, " R"]] | None = None
 
     def submit(self, request: TraceRequest, name: str) -> None:
         """Queue a request."""
+        self._submitted += 1
         self._requests[name] = request
         length = len(request.prompt) + len(request.output)
         params = SamplingParams(temperature=0.0)
         self.scheduler.add(Request(name, request.prompt, params, frozenset(), (0, 0), length))
+
+    def begun(self) -> int:
+        """Return the number of requests that have left the queue."""
+        return self._submitted - self.scheduler.stats().waiting
 
     def step(self) -> dict[str, PrefixHit]:
         """Plan a step and apply the one before it, as the engine overlaps them."""

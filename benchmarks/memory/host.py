@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SHARE = 0.1  # of the arena that is copied per second, each way
 ASKED = 3  # times that a first token is measured
-STEPS, SPAN = 400, 10  # steps of each kind, in turns of so many
+STEPS, SPAN = 1000, 10  # steps of each kind, in turns of so many
 
 
 def make_model(folder: Path, size: str) -> Path:
@@ -106,17 +106,18 @@ def other_rows(llm: LLM, length: int, folder: Path) -> list[float]:
     for step in range(3 * STEPS):
         kind, begun = step // SPAN % 3, time.perf_counter()
         engine.step()
-        if kind:
-            count = int(owed // runner.slots_per_copy) * runner.slots_per_copy  # texts are copied many slots at a time
+        count = int(owed // runner.slots_per_copy) * runner.slots_per_copy  # texts are copied many slots at a time
+        if kind and count:
             owed -= count
             slots: Int[np.ndarray, " n"] = (at + np.arange(count)) % (total // 4) + total // 2
             at += count
             pairs = np.stack([slots, slots], axis=1).astype(np.int32)
-            pages.land()
-            store.settle()
-            saves = (save_of(store, slots, step),) if kind == 2 and count else ()
+            saves = (save_of(store, slots, step),) if kind == 2 else ()
             pages.before_launch(Transfers(nothing, pairs, nothing, (), saves))
             pages.after_launch(Transfers(nothing, nothing, pairs))
+        pages.land()
+        store.settle()
+        if kind:
             owed += SHARE * total * (time.perf_counter() - begun)
         seconds[kind] += time.perf_counter() - begun
     for number in range(4):
@@ -144,7 +145,7 @@ def main() -> None:
             load_format="dummy",
             host_kv_bytes=4 * args.arena * 2**20,
             max_num_seqs=8,
-            max_model_len=args.prompt + 1500,
+            max_model_len=max(args.prompt, 200) + 3 * STEPS + 500,
             kv_cache_memory_bytes=args.arena * 2**20,
         ) as llm,
     ):

@@ -35,7 +35,7 @@ class Draft:
         program: drafts per row in the step program (`StepPlan.drafts`).
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
-        resumed: rows that start on cached pages.
+        resumed: rows that start on cached pages, or behind the beginning of their text.
         extras: rows of the extras tables to set.
         claims: what running rows may still claim; None: to be computed.
     """

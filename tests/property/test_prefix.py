@@ -23,7 +23,9 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.resume import replay_length
+from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
+from tests.support.loops.conversation import make_conversation
 from tests.support.text.model import TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
@@ -291,3 +293,16 @@ def test_the_cache_finds_what_was_published_and_nothing_else(kind: str, shapes: 
     """Right pages, exact windows, the start rule and no leak while pages are shared, copied, evicted and withdrawn."""
     machine = type("Machine", (PrefixMachine,), {"layers": LAYOUTS[kind], "shapes": SHAPES[shapes]})
     run_state_machine_as_test(machine, settings=share(8))
+
+
+def test_rows_that_start_inside_a_page_without_cached_pages_fit_the_packed_plan() -> None:
+    """A window of one token reads nothing of a known text: a row of 2 tokens may need 2 pages, one of 22 seven."""
+    talk = make_conversation((0, 1), Reach(1), Limits(120, 2, 24, 4, num_blocks=61))
+    text = [(3 * at * at + at) % 13 for at in range(31)]
+    together: list[list[list[int]]] = [[[]], [[5] * 2, [7] * 40]]
+    for tails in together:
+        for more in tails:
+            assert talk.add([*text, *more], 3, set())
+        while talk.scheduler.has_work():
+            talk.step()
+    assert talk.scheduler.cache.stats().cached_tokens == 62

@@ -25,7 +25,7 @@ _WINDOWS = 64  # and places of an edge, or as many as it has pages: more help no
 
 
 class Retention:
-    """Owns windows and spare pages of a tree, and evicts. `visits` learns what is asked for."""
+    """Owns windows and spare pages of a tree, and evicts. `visits` learns what is asked for; `victims` chooses."""
 
     def __init__(self, tree: RadixTree) -> None:
         self.tree = tree
@@ -35,7 +35,7 @@ class Retention:
         self.demote: Callable[[Node | Window], None] | None = None  # called with what is about to be evicted
         self._reach = tree.layout.reach
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
-        self._victims = Victims(tree, self.visits, self._uses)
+        self.victims = Victims(tree, self.visits, self._uses)
         self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
         self._spare = SpareQueue(tree.pool.num_blocks)
         self._victim: tuple[Node, int] | None = None
@@ -262,18 +262,18 @@ class Retention:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
         victim: Node | Window | None = None
         if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
-            victim = self._victim[0] if self._victims.free_tail(self._victim[0]) else None
+            victim = self._victim[0] if self.victims.free_tail(self._victim[0]) else None
         if victim is None:
-            victim = self._victims.choose(self.clock)
+            victim = self.victims.choose(self.clock)
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
         if self.demote is not None:
             self.demote(victim)
         if isinstance(victim, Node):
-            self.cut(victim, min(max(slots, self._least_cut), self._victims.free_tail(victim)))
+            self.cut(victim, min(max(slots, self._least_cut), self.victims.free_tail(victim)))
         else:
             self._free_blocks(self._drop(victim))
-            self._victims.prefer(victim.node)
+            self.victims.prefer(victim.node)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""

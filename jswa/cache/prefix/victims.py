@@ -29,7 +29,7 @@ class Victims:
         self._tree = tree
         self._pool = tree.pool
         self._visits = visits
-        self._uses = uses
+        self.uses = uses
         self._reach = tree.layout.reach
         self._replay = replay_length(tree.layout)
         self._random = np.random.default_rng(0)
@@ -51,7 +51,7 @@ class Victims:
     def prefer(self, item: Node) -> None:
         """Evict an edge next if it is worth nothing: without its windows, nobody could start at its end."""
         if item.index >= 0 and not item.cursors:
-            value = self._tree.candidates.values[item.index] = self._value(item)
+            value = self._tree.candidates.values[item.index] = self.value(item)
             if value <= 0:
                 self._chosen.append((item, item.last))
 
@@ -90,7 +90,7 @@ class Victims:
         stale = (values < 0) | (values == math.inf)
         if stale.any():
             for index in sample[stale].tolist():
-                candidates.values[index] = self._value(items[index])
+                candidates.values[index] = self.value(items[index])
             values = candidates.values[sample]
         slots = candidates.slots[sample]
         values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
@@ -111,7 +111,7 @@ class Victims:
             return False
         return bool(self._pool.full_owners[item.full[-1]] == 1)
 
-    def _value(self, item: Node | Window) -> float:
+    def value(self, item: Node | Window) -> float:
         """Return the loss per slot; infinite if evicting the item frees nothing."""
         m = self._pool.pages_per_block
         if isinstance(item, Window):
@@ -119,7 +119,7 @@ class Victims:
             if not len(free):
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss * self._serves(item) / (m * float((1.0 / self._uses[free]).sum()))
+            return loss * self._serves(item) / (m * float((1.0 / self.uses[free]).sum()))
         if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)

@@ -144,7 +144,8 @@ class Prompts:
         entry = self._requests.begin(sequence, lease, match)
         self._begun(sequence)
         draft.begin(sequence)
-        draft.resumed += [sequence] if len(match.full) or len(match.local) else []
+        # A row that starts inside a page may take a page more than its tokens have room for in the packed plan.
+        draft.resumed += [sequence] if start or len(match.full) else []
         draft.extras += [] if entry is None else [entry]
         if draft.claims is not None:
             draft.claims.admit(lease, sequence.num_known)
