@@ -7,8 +7,23 @@ from dataclasses import dataclass
 
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_REGISTERS, SM_SMEM_BYTES, SM_THREADS, SMEM_BYTES
 
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
+_BYTES = {
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+}
 _INTEGERS = {"pred", "s8", "u8", "s32", "u32", "s64", "u64"}
+
+_VIEWS = ("parameter", "get-tuple-element", "bitcast", "tuple", "constant", "call", "while", "conditional")
 
 # Kernels without products, which load and store registers.
 ELEMENTWISE = ("residual_norms", "rotate_and_write")
@@ -106,6 +121,24 @@ def copies(program: str) -> list[int]:
     """Return the bytes of each `copy` of an optimised program, also inside of fusions."""
     found = re.findall(r"= (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", program)
     return [_BYTES[kind] * math.prod(int(length) for length in shape.split(",") if length) for kind, shape in found]
+
+
+def widest(program: str, length: int) -> int:
+    """Return the bytes of the largest array with an axis of this length that kernels of an optimised program write.
+
+    What is inside of a fusion is never written, and parameters and views are no kernel's.
+    """
+    found, fused = 0, False
+    for line in program.splitlines():
+        if line.endswith("{"):
+            fused = "fused_" in line.split("(")[0] or "wrapped_" in line.split("(")[0]
+        result = re.search(r"= (.*?) ([a-z][\w-]*)\(", line)
+        if fused or result is None or result[2] in _VIEWS:
+            continue
+        for kind, shape in re.findall(r"(\w+)\[([\d,]+)\]", result[1]):
+            axes = [int(axis) for axis in shape.split(",")]
+            found = max(found, _BYTES.get(kind, 1) * math.prod(axes) if length in axes else 0)
+    return found
 
 
 @dataclass(frozen=True)

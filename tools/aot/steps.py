@@ -16,6 +16,7 @@ from jswa.exec.compile.steps import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.step import Part, StepConfig
+from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
@@ -26,7 +27,7 @@ from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device, triton
-from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level
+from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level, widest
 from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
@@ -101,7 +102,7 @@ _GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
 _DRAFTS = [
     replace(spec, drafts=drafts, rows=rows)
     for spec in (_MODELS[0], _GPT_OSS)
-    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS))
+    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS), (7, 4 * ROWS))
 ]
 _ROUTED = [
     *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
@@ -204,6 +205,9 @@ def facts_of(spec: StepSpec) -> StepFacts:
             f"{memory.alias_size_in_bytes} of {state_bytes(arguments[1])} bytes of state are updated in place"
         )
     faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
+    bound = 4 * logits_at_once(bucket.rows, 1 + bucket.drafts, model.vocab_size)
+    if (largest := widest(text, model.vocab_size)) > bound:
+        faults.append(f"an array of logits has {largest} bytes, and {bound} may exist at the same time")
     if bucket.decode and outermost != ["kCommandBuffer"]:
         faults.append(f"not one command buffer but {', '.join(outermost)}")
     in_layers = sum(launch.layer is not None for launch in found)

@@ -130,16 +130,23 @@ def count_tokens(
 def note_recent(
     extras: Extras,
     tokens: Int[Array, " T"],
-    row_ids: Int[Array, " T"],
-    positions: Int[Array, " T"],
-    ends: Int[Array, " T"],
+    row_ids: Int[Array, " R"],
+    first_token: Int[Array, " R"],
+    starts: Int[Array, " R"],
+    counts: Int[Array, " R"],
 ) -> Extras:
     """Note the last tokens of rows, drafts among them, before a step samples. Row ids past the end note nothing.
 
-    `ends`: one past the last position that the step runs of the token's row.
+    Args:
+        first_token, starts, counts: index and position of each row's first token, and how many it runs.
     """
-    row_ids = jnp.where(positions >= ends - _RING, row_ids, len(extras["recent"]))  # one token at each place
-    return {**extras, "recent": extras["recent"].at[row_ids, positions % _RING].set(tokens, mode="drop")}
+    last = (starts + counts - 1)[:, None]
+    # The latest position that belongs to each place; the step runs it unless it lies before the row's first token.
+    positions = last - (last - jnp.arange(_RING, dtype=jnp.int32)[None]) % _RING
+    own = tokens[jnp.clip(first_token[:, None] + positions - starts[:, None], 0, len(tokens) - 1)]
+    before = extras["recent"].at[row_ids].get(mode="fill", fill_value=0)
+    recent = jnp.where(positions >= starts[:, None], own, before)
+    return {**extras, "recent": extras["recent"].at[row_ids].set(recent, mode="drop")}
 
 
 def banned_tokens(

@@ -283,8 +283,9 @@ def forward(
             generated &= place < (indices.counts - indices.drafts)[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-        ends = (indices.starts + indices.counts)[indices.token_rows]
-        extras = note_recent(extras, tokens, row_ids, indices.positions, ends)
+        extras = note_recent(
+            extras, tokens, inputs.column("extras"), indices.first_token, indices.starts, indices.counts
+        )
     lanes, taps, finite = (
         list(state["lanes"]),
         dict[int, Array](),

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
-_RESTS = 8, 32  # steps for which the choice of no drafts holds at first and, doubled each time, at most
+_RESTS = 8, 16  # steps for which the choice of no drafts holds at first and, doubled each time, at most
 _TIMED = 4  # the last of these, which are measured
-_NEW = 8  # steps for which a choice holds at most once a row has begun
+_NEW = 4  # steps for which a choice holds at most once a row has begun: others' texts say little about its own
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
 _NOTED = 64  # steps that are counted together at most
 _GAIN = 1.02  # drafts must give so many times the tokens a second
@@ -160,7 +160,9 @@ class Choice:
         known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
         best = best_length(chances, rows, known)
         trial = self._trial(chances, rows, seconds, best)
-        self._kept = (best, rows, _HOLDS if best else self._rest) if trial is None else (0, 0, 0)
+        # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
+        holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
+        self._kept = (best, rows, holds) if trial is None else (0, 0, 0)
         self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
         return best if trial is None else trial
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.aot.facts import KernelFacts, Launch, copies, launches, parse, top_level
+from tools.aot.facts import KernelFacts, Launch, copies, launches, parse, top_level, widest
 
 PTX = """
 .visible .entry {name}_mosaic_gpu_kernel(
@@ -142,3 +142,20 @@ def test_the_host_launches_the_outermost_thunks() -> None:
         "kConditional",
         "kCommandBuffer",
     ]
+
+
+def test_the_largest_array_of_logits_is_one_that_a_kernel_writes() -> None:
+    """Not what is inside of a fusion, a parameter, or a view of another array; bytes count, not numbers."""
+    program = """
+%fused_compare (p: f32[4,1000]) -> pred[4,3,1000] {
+  %wide = u32[4,9,1000]{2,1,0} broadcast(%p), dimensions={0,2}
+}
+ENTRY %main (head: bf16[512,1000]) -> s32[4] {
+  %head = bf16[512,1000]{1,0} parameter(0)
+  %logits = f32[4,1000]{1,0} custom-call(%head), metadata={op_name="jit(step)/logits/dot"}
+  %both = (pred[4,3,1000]{2,1,0}, s32[4]{0}) fusion(%logits), kind=kInput, calls=%fused_compare
+  %view = f32[4,4,1000]{2,1,0} bitcast(%other)
+}
+"""
+    assert widest(program, 1000) == 4 * 4 * 1000
+    assert widest(program, 512) == 0

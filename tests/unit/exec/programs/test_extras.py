@@ -330,11 +330,12 @@ def test_the_last_token_of_a_bad_word_is_banned_behind_the_others(data: st.DataO
     extras = set_rows(dirty, [entry_of(1, bans=bans, recent=recent, start=cached)], [])
     while cached < len(whole):
         end = min(len(whole), cached + data.draw(st.sampled_from([1, 1, 2, 8, 32])))
-        at, drafts = np.arange(32, dtype=np.int32) + cached, data.draw(st.integers(0, 7))
-        tokens = np.resize(whole[cached:end], 32).astype(np.int32)
-        tokens[: end - cached], real = whole[cached:end], at < min(len(whole), end + drafts)
-        # Behind the text a step has run wrong drafts, which the next one overwrites.
-        extras = _note(extras, tokens, np.where(real, 1, 2), at, np.full(32, min(len(whole), end + drafts)))
+        drafts = data.draw(st.integers(0, 7))  # wrong ones, which the next step overwrites
+        tokens = np.resize(whole[cached:end], 40).astype(np.int32)
+        starts, counts = np.array([0, cached]), np.array([1, end + drafts - cached])
+        extras = _note(
+            extras, np.concatenate([tokens[-1:], tokens]), np.array([2, 1]), np.array([0, 1]), starts, counts
+        )
         if end > len(prompt):
             length = end - len(prompt)
             found = _banned(extras, np.array([1]), np.array([end]), np.array([len(prompt)]))[0].tolist()
