@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.aot.measures import copies
 from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
 from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
@@ -39,6 +40,18 @@ def test_writing_an_entry_keeps_the_others(folder: Path) -> None:
     assert not worse({"rope": bad}, "kernels.json", folder)
     write({"rope": GOOD}, "kernels.json", {"jax": "1"}, folder)
     assert len(worse({"rope": bad, "norms": bad}, "kernels.json", folder)) == 2
+
+
+def test_copies_per_stage_are_as_committed() -> None:
+    """Of all layers: their number, and the bytes of the smallest. `tools.aot.measures.copies --write` writes them."""
+    found = copies.figures()
+    assert json.loads((FOLDER / copies.GATES).read_text())["figures"].keys() == found.keys()
+    assert worse(found, copies.GATES) == []
+
+
+def test_a_figure_that_is_not_committed_is_not_compared(folder: Path) -> None:
+    """A new figure passes until it is written."""
+    assert worse({"norms": {**GOOD, "copies": 9}}, "kernels.json", folder) == []
 
 
 def test_routing_has_gates() -> None:

@@ -15,6 +15,7 @@ from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, make_call, run, shape_of
 from tests.support.turns import by_turns, whose_turn
+from tools.aot.measures.tma import linted
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 from tools.cases.kernels.attention_layers import LAYERS, Layer
@@ -60,7 +61,7 @@ def compare(case: Case, tuning: Tuning | None = None) -> None:
 
 
 def lower(layer: Layer) -> None:
-    """Lower a layer for a Hopper GPU, which checks register layouts, tiles, copies and shared memory."""
+    """Lower a layer for a Hopper GPU, which checks register layouts, tiles, copies, shared memory and TMA's rules."""
     given = arguments(layer)
 
     def attend(q: jax.Array, kv: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -77,7 +78,8 @@ def lower(layer: Layer) -> None:
         return out
 
     traced = jax.jit(attend).trace(given.q, given.kv, given.sinks)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with linted():
+        assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize(
