@@ -25,6 +25,7 @@ from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import Speculation
+from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
@@ -61,6 +62,7 @@ class StepSpec:
         sampling: the implementation of draws.
         routing: the implementation of the choice of experts.
         drafts: of each row of a decode step, looked up and verified.
+        attention: the implementation of attention.
     """
 
     model: str
@@ -75,6 +77,7 @@ class StepSpec:
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     drafts: int = 0
+    attention: Attention = "mosaic"
 
     @property
     def name(self) -> str:
@@ -87,6 +90,7 @@ class StepSpec:
         more += f", sampling on {self.sampling}" * (self.sampling != "xla")
         more += f", routing on {self.routing}" * (self.routing != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
+        more += f", attention on {self.attention}" * (self.attention != "mosaic")
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -115,11 +119,12 @@ _ROUTED = [
     *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
     replace(_GLUED[3], routing="triton", layers=4),  # gated
 ]
+_SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS),
-    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS),
 )
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6),
@@ -299,7 +304,9 @@ def _step_config(
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
-    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing)
+    backends = Backends(
+        spec.attention, "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing
+    )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 

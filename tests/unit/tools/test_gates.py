@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.aot.measures import copies
+from tools.cases.kernels.attention_layers import SPLIT_LAYERS
 from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
 from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
@@ -70,4 +71,15 @@ def test_kernels_of_the_glue_have_gates() -> None:
     kernels |= {f"rotate_and_write, {case.name}, {case.tokens} tokens" for case in ROPE_LAYERS}
     assert set(json.loads((FOLDER / "glue.json").read_text())["figures"]) == kernels
     committed = json.loads((FOLDER / "steps.json").read_text())["figures"]
-    assert committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]["in_layer"] == 9
+    mistral = committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]
+    assert mistral["in_layer"] == 9
+    assert mistral["bytes_moved"] < 1.15
+    assert mistral["logits_greedy"] == 2
+
+
+def test_attention_over_a_list_has_gates() -> None:
+    """Two thread blocks fit on a multiprocessor, except with a producer that casts pages."""
+    committed = json.loads((FOLDER / "attention.json").read_text())["figures"]
+    for layer in SPLIT_LAYERS:
+        assert committed[layer.name]["spills"] == 0
+        assert committed[layer.name]["blocks_per_sm"] >= (1 if layer.kv_dtype else 2)

@@ -37,9 +37,9 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
 
 %limited (arg.1: (f32[8,100])) -> (f32[8,100]) {
   %arg.1 = (f32[8,100]{1,0}) parameter(0)
-  %get-tuple-element.2 = f32[8,100]{1,0} get-tuple-element(%arg.1), index=0
-  %fusion.3 = (f32[8,100]{1,0}, f32[8]) fusion(%get-tuple-element.2), calls=%fused_both, metadata={op_name="sampling/exp"}
-  %copy.2 = f32[8,100]{1,0} copy(%get-tuple-element.2), metadata={op_name="sampling/copy"}
+  %second = f32[8,100]{1,0} get-tuple-element(%arg.1), index=0
+  %fusion.3 = (f32[8,100]{1,0}, f32[8]) fusion(%second), calls=%fused_both, metadata={op_name="sampling/exp"}
+  %copy.2 = f32[8,100]{1,0} copy(%second), metadata={op_name="sampling/copy"}
   ROOT %tuple.3 = (f32[8,100]{1,0}) tuple(%copy.2)
 }
 

@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import func
 SWIZZLES = (32, 64, 128)
 MOST_RANK, MOST_BOX, ALIGN = 5, 256, 16
 MOST_SIZE, MOST_STRIDE = 2**32, 2**40
+_NO_SWIZZLE = 16  # Mosaic's number for none
 
 
 class Descriptor(NamedTuple):
@@ -74,7 +75,8 @@ def recorded() -> Iterator[list[Descriptor]]:
         kind = _view(launch_context._find_kernel_argument_for_gmem_ref(gmem).type, transforms)
         strides, _ = kind.get_strides_and_offset()
         bits = utils.bitwidth(kind.element_type)
-        found.append(Descriptor(tuple(kind.shape), tuple(strides), tuple(box), bits, swizzle and int(swizzle)))
+        bytes_ = None if swizzle in (None, _NO_SWIZZLE) else int(swizzle)
+        found.append(Descriptor(tuple(kind.shape), tuple(strides), tuple(box), bits, bytes_))
         return original(self, gmem, transforms, peer, box, swizzle, reduction)
 
     context._get_tma_desc = record
