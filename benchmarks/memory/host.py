@@ -3,8 +3,9 @@
     python -m benchmarks.memory.host [--size tiny | 50m] [--prompt 8000] [--arena MIB] [--json FILE]
 
 * First token: a prompt is asked, then another until the arena has lost it; then it is asked again and comes back.
-* Other rows: the time of a step of 4 rows that generate, with and without a tenth of the arena per second that goes to
-  host memory and a tenth that comes back. Both kinds of steps alternate, ten at a time.
+* Other rows: the time of a step of 4 rows that generate, alone; with a tenth of the arena per second that goes to host
+  memory and a tenth that comes back; and with the tenth that went there being written to files too. The three kinds of
+  steps alternate, ten at a time.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
+from jswa.cache.disk.records import Geometry, Record
+from jswa.cache.disk.store import DiskStore
 from jswa.exec.host.memory import host_contents
 from jswa.exec.host.pages import HostPages
 from jswa.exec.runner import Runner
 from jswa.llm import LLM
-from jswa.plan import Transfers
+from jswa.plan import Save, Transfers
 from jswa.types import RequestOutput, SamplingParams
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -70,21 +74,37 @@ def first_token(llm: LLM, length: int) -> tuple[float, float]:
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def other_rows(llm: LLM, length: int) -> tuple[float, float]:
-    """Return the mean seconds of a step without and with copies, each way a tenth of the arena per second."""
+def open_store(runner: Runner, folder: Path) -> DiskStore:
+    """Return files for the pages of a runner, more than are written here."""
+    layout = runner.layout
+    shape = layout.page_size, layout.pages_per_block, layout.num_lanes * layout.devices
+    geometry = Geometry("benchmark", *shape, layout.block_elems // layout.pages_per_block, np.dtype(runner.kv_dtype))
+    return DiskStore(folder, 2**36, geometry)
+
+
+def save_of(store: DiskStore, slots: Int[np.ndarray, " n"], number: int) -> Save:
+    """Return the writing of slots as full pages of a text of their own."""
+    keys = tuple(("full", b"%08d%08d" % (number, page)) for page in range(len(slots)))
+    record = Record(store.geometry.identity, b"r" * 16, keys[0][1], keys, None)
+    return Save(slots, partial(store.put, record))
+
+
+def other_rows(llm: LLM, length: int, folder: Path) -> list[float]:
+    """Return the mean seconds of a step alone, with copies each way, and with files written too."""
     engine, runner = llm.engine, llm.engine.runner
     assert isinstance(runner, Runner)
     assert engine.limits.host is not None
     pages = HostPages(runner, host_contents(engine.limits.host, runner.layout, runner.kv_dtype))
-    params = SamplingParams(temperature=0.0, max_tokens=2 * STEPS + 300, ignore_eos=True)
+    store, nothing = open_store(runner, folder), np.zeros((0, 2), np.int32)
+    params = SamplingParams(temperature=0.0, max_tokens=3 * STEPS + 300, ignore_eos=True)
     for number in range(4):
         engine.add(engine.request(str(number), np.array(text(number, length), np.int32), params))
     for _ in range(100):
         engine.step()
     total = engine.stats().total_slots
-    seconds, begun, owed, at = [0.0, 0.0], time.perf_counter(), 0.0, 0
-    for step in range(2 * STEPS):
-        kind, begun = step // SPAN % 2, time.perf_counter()
+    seconds, owed, at = [0.0, 0.0, 0.0], 0.0, 0
+    for step in range(3 * STEPS):
+        kind, begun = step // SPAN % 3, time.perf_counter()
         engine.step()
         if kind:
             count = int(owed // runner.slots_per_copy) * runner.slots_per_copy  # texts are copied many slots at a time
@@ -93,8 +113,9 @@ def other_rows(llm: LLM, length: int) -> tuple[float, float]:
             at += count
             pairs = np.stack([slots, slots], axis=1).astype(np.int32)
             pages.land()
-            nothing = np.zeros((0, 2), np.int32)
-            pages.before_launch(Transfers(nothing, pairs, nothing))
+            store.settle()
+            saves = (save_of(store, slots, step),) if kind == 2 and count else ()
+            pages.before_launch(Transfers(nothing, pairs, nothing, (), saves))
             pages.after_launch(Transfers(nothing, nothing, pairs))
             owed += SHARE * total * (time.perf_counter() - begun)
         seconds[kind] += time.perf_counter() - begun
@@ -102,7 +123,9 @@ def other_rows(llm: LLM, length: int) -> tuple[float, float]:
         engine.abort(str(number))
     while engine.has_work():
         engine.step()
-    return seconds[0] / STEPS, seconds[1] / STEPS
+    store.close()
+    print(f"  {store.written} bytes written, {store.dropped} records dropped", flush=True)
+    return [value / STEPS for value in seconds]
 
 
 def main() -> None:
@@ -126,10 +149,12 @@ def main() -> None:
         ) as llm,
     ):
         found["computed"], found["restored"] = first_token(llm, args.prompt)
-        found["step"], found["step beside copies"] = other_rows(llm, 200)
+        steps = other_rows(llm, 200, Path(folder) / "files")
+        found |= dict(zip(("step", "step beside copies", "step beside copies and files"), steps, strict=True))
     print({name: round(1000 * value, 3) for name, value in found.items()}, "ms")
     print(f"restored / computed {found['restored'] / found['computed']:.3f}")
-    print(f"slower beside copies {100 * (found['step beside copies'] / found['step'] - 1):.1f} %")
+    for name in ("copies", "copies and files"):
+        print(f"slower beside {name}: {100 * (found[f'step beside {name}'] / found['step'] - 1):.1f} %")
     if args.json:
         result_file.write(args.json, {"size": args.size, "prompt": args.prompt, "seconds": found})
 

@@ -12,6 +12,9 @@ from jswa.plan.events import (
     TokenEvent,
 )
 from jswa.plan.request import (
+    ANY_TOKEN,
+    BAN_TOKENS,
+    BANS,
     EVERY_TOKEN,
     NO_WORDS,
     AllWords,
@@ -40,6 +43,9 @@ from jswa.plan.step import (
 )
 
 __all__ = [
+    "ANY_TOKEN",
+    "BANS",
+    "BAN_TOKENS",
     "COLUMNS",
     "EVERY_TOKEN",
     "FROM_DEVICE",

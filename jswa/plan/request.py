@@ -48,6 +48,8 @@ class AllWords(NamedTuple):
     bits: Int[np.ndarray, " words"]
 
 
+BANS, BAN_TOKENS = 16, 8  # sequences of a row whose last token the device forbids by itself, and tokens of each
+ANY_TOKEN = -1  # in such a sequence
 NO_WORDS = Words(np.zeros(0, np.int32), np.zeros(0, np.int32))
 EVERY_TOKEN = Mask(-1, *NO_WORDS)
 
@@ -59,6 +61,7 @@ class Constraint(NamedTuple):
         bias_ids, bias: token ids, and the biases that are added to their logits.
         allowed: the tokens that may be generated.
         early: words of the mask that differ before the text has `min_length` tokens: they lack the stop tokens.
+        stops: these stop tokens; none without `min_length`.
         bad_words: token sequences; the last token of each is forbidden if the text ends in the others.
     """
 
@@ -66,13 +69,27 @@ class Constraint(NamedTuple):
     bias: Float[np.ndarray, " B"]
     allowed: Mask
     early: Words
+    stops: tuple[int, ...]
     min_length: int
     bad_words: tuple[tuple[int, ...], ...]
 
     @property
-    def has_one_mask(self) -> bool:
-        """Whether the same tokens are allowed everywhere in the text."""
-        return not self.bad_words and not len(self.early.at)
+    def fits_device(self) -> bool:
+        """Whether the device forbids bad words and early stop tokens by itself: there are few, and none is long."""
+        few = len(self.stops) + len(self.bad_words) <= BANS
+        return few and max(map(len, self.bad_words), default=0) <= BAN_TOKENS
+
+    def bans(self) -> Int[np.ndarray, "n columns"]:
+        """Return the sequences whose last token is forbidden behind the others, for the device.
+
+        A line has the length of the text up to which that holds, then `BAN_TOKENS` tokens, `ANY_TOKEN` in front.
+        """
+        lines = np.full((len(self.stops) + len(self.bad_words), 1 + BAN_TOKENS), ANY_TOKEN, np.int32)
+        lines[:, 0] = self.min_length
+        lines[: len(self.stops), -1] = self.stops
+        for line, word in zip(lines[len(self.stops) :], self.bad_words, strict=True):
+            line[0], line[-len(word) :] = np.iinfo(np.int32).max, word
+        return lines
 
 
 class TextGrammar(Protocol):

@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from jswa.plan.request import AllWords, Mask, Words
+from jswa.plan.request import BAN_TOKENS, AllWords, Mask, Words
 
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
 # StepPlan.starts: the length of the row that the device has.
 FROM_DEVICE = -1
+_NO_BANS, _NO_TOKENS = np.zeros((0, 1 + BAN_TOKENS), np.int32), np.zeros(0, np.int32)
 
 
 class ExtrasEntry(NamedTuple):
@@ -22,6 +23,9 @@ class ExtrasEntry(NamedTuple):
         allowed: the tokens that may be generated until a `RowMask` changes the mask.
         prompt: its tokens count as seen; empty if no penalty asks for them.
         generated: tokens of its text that the row does not run because their KV is cached; empty as well.
+        bans: sequences whose last token the device forbids (`Constraint.bans`).
+        recent: the last `BAN_TOKENS` tokens of its text that the row does not run, if there are bans.
+        start: the position behind these.
     """
 
     row_id: int
@@ -30,6 +34,9 @@ class ExtrasEntry(NamedTuple):
     allowed: Mask
     prompt: Int[np.ndarray, " P"]
     generated: Int[np.ndarray, " G"]
+    bans: Int[np.ndarray, "n columns"] = _NO_BANS
+    recent: Int[np.ndarray, " m"] = _NO_TOKENS
+    start: int = 0
 
 
 class RowMask(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from jswa.errors import InvalidSampling, NothingAllowed
 from jswa.grammar.llg import fill_all
 from jswa.plan import (
+    BAN_TOKENS,
     EVERY_TOKEN,
     NO_WORDS,
     AllWords,
@@ -57,6 +58,7 @@ def make_constraint(
         bias=np.fromiter(bias.values(), np.float32, len(bias)),
         allowed=allowed,
         early=early,
+        stops=tuple(stops),
         min_length=prompt_length + params.min_tokens,
         bad_words=tuple(word for word in bad_words if len(word) > 1),
     )
@@ -200,7 +202,10 @@ class Masks:
         params, constraint = request.params, request.constraint
         if constraint is None:
             return None
-        if sequence.num_known < constraint.min_length or constraint.bad_words or request.grammar is not None:
+        on_device = constraint.fits_device and request.grammar is None
+        if not on_device and (
+            sequence.num_known < constraint.min_length or constraint.bad_words or request.grammar is not None
+        ):
             self._held[row_id] = _Held(early=False, banned=frozenset(), words=NO_WORDS)
             self._changes[row_id] = True
             self._follows_text[row_id] = bool(constraint.bad_words) or request.grammar is not None
@@ -210,7 +215,12 @@ class Masks:
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
-        return ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
+        entry = ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
+        if not on_device or not (bans := constraint.bans()).size:
+            return entry
+        start = sequence.launched
+        recent = sequence.tokens[max(start - BAN_TOKENS, 0) : start].copy()
+        return entry._replace(bans=bans, recent=recent, start=start)
 
     def release(self, sequence: Sequence) -> None:
         """Forget the mask of a row that ends."""

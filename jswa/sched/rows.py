@@ -149,7 +149,7 @@ class Rows:
         self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
         self._records[row, _LIMIT] = limit
         constraint = request.constraint
-        if self.speculates and (constraint is None or (constraint.has_one_mask and request.grammar is None)):
+        if self.speculates and (constraint is None or (constraint.fits_device and request.grammar is None)):
             self.speculative[row] = self._speculative
         self._sampling[row] = (
             params.temperature,

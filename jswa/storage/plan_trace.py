@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
+from jswa.plan import BAN_TOKENS, COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any], geometry: dict[str, Any]) -> None:
@@ -59,6 +59,9 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
             _mask(entry["allowed"]),
             np.array(entry["prompt"], np.int32),
             np.array(entry["generated"], np.int32),
+            np.array(entry["bans"], np.int32).reshape(-1, 1 + BAN_TOKENS),
+            np.array(entry["recent"], np.int32),
+            entry["start"],
         )
         for entry in fields["extras"]
     )

@@ -36,6 +36,7 @@ class DiskCache:
     Attributes:
         wanted: the text that is being read, or taken in.
         torn: whether the last text was given up because one of its files was a miss.
+        seconds_per_token: as above; it may be changed between steps.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DiskCache:
         self.torn = False
         self._tier = tier
         self._slots = max(slots_per_step, 1 + tier.pool.pages_per_block)
-        self._seconds_per_token = seconds_per_token
+        self.seconds_per_token = seconds_per_token
         self._patience = patience
         self._retired = False
         self._late = False  # a request has stopped waiting for the read under way
@@ -71,7 +72,7 @@ class DiskCache:
             return None
         self._late = False
         wanted = find(self._tier, self.store, salt, tokens, limit, start)
-        if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self._seconds_per_token:
+        if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self.seconds_per_token:
             return None
         m, pool = self._tier.pool.pages_per_block, self._tier.pool
         slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
@@ -79,7 +80,7 @@ class DiskCache:
 
     def patience(self, wanted: Wanted) -> float:
         """Return how many seconds a request waits at most for these pages."""
-        return max(self._patience, wanted.gain * self._seconds_per_token)
+        return max(self._patience, wanted.gain * self.seconds_per_token)
 
     def begin(self, wanted: Wanted) -> None:
         """Begin to read a text."""

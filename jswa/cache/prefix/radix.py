@@ -285,7 +285,7 @@ class RadixTree:
             assert len(flat) == len(np.unique(flat)), f"a {name} page is in the tree twice"
             assert np.array_equal(np.sort(flat), np.flatnonzero(cached)), "cached ≠ in the tree"
             assert all(owner[i] is node for node, own in zip(nodes, ids, strict=True) for i in own.tolist())
-            assert sum(node is not None for node in owner.tolist()) == len(flat)
+            assert np.count_nonzero(owner != None) == len(flat)  # noqa: E711
         self.candidates.check()
 
     def _below(self, node: Node) -> Iterator[Node]:

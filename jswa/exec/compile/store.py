@@ -78,14 +78,16 @@ class ProgramStore:
             options: with which XLA compiles it.
             lower: traces it.
         """
-        key = _digest(self._surroundings, self._sources, what, options, _described(arguments))
+        described = _described(arguments)
+        key = _digest(self._surroundings, self._sources, what, options, described)
         link = self._read(f"{key}.key")
         known = None if link is None else link.decode()
         program = None if known is None else self._load(known)
         if program is not None:
             return program
         lowered = lower()
-        name = _digest(self._surroundings, options, lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree))
+        # XLA's text lacks the arguments that nothing reads, but a program refuses others of these too.
+        name = _digest(self._surroundings, options, described, lowered.as_text(), str(lowered.out_tree))
         with _compiling if self._devices[0].platform == "cpu" else contextlib.nullcontext():
             program = None if name == known else self._load(name)
             if program is None:

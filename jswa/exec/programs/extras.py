@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jswa.model.collectives import shard_columns, shard_start
-from jswa.plan import AllWords, ExtrasEntry, RowMask, Words, bits_of
+from jswa.plan import ANY_TOKEN, BAN_TOKENS, BANS, AllWords, ExtrasEntry, RowMask, Words, bits_of
 from jswa.types import MAX_LOGIT_BIAS
 
 IN_PROMPT = 1 << 15
@@ -26,9 +26,12 @@ BEGINS = 8  # rows that a launch of `set_extras` begins, at most
 ITEMS = 1_024  # of a launch
 MASKS = (1, 4, 16, 64)  # whole masks of a launch
 PROMPT, MASK = range(2)  # kinds of lines of `set_bits`
-_SEEN, _SKIPPED, _WORD, _CHANGED, _BIAS = range(5)  # kinds of items; `_CHANGED` comes after `_WORD`
+# Kinds of items; `_CHANGED` comes after `_WORD`.
+_SEEN, _SKIPPED, _WORD, _CHANGED, _BIAS, _BAN, _RECENT = range(7)
+_RING = 16  # the last tokens of a row: those in front of any place of a step, and drafts
 _KIND, _SLOT = 8, 8 * MAX_LOGIT_BIAS  # an item's first word is row id x _SLOT + slot x _KIND + kind
 _BIASES = np.arange(MAX_LOGIT_BIAS, dtype=np.int32) * _KIND + _BIAS
+_NO_TOKEN = 2**30  # past every vocabulary
 
 
 class Extras(TypedDict):
@@ -39,12 +42,16 @@ class Extras(TypedDict):
             it, in the highest. Counts stop between `MOST` - 2^13 and `MOST`.
         bias_ids, bias: token ids, and the biases that are added to their logits; ids past the vocabulary are padding.
         mask: bits of the allowed tokens, 32 a word.
+        bans: sequences whose last token is forbidden behind the others (`Constraint.bans`); lines of zeros are none.
+        recent: the last tokens of the row, each at its position % `_RING`.
     """
 
     seen: UInt[Array, "max_rows V"]
     bias_ids: Int[Array, "max_rows B"]
     bias: Float[Array, "max_rows B"]
     mask: Int[Array, "max_rows words"]
+    bans: Int[Array, "max_rows N columns"]
+    recent: Int[Array, "max_rows ring"]
 
 
 def init_extras(rows: int, vocab: int) -> Extras:
@@ -54,6 +61,8 @@ def init_extras(rows: int, vocab: int) -> Extras:
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
         bias=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
         mask=jnp.full((rows, -(-vocab // 32)), -1, jnp.int32),
+        bans=jnp.zeros((rows, BANS, 1 + BAN_TOKENS), jnp.int32),
+        recent=jnp.zeros((rows, _RING), jnp.int32),
     )
 
 
@@ -74,7 +83,10 @@ def set_extras(extras: Extras, batch: Int[Array, " size"]) -> Extras:
     bias_ids = extras["bias_ids"].at[begins[0]].set(extras["seen"].shape[1], mode="drop")
     mask = extras["mask"].at[begins[2]].set(begins[3][:, None], mode="drop")
     mask = mask.at[only(_WORD), at].set(value, mode="drop")
+    bans = extras["bans"].at[begins[0]].set(0, mode="drop")
     begun = Extras(
+        bans=bans.at[only(_BAN), slots, at].set(value, mode="drop"),
+        recent=extras["recent"].at[only(_RECENT), at].set(value, mode="drop"),
         seen=seen,
         bias_ids=bias_ids.at[only(_BIAS), slots].set(at, mode="drop"),
         bias=extras["bias"].at[only(_BIAS), slots].set(value.view(jnp.float32), mode="drop"),
@@ -113,6 +125,36 @@ def count_tokens(
         rows = jnp.where(counted, row_ids[piece], len(seen))
         seen = seen.at[rows, tokens[piece]].add(jnp.uint16(1), mode="drop")
     return {**extras, "seen": seen}
+
+
+def note_recent(
+    extras: Extras,
+    tokens: Int[Array, " T"],
+    row_ids: Int[Array, " T"],
+    positions: Int[Array, " T"],
+    ends: Int[Array, " T"],
+) -> Extras:
+    """Note the last tokens of rows, drafts among them, before a step samples. Row ids past the end note nothing.
+
+    `ends`: one past the last position that the step runs of the token's row.
+    """
+    row_ids = jnp.where(positions >= ends - _RING, row_ids, len(extras["recent"]))  # one token at each place
+    return {**extras, "recent": extras["recent"].at[row_ids, positions % _RING].set(tokens, mode="drop")}
+
+
+def banned_tokens(
+    extras: Extras, row_ids: Int[Array, " R"], positions: Int[Array, " R"], prompt_length: Int[Array, " R"]
+) -> Int[Array, "R N"]:
+    """Return the tokens that rows may not generate at these positions, past the vocabulary where there are fewer.
+
+    They end a bad word of which the text has the other tokens, all of them generated, or it is too short to end.
+    """
+    bans = extras["bans"][row_ids]
+    at = positions[:, None] - jnp.arange(BAN_TOKENS - 1, 0, -1, dtype=jnp.int32)[None]
+    recent = jnp.where(at >= prompt_length[:, None], extras["recent"][row_ids[:, None], at % _RING], _NO_TOKEN)
+    until, before, last = bans[..., 0], bans[..., 1:-1], bans[..., -1]
+    met = ((before == ANY_TOKEN) | (before == recent[:, None])).all(axis=-1)
+    return jnp.where(met & (positions[:, None] < until), last, _NO_TOKEN)
 
 
 def seen_tokens(
@@ -192,6 +234,11 @@ def _items(entry: ExtrasEntry) -> Iterator[_Items]:
         yield first + _SKIPPED, entry.generated, 0
     if entry.allowed.at is not None and len(entry.allowed.at):
         yield first + _WORD, entry.allowed.at, entry.allowed.bits
+    for slot, line in enumerate(entry.bans):
+        yield first + slot * _KIND + _BAN, np.arange(len(line), dtype=np.int32), line
+    if len(entry.recent):
+        places = np.arange(entry.start - len(entry.recent), entry.start, dtype=np.int32) % _RING
+        yield first + _RECENT, places, entry.recent
     if len(entry.bias_ids):
         yield first + _BIASES[: len(entry.bias_ids)], entry.bias_ids, entry.bias.view(np.int32)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
-from jswa.exec.programs.extras import Extras, allowed_tokens, seen_tokens
+from jswa.exec.programs.extras import Extras, allowed_tokens, banned_tokens, seen_tokens
 from jswa.exec.programs.logprobs import LogprobRows, log_softmax, logprob_rows
 from jswa.model.collectives import (
     argmax_columns,
@@ -121,7 +121,9 @@ def sample(
     logits = _for_rows(
         constrained,
         logits,
-        lambda take: apply_constraints(take(logits), take(rows), extras, take(constrained), devices, take(drafts)),
+        lambda take: apply_constraints(
+            take(logits), take(positions), take(rows), extras, take(constrained), devices, take(drafts)
+        ),
         few,
     )
     if sampler != "xla":
@@ -140,17 +142,21 @@ def sample(
 def drawn_logprobs(
     logits: Float[Array, "R V"],
     tokens: Int[Array, " R"],
+    positions: Int[Array, " R"],
     rows: Sampling,
     extras: Extras,
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
 ) -> LogprobRows:
-    """Return log probabilities of the tokens that `sample` has drawn from these logits."""
+    """Return log probabilities of the tokens that `sample` has drawn from these logits at these positions."""
     random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
 
     def behind_limits() -> Float[Array, " R"]:
         changed = _for_rows(
-            constrained, logits, lambda take: apply_constraints(logits, rows, extras, constrained, devices, drafts), 0
+            constrained,
+            logits,
+            lambda take: apply_constraints(logits, positions, rows, extras, constrained, devices, drafts),
+            0,
         )
         kept = log_softmax(_kept(changed, rows, random, devices, 0), devices)
         return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
@@ -161,13 +167,14 @@ def drawn_logprobs(
 
 def apply_constraints(
     logits: Float[Array, "R V"],
+    positions: Int[Array, " R"],
     rows: Sampling,
     extras: Extras,
     constrained: Bool[Array, " R"],
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
 ) -> Float[Array, "R V"]:
-    """Apply bias, then penalties (Keskar et al. 2019 for repetition), and the mask, to the rows that have any."""
+    """Apply bias, then penalties (Keskar et al. 2019 for repetition), mask and bans, to the rows that have any."""
     row_ids, vocab = jnp.minimum(rows.extras, len(extras["seen"]) - 1), logits.shape[1] * devices
     ids, bias = jnp.where(constrained[:, None], extras["bias_ids"][row_ids], vocab), extras["bias"][row_ids]
     biased = lax.cond((ids < vocab).any(), lambda: _add_bias(logits, ids, bias, devices), lambda: logits)
@@ -177,11 +184,15 @@ def apply_constraints(
     changed -= rows.frequency[:, None] * counts
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
     allowed = shard_columns(allowed_tokens(extras["mask"][row_ids], vocab), devices)
-    return jnp.where(constrained[:, None], jnp.where(allowed, changed, -jnp.inf), logits)
+    changed = jnp.where(allowed, changed, -jnp.inf)
+    banned = banned_tokens(extras, row_ids, positions, rows.prompt_length)
+    banned = jnp.where(constrained[:, None], banned, vocab)
+    out = lax.cond((banned < vocab).any(), lambda: _add_bias(changed, banned, -jnp.inf, devices), lambda: changed)
+    return jnp.where(constrained[:, None], out, logits)
 
 
 def _add_bias(
-    logits: Float[Array, "R V"], ids: Int[Array, "R B"], bias: Float[Array, "R B"], devices: int
+    logits: Float[Array, "R V"], ids: Int[Array, "R B"], bias: Float[Array, "R B"] | float, devices: int
 ) -> Float[Array, "R V"]:
     """Add biases to the logits of this device's share of the vocabulary; ids past the vocabulary are dropped."""
     rows, size = logits.shape

@@ -21,7 +21,7 @@ from jswa.exec.pack import Inputs, PackSpec, column, unpack
 from jswa.exec.programs.drafting import with_drafts
 from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
-from jswa.exec.programs.extras import Extras, count_tokens
+from jswa.exec.programs.extras import Extras, count_tokens, note_recent
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
@@ -283,6 +283,8 @@ def forward(
             generated &= place < (indices.counts - indices.drafts)[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
+        ends = (indices.starts + indices.counts)[indices.token_rows]
+        extras = note_recent(extras, tokens, row_ids, indices.positions, ends)
     lanes, taps, finite = (
         list(state["lanes"]),
         dict[int, Array](),

@@ -83,7 +83,10 @@ def draw(
             few = 0 if deterministic else few_rows(len(positions))
             tokens = sample(scores, positions, own, extras, devices, whole, few, sampler, ahead)
         with jax.named_scope("logprobs"):
-            return Draws(tokens, drawn_logprobs(scores, tokens, own, extras, devices, ahead) if want_logprobs else None)
+            return Draws(
+                tokens,
+                drawn_logprobs(scores, tokens, positions, own, extras, devices, ahead) if want_logprobs else None,
+            )
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab) > rows * vocab):
         flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))

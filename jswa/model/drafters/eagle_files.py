@@ -26,6 +26,8 @@ from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.json_object import read_object
 
 _KINDS = ("eagle3", "peagle")
+# Many checkpoints of the flat format have the name of the family's own architecture; their tensors tell them apart.
+_ARCHITECTURE = re.compile(r".*(eagle3|peagle).*|(llama|qwen3)ForCausalLM", re.IGNORECASE)
 _FAMILIES = ("llama", "qwen3")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MOST_TAPS = 16
@@ -40,6 +42,7 @@ def open_eagle(folder: Path, target: ModelConfig) -> Checkpoint:
     missing or corrupt, and UnsupportedModel if it needs something that jswa does not have.
     """
     raw = read_object(folder_of(folder) / "config.json")
+    _require_architecture(Fields(raw, "config.json"))
     tensors = stored_tensors(folder, _tensor_name)
     if "fc.weight" not in tensors:
         raise refused("model", str(folder), "must be an EAGLE-3 checkpoint, and it has no tensor fc.weight")
@@ -49,6 +52,14 @@ def open_eagle(folder: Path, target: ModelConfig) -> Checkpoint:
     table = _sources(drafter, rest)
     stored = parse_quantization(raw)
     return Checkpoint(drafter, drafter.model, drafter.module, table, rest, tensors, stored, others).check()
+
+
+def _require_architecture(fields: Fields) -> None:
+    """Raise ConfigError if a config names architectures, and not one of EAGLE-3."""
+    found = fields.raw.get("architectures")
+    named = found if isinstance(found, list) and found else []
+    if not all(isinstance(name, str) and _ARCHITECTURE.fullmatch(name) for name in named):
+        raise refused("architectures", found, "must be one of EAGLE-3 or P-EAGLE, such as LlamaForCausalLMEagle3")
 
 
 def _tensor_name(key: str) -> str | None:
@@ -104,7 +115,7 @@ def _decoder(fields: Fields) -> ModelConfig:
     """Return the drafter's layers, all of which are full."""
     family = fields.string("model_type", "llama")
     if family not in _FAMILIES:
-        raise UnsupportedModel(f"{fields.where}: model_type = {family}: must be one of {', '.join(_FAMILIES)}")
+        raise refused("model_type", family, f"must be one of {', '.join(_FAMILIES)}")
     dropped = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
     raw = {key: value for key, value in fields.raw.items() if key not in dropped}
     # The first layer is made from the others' parts, so there is at least one.

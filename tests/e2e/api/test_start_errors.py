@@ -1,6 +1,7 @@
 """What can go wrong at the start ends in one line that says what to type next, with a status that is not 0."""
 
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from jswa.commands import cli
 from jswa.commands.server_package import load_server
 from jswa.errors import ConfigError, is_out_of_memory
+from jswa.storage.hub import TINY_DRAFT
 from server import launch
 from server.options import ServeConfig
 from tests.support.tiny import ONE_SHAPE_FLAGS
@@ -114,6 +116,37 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, missing, None)
     extra = "server" if command == "serve tiny" else "bench"
     assert f'is not installed: pip install "jswa[{extra}]"' in failed(command, capfd)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drafts", "said"),
+    [
+        ({"architectures": ["LlamaForSequenceClassification"]}, 3, "architectures = ["),
+        ({"transformer_layer_config": {"model_type": "mamba"}}, 3, "model_type = 'mamba'"),
+        ({"transformer_layer_config": {"vocab_size": 2048}}, 3, "vocab_size = 2048: must be 1024"),
+        ({"target_hidden_size": 64}, 3, "target_hidden_size = 64: must be 128"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 9]}, 3, "[2, 9]: must be at most 16 layers of the model, 0 to 5"),
+        ({}, 8, "num_speculative_tokens = 8: must be a whole number from 1 to 7"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_before_a_weight_is_read(
+    changes: dict[str, Any],
+    drafts: int,
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jswa import build
+
+    monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: pytest.fail("weights were read"))
+    folder = tmp_path / "drafter"
+    shutil.copytree(TINY_DRAFT, folder)
+    config = json.loads((folder / "config.json").read_text())
+    layer = config["transformer_layer_config"] | changes.get("transformer_layer_config", {})
+    (folder / "config.json").write_text(json.dumps(config | changes | {"transformer_layer_config": layer}))
+    option = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": drafts}
+    assert said in failed(f"generate x --speculative-config {json.dumps(option, separators=(',', ':'))}", capfd)
 
 
 class JaxRuntimeError(RuntimeError):

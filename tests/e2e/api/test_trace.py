@@ -40,7 +40,7 @@ SAMPLING = [
         min_tokens=9,
         repetition_penalty=1.3,
         logit_bias={101: -2.5},
-        bad_words=["ing"],
+        bad_words=["ing", "so many tokens that the host must forbid the last of them"],
         prompt_logprobs=1,
     ),
 ]
@@ -137,7 +137,7 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
         assert len(tokens) == plan.num_rows
     assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.extras)
     assert any(plan.masks for plan in launched)
-    assert late, "the masks of bad words come late, and a trace has them with their plan"
+    assert late, "the masks of long bad words come late, and a trace has them with their plan"
     assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
 
     # One token is changed: `replay` must count it, and no other.

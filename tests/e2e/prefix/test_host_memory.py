@@ -1,13 +1,19 @@
 """The second prefix cache in host memory, on the embedded model: answers are those of cold runs."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jswa.errors import ConfigError
 from jswa.llm import LLM
 from tests.e2e.prefix.test_conversations import OPTIONS, alone, cold_engine
 from tests.support.prefix.talk import Talk
+from tests.support.turns import by_turns
 
 pytestmark = pytest.mark.optimized
 
@@ -60,3 +66,22 @@ def test_plans_that_need_host_memory_are_not_written(tmp_path: Path, monkeypatch
     monkeypatch.setenv("JSWA_DUMP_PLANS", str(tmp_path / "plans"))
     with pytest.raises(ConfigError, match="host_kv_bytes"):
         LLM("tiny", host_kv_bytes=8_000_000, **OPTIONS)
+
+
+@pytest.mark.parametrize("name", by_turns(["gemma3", "gpt_oss", "mimo_v2_flash"], 8))
+def test_texts_of_several_devices_come_back_to_each_of_them(name: str, tmp_path: Path) -> None:
+    """With tensor parallelism, from host memory and after a restart from the disk, answers are those of cold runs."""
+    environ = {**os.environ, "PJRT_NPROC": "16"}  # each device that waits for others blocks a thread
+    command = [sys.executable, "-m", "tests.support.prefix.shared_tiers", str(tmp_path), name]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert first["devices"] == second["devices"] == 2
+    assert first["host"] > 0
+    assert first["written"] > 0
+    assert second["disk"] > 0
+    cold = first["answers"][0]
+    for answers in (first["answers"][1], *second["answers"]):
+        for found, expected in zip(answers, cold, strict=True):
+            assert [token for token, _, _ in found] == [token for token, _, _ in expected]
+            np.testing.assert_allclose(found, expected, atol=1e-4)

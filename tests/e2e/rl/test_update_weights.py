@@ -15,6 +15,7 @@ from jswa.types import CompletionOutput, SamplingParams
 from tests.e2e.rl.conftest import TINY
 
 PROMPT = "Once upon a time there was a little dog. The dog liked to run. One day the dog saw a"
+LASTING = 400  # tokens of a text that has not ended when it is aborted, on a slow machine too
 Arrays = dict[str, Any]
 
 
@@ -26,10 +27,14 @@ def ask(llm: jswa.LLM, prompt: Any = PROMPT, tokens: int = 12) -> CompletionOutp
 class Load:
     """Threads that ask for long texts, and what they get."""
 
-    def __init__(self, llm: jswa.LLM, count: int = 5, *, running: bool = True) -> None:
+    def __init__(self, llm: jswa.LLM, count: int = 5, *, running: bool = True, tokens: int = 40) -> None:
         unfinished = llm.num_unfinished
         self.texts: list[CompletionOutput] = []
-        self._threads = [threading.Thread(target=lambda: self.texts.append(ask(llm, tokens=40))) for _ in range(count)]
+
+        def run() -> None:
+            self.texts.append(ask(llm, tokens=tokens))
+
+        self._threads = [threading.Thread(target=run) for _ in range(count)]
         for thread in self._threads:
             thread.start()
         while llm.num_unfinished < unfinished + count or (running and not llm.stats().running):
@@ -76,8 +81,9 @@ def test_requests_in_flight_go_on_with_the_new_weights(llm: jswa.LLM, weights: l
 @pytest.mark.parametrize("in_flight", ["finish", "abort", "continue"])
 def test_weights_change_under_load(in_flight: Any, llm: jswa.LLM, weights: list[Arrays]) -> None:
     """Each mode does with unfinished requests what it says, and requests behind it see the new weights alone."""
-    version, old = llm.weights_version, ask(llm, tokens=40).token_ids
-    load = Load(llm)
+    tokens = LASTING if in_flight == "abort" else 40
+    version, old = llm.weights_version, ask(llm, tokens=tokens).token_ids
+    load = Load(llm, tokens=tokens)
     assert llm.update_weights(weights[2], in_flight=in_flight) == version + 1
     new = ask(llm, tokens=40)
     assert set(new.versions) == {version + 1}
@@ -118,7 +124,7 @@ def test_pause_keeps_requests_or_ends_them(llm: jswa.LLM) -> None:
     llm.resume()
     assert [text.token_ids for text in load.wait()] == [old] * 5
     assert llm.engine.step_stats().steps > steps
-    load = Load(llm)
+    load = Load(llm, tokens=LASTING)
     llm.pause("abort")
     assert {text.finish_reason for text in load.wait()} == {"abort"}
     llm.resume()

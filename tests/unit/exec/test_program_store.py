@@ -86,6 +86,15 @@ def test_other_sources_trace_again_and_share_the_program(folder: Path) -> None:
     assert traced(opened(folder, "changed"))[1] == traced(opened(folder))[1] == 0
 
 
+def test_arguments_that_nothing_reads_are_part_of_a_program(folder: Path) -> None:
+    """As page tables are not by copies of pages: engines whose tables have another width have their own programs."""
+    salt = SALT
+    for width in (8, 4, 8):
+        arguments = ARGUMENTS[1], np.zeros(width, np.int32)
+        program = compiled(opened(folder), "half", jax.jit(lambda x, table: x + np.float32(salt)), arguments)
+        np.testing.assert_allclose(program(*map(jax.device_put, arguments)), 1 + np.float32(salt), rtol=1e-6)
+
+
 def test_other_values_shapes_and_settings_are_other_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert traced(opened(folder), what="another")[1] == 1
     function = jax.jit(lambda x: x * np.float32(SALT))

@@ -1,7 +1,7 @@
 """Sampling columns, extras and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,14 @@ from tests.support.builders import make_layout
 
 VOCAB = 40
 LAYOUT = make_layout(4, None, num_full=1, num_local=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def masks_from_the_host() -> Iterator[None]:
+    """The host makes the masks of all bad words and early stop tokens, as it does of those that are too many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jswa.plan.request.BANS", 0)
+        yield
 
 
 def make_request(

@@ -17,17 +17,20 @@ from jswa.exec.programs.extras import (
     ITEMS,
     MOST,
     Extras,
+    banned_tokens,
     bit_lines,
     count_tokens,
     extras_batches,
     init_extras,
+    note_recent,
     set_bits,
     set_extras,
 )
 from jswa.exec.programs.logprobs import logprob_rows
 from jswa.exec.programs.sampling import Sampling
-from jswa.plan import EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
-from jswa.types import MAX_LOGPROBS
+from jswa.plan import BAN_TOKENS, EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
+from jswa.sched.constraint import banned_at, make_constraint
+from jswa.types import MAX_LOGPROBS, SamplingParams
 from tests.support import oracles
 from tests.support.builders import NO_EXTRAS, sampling_columns, share
 
@@ -36,13 +39,14 @@ WORDS = -(-VOCAB // 32)
 
 _NONE = np.zeros(0, np.int32)
 
+_note, _banned = jax.jit(note_recent), jax.jit(banned_tokens)
 _count, _set_extras, _set_bits = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_bits)
 
 
 @jax.jit
 def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
     rows = Sampling.of(columns)
-    return sampling.apply_constraints(logits, rows, extras, rows.extras < TABLE)
+    return sampling.apply_constraints(logits, jnp.zeros(ROWS, jnp.int32), rows, extras, rows.extras < TABLE)
 
 
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
@@ -281,9 +285,10 @@ def test_a_new_row_starts_without_counts_and_a_new_mask_keeps_them() -> None:
     assert (after["mask"][1] == -1).all()
     assert after["mask"][2].tolist() == [9, 2]
     assert after["mask"][3].tolist() == [-2, ~(1 << 4)], "a change counts, not what the row begins with"
-    changed = {"seen": [1, 3], "bias_ids": [1, 3], "bias": [], "mask": [1, 2, 3]}
+    changed: dict[str, list[int]] = {"seen": [1, 3], "bias_ids": [1, 3], "mask": [1, 2, 3]}
     for name, table in before.items():
-        assert (np.delete(after[name], changed[name], 0) == np.delete(np.asarray(table), changed[name], 0)).all()
+        own = changed.get(name, [])
+        assert (np.delete(after[name], own, 0) == np.delete(np.asarray(table), own, 0)).all()
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -307,6 +312,37 @@ def test_items_that_do_not_fit_one_launch_come_after_the_beginning_of_their_row(
     assert (np.asarray(extras["seen"]) == seen).all()
     assert (np.asarray(extras["bias_ids"])[:, :11] == [*ids.tolist(), 64]).all()
     assert (np.asarray(extras["mask"]) == -1).all()
+
+
+@given(st.data())
+def test_the_last_token_of_a_bad_word_is_banned_behind_the_others(data: st.DataObject) -> None:
+    """And stop tokens before min_tokens, in steps that run any number of tokens, behind any cached part of the text."""
+    ids = st.integers(0, 2)
+    prompt, text = data.draw(st.lists(ids, min_size=1, max_size=20)), data.draw(st.lists(ids, min_size=1, max_size=40))
+    words = tuple(data.draw(st.lists(st.lists(ids, min_size=2, max_size=BAN_TOKENS).map(tuple), max_size=5)))
+    params = SamplingParams(min_tokens=data.draw(st.integers(0, 5)), presence_penalty=1.0)
+    constraint = make_constraint(params, VOCAB, len(prompt), frozenset({1, 30}), words)
+    assert constraint is not None
+    assert constraint.fits_device
+    whole, cached = np.array(prompt + text, np.int32), data.draw(st.integers(0, len(prompt + text) - 1))
+    recent, bans = whole[:cached][-BAN_TOKENS:], constraint.bans()
+    dirty: Extras = jax.tree.map(lambda table: jnp.full_like(table, 2), init_extras(2, VOCAB))
+    extras = set_rows(dirty, [entry_of(1, bans=bans, recent=recent, start=cached)], [])
+    while cached < len(whole):
+        end = min(len(whole), cached + data.draw(st.sampled_from([1, 1, 2, 8, 32])))
+        at, drafts = np.arange(32, dtype=np.int32) + cached, data.draw(st.integers(0, 7))
+        tokens = np.resize(whole[cached:end], 32).astype(np.int32)
+        tokens[: end - cached], real = whole[cached:end], at < min(len(whole), end + drafts)
+        # Behind the text a step has run wrong drafts, which the next one overwrites.
+        extras = _note(extras, tokens, np.where(real, 1, 2), at, np.full(32, min(len(whole), end + drafts)))
+        if end > len(prompt):
+            length = end - len(prompt)
+            found = _banned(extras, np.array([1]), np.array([end]), np.array([len(prompt)]))[0].tolist()
+            early = {1, 30} if length < params.min_tokens else set()
+            assert {token for token in found if token < VOCAB} == banned_at(
+                constraint, whole[-len(text) :][:length]
+            ) | early
+        cached = end
 
 
 def test_rows_that_begin_in_one_step_share_a_launch_of_few_bytes() -> None:

@@ -193,5 +193,5 @@ def test_a_new_state_is_zero_and_has_the_shapes_of_state_shapes() -> None:
     assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a new mask forbids tokens"
     assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
-    extras = 5 * (61 * 2 + 1_024 * 8 + 2 * 4)
+    extras = 5 * (61 * 2 + 1_024 * 8 + 2 * 4 + (16 * 9 + 16) * 4)
     assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + extras

@@ -80,8 +80,11 @@ def test_what_does_not_fit_the_target_is_named(tmp_path: Path) -> None:
     assert "vocab_size = 128: must be 96, the size of the model's vocabulary" in _refused(tmp_path, {}, vocab_size=128)
     assert "target_hidden_size = 48: must be 32, the hidden size" in _refused(tmp_path, {"target_hidden_size": 48})
     assert "layer_ids = [1, 2, 6]: must be at most 16 layers of the model, 0 to 5" in _refused(tmp_path, ids)
-    assert "model_type = mamba: must be one of llama, qwen3" in _refused(tmp_path, {}, model_type="mamba")
+    assert "model_type = 'mamba': must be one of llama, qwen3" in _refused(tmp_path, {}, model_type="mamba")
     assert "speculators_model_type = 'dflash'" in _refused(tmp_path, {"speculators_model_type": "dflash"})
+    assert "architectures = ['MedusaModel']: must be one of EAGLE-3" in _refused(
+        tmp_path, {"architectures": ["MedusaModel"]}
+    )
     assert "fc.weight" in _refused(tmp_path, {}, ("fc.weight",))
     assert "lacks model.layers.0.hidden_norm.weight" in _refused(tmp_path, {}, ("layers.0.hidden_norm.weight",))
     assert "lacks d2t" in _refused(tmp_path, {}, ("d2t", "t2d"))
