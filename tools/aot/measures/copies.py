@@ -8,15 +8,19 @@ A copy costs its producer 60 to 100 cycles by estimate, so few large copies are 
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from pallas_kernels.attention.hopper import call as attention
+from pallas_kernels.attention.hopper.plan import Launch
 from pallas_kernels.attention.hopper.plan import Shape as AttentionShape
+from pallas_kernels.attention.rows import Rows, Tiles
 from pallas_kernels.experts.hopper import call as experts
 from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.plan import UNIT
+from pallas_kernels.experts.hopper.plan import Launch as ExpertsLaunch
 from pallas_kernels.experts.hopper.plan import Shape as ExpertsShape
 from tools import gates
 from tools.cases.kernels.attention_layers import LAYERS as ATTENTION
@@ -57,7 +61,11 @@ def figures() -> dict[str, dict[str, int]]:
 def attention_copies(layer: AttentionLayer) -> dict[str, int]:
     """Return the figures of a layer's attention: a copy for each page of a block of keys, with K and V."""
     given = of_attention(layer)
-    plan = attention.plan_of(AttentionShape.of(given.q, given.kv, given.rows, given.tiles, given.attend))
+
+    def plan_of(q: Any, kv: Any, rows: Rows, tiles: Tiles) -> Launch:
+        return attention.plan_of(AttentionShape.of(q, kv, rows, tiles, given.attend))
+
+    plan = _traced(plan_of, *given[:4])
     keys = min(plan.tuning.block, plan.page)
     return {"copies_per_stage": plan.page_boxes, "smallest_copy": keys * plan.row * plan.stored.itemsize}
 
@@ -65,10 +73,21 @@ def attention_copies(layer: AttentionLayer) -> dict[str, int]:
 def experts_copies(layer: ExpertsLayer, matrix: Matrix, tokens: int) -> dict[str, int]:
     """Return the figures of a matrix of experts: copies of rows of x, and of weights."""
     given: Any = of_experts(layer, matrix, tokens)  # shapes
-    plan = experts.plan_of(ExpertsShape.of(given.x, given.weights, given.bias, given.gated))
+
+    def plan_of(x: Any, weights: Any, bias: Any) -> ExpertsLaunch:
+        return experts.plan_of(ExpertsShape.of(x, weights, bias, given.gated))
+
+    plan = _traced(plan_of, given.x, given.weights, given.bias)
     rows = plan.tuning.rows * UNIT * plan.tuning.depth * plan.dtype.itemsize
     weights = SCALES * plan.tuning.depth if plan.packed else UNIT * plan.width * plan.dtype.itemsize
     return {"copies_per_stage": kernel.scratch(plan).ring.arrivals, "smallest_copy": min(rows, weights)}
+
+
+def _traced[Plan](plan: Callable[..., Plan], *shapes: Any) -> Plan:
+    """Return the plan for arrays of these shapes, which exist only while it is made."""
+    found: list[Plan] = []
+    jax.eval_shape(lambda *arrays: found.append(plan(*arrays)), *shapes)
+    return found[0]
 
 
 if __name__ == "__main__":

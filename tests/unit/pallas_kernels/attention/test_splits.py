@@ -53,7 +53,7 @@ def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
         check(run(call, case, "mosaic", tuning), call, case)
 
 
-@in_turn(0, 3)
+@in_turn(0, 6)
 def test_a_rows_bits_are_its_own() -> None:
     """Alone, among others, and beside a prompt: a row of one token gives equal bits."""
     call = make_call(STEP, STEP.rows[0])
