@@ -61,14 +61,15 @@ def padding(layout: KVLayout) -> float:
     return 1 - used / layout.block_elems
 
 
-def resident_slots(layout: KVLayout, lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return `KVLayout.resident_slots` of many rows, of at least one token each."""
-    page, slots = layout.page_size, np.zeros_like(lengths)
-    if layout.full is not None:
-        slots = (lengths + (page - 1)) // page
-    if layout.reach is not None:
-        span = np.minimum(lengths, layout.reach.size)
-        # ⌈span / p⌉ pages of a chunk; ⌈(span - 1) / p⌉ + 1 of a window, which may begin inside a page.
-        pages = (span + (page - 1 if layout.reach.chunked else 2 * page - 2)) // page
-        slots = slots + layout.pages_per_block * pages
-    return slots
+class ResidentSlots:
+    """`KVLayout.resident_slots` of many rows at once. The slots of windows are looked up by length."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        longest = 0 if layout.reach is None else layout.reach.size
+        windows = [layout.pages_per_block * layout.window_pages(length) for length in range(longest + 1)]
+        self._windows, self._page, self._has_full = np.array(windows), layout.page_size, layout.full is not None
+
+    def __call__(self, lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Return the slots of rows of these lengths."""
+        slots: Int[np.ndarray, " n"] = self._windows.take(lengths, mode="clip")
+        return slots + (lengths + (self._page - 1)) // self._page if self._has_full else slots

@@ -11,6 +11,7 @@ Elements are counted per device, after KV heads have been sharded or replicated.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jswa.architecture import AttentionConfig, AttentionKind, ModelConfig, Reach
 from jswa.errors import UnsupportedModel
@@ -77,12 +78,12 @@ class KVLayout:
         """Elements of one block in each lane of a drafter."""
         return tuple(self.pages_per_block * self.page_size * kind.elems for kind in self.drafts)
 
-    @property
+    @cached_property
     def pages_per_block(self) -> int:
         """Full pages of one block (m); 1 without full layers, so that a slot is a block then."""
         return self.full.pages_per_block if self.full else 1
 
-    @property
+    @cached_property
     def page_slots(self) -> int:
         """Slots of a page of each kind."""
         return (self.full is not None) + self.pages_per_block * (self.local is not None)

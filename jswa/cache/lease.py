@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.capacity import ResidentSlots
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Cursor
@@ -31,12 +32,14 @@ class LeaseTable:
         next_slide: launched length at which the next local page leaves the window; NEVER without a lease.
         shared: full pages at the start that come from the prefix cache.
         first_local: page position of the first local page in the window.
+        resident_slots: gives the slots that rows hold between two steps.
         unpublished: local pages in [unpublished, first_local) have left the window and wait to be published. The
             manager takes them back when memory is short.
     """
 
     def __init__(self, layout: KVLayout, rows: int, width: int) -> None:
         self.layout = layout
+        self.resident_slots = ResidentSlots(layout)
         self.full, self.local = np.zeros((2, rows, width), np.int32)
         self.new_full: list[int] = []
         self.new_local: list[int] = []
@@ -54,15 +57,25 @@ class LeaseTable:
         if self.new_full or self.new_local:
             self._drop_new({row})
 
-    def places(self, row: int, first: int, end: int) -> range:
-        """Return the places of the page positions [first, end) of a row."""
-        return range(row * self.full.shape[1] + first, row * self.full.shape[1] + end)
-
     def held_slots(self) -> Int[np.ndarray, " rows"]:
         """Return the slots of the pages that the lease of each row needs."""
         layout, pages = self.layout, self.covered // self.layout.page_size
-        slots = np.maximum(pages, self.shared) if layout.full is not None else np.zeros_like(pages)
-        return slots + layout.pages_per_block * (pages - self.first_local) if layout.local is not None else slots
+        if layout.local is None:
+            return np.maximum(pages, self.shared)
+        slots: Int[np.ndarray, " rows"] = layout.pages_per_block * (pages - self.first_local)
+        return slots if layout.full is None else slots + np.maximum(pages, self.shared)
+
+    def full_pages(self) -> Int[np.ndarray, " rows"]:
+        """Return how many full pages the lease of each row has."""
+        pages = self.covered // self.layout.page_size
+        return np.maximum(pages, self.shared) if self.layout.full is not None else np.zeros_like(pages)
+
+    def rename(self, renamed: Int[np.ndarray, " pages"]) -> None:
+        """Follow full pages that the pool has moved, given the new id of each."""
+        counts = self.full_pages()
+        rows = counts.nonzero()[0]
+        places = _spans(rows, np.zeros_like(rows), counts[rows]) if len(rows) else (rows, rows)
+        self.full[places] = renamed[self.full[places]]
 
     def take_new(self, but: Collection[int] = ()) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
         """Return the entries of full and of local pages that the device does not have; it has them from now on.
@@ -187,8 +200,10 @@ class Lease:
     @property
     def held_slots(self) -> int:
         """Slots of the pages that it needs."""
-        full, local = self.full, self.local
-        return full.end + self.table.layout.pages_per_block * (local.end - local.start)
+        layout, table, row = self.table.layout, self.table, self.row
+        pages = table.covered.item(row) // layout.page_size
+        slots = max(pages, table.shared.item(row)) if layout.full else 0
+        return slots + layout.pages_per_block * (pages - table.first_local.item(row)) if layout.local else slots
 
     @property
     def unpublished(self) -> int:

@@ -102,7 +102,7 @@ class CacheManager:
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
-        if not len(match.full) and not len(match.local):
+        if not match.path:
             return 0
         whole = match.resume.full_to // self.layout.page_size
         full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
@@ -138,23 +138,25 @@ class CacheManager:
 
     def grow(self, lease: Lease, length: int) -> bool:
         """Extend the lease to `length`, or leave it if it is longer; False, and no change, if memory is short."""
-        layout, table, row = self.layout, self.table, lease.row
-        before = int(table.covered[row]) // layout.page_size
-        pages = max(-(-length // layout.page_size), before)
-        full_from = max(before, int(table.shared[row]))
+        layout, table, row, page = self.layout, self.table, lease.row, self.layout.page_size
+        before, pages = table.covered.item(row) // page, -(-length // page)
+        if pages <= before:
+            return True
+        full_from = max(before, table.shared.item(row))
         more_full = max(0, pages - full_from) if layout.full else 0
-        more_local = max(0, pages - before) if layout.local else 0
-        if not self.make_room(more_full + more_local * layout.pages_per_block):
+        more_local = pages - before if layout.local else 0
+        pool, slots, first = self.pool, more_full + more_local * self.pool.pages_per_block, row * table.full.shape[1]
+        if slots > pool.free_slots and not self.make_room(slots):
             return False
         if more_local:
             # Local pages first: compaction may need the holes that full pages would fill.
-            table.local[row, before:pages] = self.pool.alloc_local(more_local)
-            table.new_local += table.places(row, before, pages)
+            table.local[row, before:pages] = pool.alloc_local(more_local)
+            table.new_local += range(first + before, first + pages)
             self._follow_moves()
         if more_full:
-            table.full[row, full_from:pages] = self.pool.alloc_full(more_full)
-            table.new_full += table.places(row, full_from, pages)
-        table.covered[row] = pages * layout.page_size
+            table.full[row, full_from:pages] = pool.alloc_full(more_full)
+            table.new_full += range(first + full_from, first + pages)
+        table.covered[row] = pages * page
         return True
 
     def evict_ahead(self) -> None:
@@ -390,9 +392,7 @@ class CacheManager:
         for source, target in moves:
             self.prefix.tree.rename(source, target)
         renamed = destinations(moves, self.pool.num_blocks * self.pool.pages_per_block)
-        for lease in self._leases:
-            pages = lease.full.held
-            pages[:] = renamed[pages]
+        self.table.rename(renamed)
         if self.host is not None:
             self.host.rename(renamed)
         self.moves.extend(Move(source, target, rename=True) for source, target in moves)

@@ -57,6 +57,7 @@ class PagePool:
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks - 1
         self._live = np.zeros(num_blocks, np.int32)  # full pages in use, by block
+        self._fullest_first = range(pages_per_block - 1, 0, -1)
         self._offsets = np.arange(pages_per_block, dtype=np.int32)
         self._seen = np.zeros(num_blocks, np.intp)  # scratch of `_count_blocks`
         # Partly used blocks by their number of live pages. A block is listed anew whenever that number changes and its
@@ -302,10 +303,10 @@ class PagePool:
     def _fill_holes(self, most: int) -> list[int]:
         """Take at most `most` holes of the fullest partly used block, so that emptier blocks drain."""
         m = self.pages_per_block
-        block = self._partial_block(range(m - 1, 0, -1))
+        block = self._partial_block(self._fullest_first)
         owners = self.full_owners[block * m : block * m + m].tolist()
         pages = [page for page, count in enumerate(owners, start=block * m) if not count]
-        self._set_live(block, m - len(pages[most:]))
+        self._set_live(block, m - len(pages) + most if most < len(pages) else m)
         del pages[most:]
         self.holes -= len(pages)
         return pages
@@ -313,7 +314,7 @@ class PagePool:
     def _begin_block(self, count: int) -> list[int]:
         """Take the first `count` pages of a free block."""
         self._num_free -= 1
-        block = int(self._free[self._num_free])
+        block = self._free.item(self._num_free)
         self.holes += self.pages_per_block - count
         self._set_live(block, count)
         return list(range(block * self.pages_per_block, block * self.pages_per_block + count))
@@ -323,7 +324,7 @@ class PagePool:
         for live in levels:
             listed = self._partial[live]
             while listed:
-                if self._live[listed[-1]] == live:
+                if self._live.item(listed[-1]) == live:
                     return listed[-1]
                 listed.pop()
                 self._entries -= 1

@@ -27,14 +27,12 @@ from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
 
-
 Put = Callable[[TokenEvent | JswaError], None]
 Work = Callable[[], None]
 State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times within _WITHIN seconds is not rebuilt
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
-_AHEAD = 2  # steps with events by which the engine may be ahead of the event loop
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
@@ -48,9 +46,11 @@ class EngineThread:
         step_timeout: seconds after which a step counts as hung and the engine as dead; 0 means no limit.
 
     Attributes:
+        ahead: steps with events by which the engine may be ahead of the handling of events.
         loading: held while weights or adapters are loaded.
         on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
             then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
+        send_step: asked in the engine's thread, once `on_step` has had all earlier steps, to take one; True if it has.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class EngineThread:
         self.on_leaving = on_leaving
         self.on_step: Callable[[StepEvents, Callable[[], None]], None] | None = None
         self.on_state: Callable[[], None] = lambda: None
+        self.send_step: Callable[[StepEvents, Callable[[], None]], bool] = lambda events, handled: False
         self.state: State = "up"
-        self.steps = 0
+        self.steps, self.ahead = 0, 2
         self.restarts = 0
         self.figures = figures_of(engine)  # as the engine's thread read them last: no reader waits for a step
         self._read_again = 0.0
@@ -75,7 +76,8 @@ class EngineThread:
         self._rebuild = rebuild
         self._step_timeout = step_timeout
         self._busy_since: float | None = None
-        self._sent = self._delivered = 0  # steps with events: sent to the event loop, and delivered there
+        self._sent = self._delivered = 0  # steps with events: sent, and handled by those who get them
+        self._queued = self._taken = 0  # those sent by way of the event loop, and those that it has taken
         self._caught_up = threading.Event()
         self._failures: deque[float] = deque(maxlen=_RESTARTS)
         self._watch: asyncio.Task[None] | None = None
@@ -253,16 +255,14 @@ class EngineThread:
             self._read_again = end + max(_FRESH, (end - begin) / _SHARE)
 
     def _hand_over(self, events: StepEvents) -> None:
-        """Send the events of a step to the event loop, and wait if it is too far behind.
-
-        Without the wait, steps that take less time than the handling of their events would occupy the interpreter: all
-        callbacks would queue up, and not even /health would be answered.
-        """
+        """Send the events of a step, and wait if their handling is too far behind, as /health needs the lock too."""
         self._sent += 1
-        self._notify(self._deliver_step, events)
-        if self._sent - self._delivered > _AHEAD:
+        if self._queued > self._taken or not self.send_step(events, self._handled):
+            self._queued += 1
+            self._notify(self._deliver_step, events)
+        if self._sent - self._delivered > self.ahead:
             self._caught_up.clear()
-            if self._sent - self._delivered > _AHEAD:
+            if self._sent - self._delivered > self.ahead:
                 self._caught_up.wait(1.0)  # not for ever: the event loop may have ended
 
     def _drain(self, engine: EngineLike) -> bool:
@@ -343,6 +343,7 @@ class EngineThread:
             self._handled()
         else:
             self.on_step(events, self._handled)
+        self._taken += 1
         for event in events.others:
             if event.finish_reason is not None:
                 self._receivers.pop(event.request_id, None)

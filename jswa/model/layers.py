@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import MlpConfig, Norm, Rope
 from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels import int4
+from pallas_kernels.cpu.experts import gated
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.cpu.products import matmul as matmul_panels
 from pallas_kernels.experts.glu import Glu, activate, glu
@@ -78,16 +79,22 @@ def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Ar
     return turned if size == x.shape[-1] else jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
-def feed(config: MlpConfig, gate_up: Float[Array, "T n"]) -> Float[Array, "T m"]:
-    """Return the input of the down projection: act(gate) · up of the two halves, or act(up) if the MLP is not gated."""
+def feed(config: MlpConfig, gate_up: Float[Array, "T n"], *, native: bool = False) -> Float[Array, "T m"]:
+    """Return the input of the down projection: act(gate) · up of the two halves, or act(up) if the MLP is not gated.
+
+    `native`: by the CPU's library, if it has the unit.
+    """
     if not config.gated:
         return activate(config.activation, gate_up)
+    unit = Glu(config.activation, config.clamp)
+    if native and config.sparsity is None:
+        return gated(unit, gate_up)
     gate, up = jnp.split(gate_up, 2, axis=-1)
     if config.sparsity is not None:
         wide = gate.astype(jnp.float32)
         cut = wide.mean(axis=-1, keepdims=True) + config.sparsity * wide.std(axis=-1, keepdims=True)
         gate = jax.nn.relu(gate - cut.astype(gate.dtype))
-    return glu(Glu(config.activation, config.clamp), gate, up)
+    return glu(unit, gate, up)
 
 
 class Mlp(nnx.Module):
@@ -107,7 +114,8 @@ class Mlp(nnx.Module):
 
     def hidden(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T F"]:
         """Return the input of the down projection."""
-        return feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters))
+        native = isinstance(_base(self.gate_up), Panels)
+        return feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters), native=native)
 
 
 def linear(
@@ -118,8 +126,7 @@ def linear(
     The weight may have 8 or 4 bits or lie in panels, and it may have LoRA adapters; `adapters` is the adapter of each
     token.
     """
-    values = weight.get_value()
-    base = values.base if isinstance(values, Adapted) else values
+    values, base = weight.get_value(), _base(weight)
     if isinstance(base, Panels):
         out = matmul_panels(x, base)
     elif isinstance(base, Quantized):
@@ -130,3 +137,10 @@ def linear(
         assert adapters is not None, "a model with LoRA adapters needs the adapter of each token"
         out = out + lora_product(x, values, adapters)
     return out if bias is None else out + bias[...][None]
+
+
+def _base(weight: nnx.Param[Array]) -> Array:
+    """Return a matrix without its LoRA adapters."""
+    values = weight.get_value()
+    base: Array = values.base if isinstance(values, Adapted) else values
+    return base

@@ -250,7 +250,7 @@ class Moe(nnx.Module):
         own = self.gate_up_bias, self.down_bias
         biases = None if own[0] is None or own[1] is None else (own[0][...], own[1][...])
         on_input = self.config.weight_on_input
-        return mixture(x, chosen, weights, gate_up, down, gated=self._glu, biases=biases, weight_on_input=on_input)
+        return mixture(x, chosen, weights, gate_up, down, glu=self._glu, biases=biases, weight_on_input=on_input)
 
     def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
         """Run each expert on its pairs, which are sorted by expert."""

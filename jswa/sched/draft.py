@@ -53,9 +53,10 @@ class Draft:
     extras: list[ExtrasEntry] = field(default_factory=list)
     claims: Claims | None = None
 
-    def begin(self, sequence: Sequence) -> None:
-        """Enter a running row that has a prompt to prefill, so far without tokens in the step."""
+    def begin(self, sequence: Sequence) -> int:
+        """Enter a running row that has a prompt to prefill, so far without tokens in the step; return its length."""
         self.prompts[sequence], self.left[sequence] = 0, sequence.num_known - sequence.launched
+        return self.left[sequence]
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Add tokens of a prompt."""
@@ -94,7 +95,8 @@ def make_plan(
     prompts = [(sequence, count) for sequence, count in draft.prompts.items() if count]
     ids = draft.decode
     if prompts:
-        ids = np.concatenate([ids, np.array([sequence.row_id for sequence, _ in prompts])])
+        prompt_ids, counts = [sequence.row_id for sequence, _ in prompts], [count for _, count in prompts]
+        ids = np.concatenate([ids, prompt_ids])
     records = rows.records(ids)
     if draft.speculative is not None:
         decode = records[: len(draft.decode)]
@@ -102,10 +104,9 @@ def make_plan(
         decode[:, _SAMPLES] += draft.speculative
         decode[rows.ahead[draft.decode] > 0, _START] = FROM_DEVICE
     if prompts:
-        ends = np.array([sequence.launched + count for sequence, count in prompts])
         chunks = records[len(draft.decode) :]
-        chunks[:, _COUNT] = [count for _, count in prompts]
-        chunks[:, _SAMPLES] = ends >= [sequence.num_known for sequence, _ in prompts]
+        chunks[:, _COUNT] = counts
+        chunks[:, _SAMPLES] = chunks[:, _START] + counts >= rows.known.take(prompt_ids)
     kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)

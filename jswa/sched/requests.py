@@ -100,7 +100,7 @@ class Requests:
         """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
         self.turns.admit(sequence)
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
-        self.rows.admit(sequence.request, lease, launched=start, tokens=tokens, limit=sequence.limit)
+        self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
         sequence.begun_at = len(tokens)
         if sequence.reads_cache:
@@ -321,7 +321,7 @@ class Requests:
         """
         cache, limits = self._cache, self._limits
         draft.claims = draft.claims or Claims(self.rows, cache)
-        gone, closed = np.array([row.row_id for row in victims], np.int64), [lease_of(row) for row in victims]
+        gone, closed = [row.row_id for row in victims], [lease_of(row) for row in victims]
         demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
         available = cache.available_without(closed) if closed else cache.available_slots
         return demand <= available - spare

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jswa.cache.capacity import peak_slots, resident_slots
+from jswa.cache.capacity import peak_slots
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
@@ -30,7 +30,9 @@ from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
 _FEW = 8  # ids up to which one comparison each is faster than a search
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
-_START, _COUNT, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _SAMPLES, _LIMIT = range(1, 7)  # in `COLUMNS`
+_START, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _LIMIT, _EXTRAS = map(
+    COLUMNS.index, ("start", "full_write_from", "local_visible_from", "limit", "extras")
+)
 
 
 class Flight(NamedTuple):
@@ -46,6 +48,15 @@ class Flight(NamedTuple):
     generations: Int[np.ndarray, " R"]
     counts: Int[np.ndarray, " R"]
     departures: int
+
+
+def record_of(request: Request, limit: int) -> Int[np.ndarray, " C"]:
+    """Return the plan's record of a row that runs one token and samples the next, but for its row id and start."""
+    params, record = request.params, np.zeros(1, _RECORD)
+    sampling = (params.temperature, max(params.top_k, 0), params.top_p, params.min_p, params.repetition_penalty)
+    penalties = (params.presence_penalty, params.frequency_penalty)
+    record[0] = (0, 0, 1, 0, 0, 1, limit), (*sampling, *penalties, *request.key, 0, len(request.prompt))
+    return record.view(np.int32)
 
 
 class TokenCounts:
@@ -128,41 +139,37 @@ class Rows:
         self.stops = TokenCounts()
         # The records of a plan, for rows that run one token and sample the next.
         self._records = np.zeros((max_rows, len(COLUMNS)), np.int32)
-        self._records[:, 0], self._records[:, _COUNT], self._records[:, _SAMPLES] = np.arange(max_rows), 1, 1
-        self._sampling = self._records.view(_RECORD)["sampling"][:, 0]
         self._recent = np.zeros((max_rows, RECENT), np.int32)  # the last known tokens, each at its position % RECENT
 
     def admit(
-        self, request: Request, lease: Lease, *, launched: int, tokens: Int[np.ndarray, " T"], limit: int
+        self,
+        request: Request,
+        record: Int[np.ndarray, " C"],
+        lease: Lease,
+        *,
+        launched: int,
+        tokens: Int[np.ndarray, " T"],
     ) -> None:
-        """Enter a sequence with these known tokens, in the row of its lease."""
-        row, params = lease.row, request.params
-        self.launched[row], self.limit[row] = launched, limit
-        self.set_known(row, tokens)
-        self.wants_logprobs[row] = params.logprobs is not None
-        self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
-        self.logprob_rows += params.wants_logprobs
-        self.counts_drafts[row] = self.speculates and bool(params.stop)
+        """Enter a sequence with these known tokens, in the row of its lease. `record`: that of `record_of`."""
+        row, known, limit = lease.row, len(tokens), record.item(_LIMIT)
+        params, constraint = request.params, request.constraint
+        self.launched[row], self.limit[row], self.known[row] = launched, limit, known
+        self.mark[row] = min(limit, known + RECENT)
+        self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
+        if params.wants_logprobs:
+            self.wants_logprobs[row] = params.logprobs is not None
+            self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
+            self.logprob_rows += 1
         self.names[row], self.tenants[row] = request.request_id, request.tenant
         self.adapters[row] = request.adapter
-        self._records[row, _FULL_WRITE_FROM] = lease.full_write_from
-        self._records[row, _LOCAL_VISIBLE_FROM] = lease.local_visible_from
-        self._records[row, _LIMIT] = limit
-        constraint = request.constraint
-        if self.speculates and (constraint is None or (constraint.fits_device and request.grammar is None)):
-            self.speculative[row] = self._speculative
-        self._sampling[row] = (
-            params.temperature,
-            max(params.top_k, 0),
-            params.top_p,
-            params.min_p,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-            *request.key,
-            self.max_rows if request.constraint is None else row,
-            len(request.prompt),
-        )
+        if self.speculates:
+            self.counts_drafts[row] = bool(params.stop)
+            if constraint is None or (constraint.fits_device and request.grammar is None):
+                self.speculative[row] = self._speculative
+        self._records[row] = record
+        own = self._records[row]
+        own[0], own[_EXTRAS] = row, self.max_rows if constraint is None else row
+        own[_FULL_WRITE_FROM], own[_LOCAL_VISIBLE_FROM] = lease.full_write_from, lease.local_visible_from
         self.stops.count(request.stop_ids, 1)
 
     def release(self, row: int, request: Request) -> None:
@@ -311,9 +318,8 @@ class Claims:
 
     def __init__(self, rows: Rows, cache: CacheManager) -> None:
         self._rows, self._cache = rows, cache
-        layout = self._layout = cache.layout
-        lengths = np.maximum(rows.launched, rows.known + 1)
-        self._resident = resident_slots(layout, lengths) * (rows.limit > 0)
+        lengths = np.maximum(rows.launched, rows.known + (rows.limit > 0))
+        self._resident = cache.table.resident_slots(lengths)
         self.prefill_rows = rows.prefill_rows()
         self._claimed: int | None = None  # by all rows; None: to be summed up
 
@@ -323,7 +329,7 @@ class Claims:
 
     def admit(self, lease: Lease, known: int) -> None:
         """Count a row that begins: it has a prompt to prefill, and so many known tokens."""
-        self._resident[lease.row] = resident = self._layout.resident_slots(known + 1)
+        self._resident[lease.row] = resident = self._cache.layout.resident_slots(known + 1)
         self.prefill_rows += 1
         if self._claimed is not None:
             self._claimed += max(0, resident - lease.held_slots)
@@ -332,7 +338,7 @@ class Claims:
         """Note that rows have got pages since the claims were summed up."""
         self._claimed = None
 
-    def demand(self, limits: Limits, length: int, gone: Int[np.ndarray, " n"]) -> int:
+    def demand(self, limits: Limits, length: int, gone: list[int]) -> int:
         """Return the free slots that a request of `length` known tokens needs (docs/design.md §3).
 
         These are its own, the reserve of the step, and the claims of all rows but those that are `gone`.
@@ -340,10 +346,10 @@ class Claims:
         prefill_rows, claimed = self.prefill_rows, self._claimed
         if claimed is None:
             claimed = self._claimed = int(self._claims().sum())
-        if len(gone):
+        if gone:
             claimed -= int(self._claims()[gone].sum())
             prefill_rows -= int(np.count_nonzero(self._rows.launched[gone] < self._rows.known[gone]))
-        layout = self._layout
+        layout = self._cache.layout
         reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
         alone = peak_slots(layout, limits.max_tokens, length + 1)
         return max(layout.resident_slots(length + 1) + reserve, alone) + claimed

@@ -272,15 +272,14 @@ class Scheduler:
     def _plan_in_turns(self, draft: Draft, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
         share, admitted, positions = self.limits.long_prompt, set(draft.prompts), self.rows.next_positions()
-        order = self._turns.order([row for row in self._requests if row not in admitted])
+        order = self._turns.order([row for row in self._requests if row not in admitted] if admitted else self.running)
         for sequence in self._turns.order(sorted(rows, key=lambda row: row.rank)):
             if sequence.lease is None:
                 continue  # preempted for a row before it
             row_id, count = sequence.row_id, 1
             is_prompt = not decode[row_id]
             if is_prompt:
-                draft.begin(sequence)
-                left = sequence.num_known - sequence.launched
+                left = draft.begin(sequence)
                 count = min(left, share, self._turns.room(sequence, draft.budget, draft.for_others))
                 share = 0
             end = int(positions[row_id]) + count

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.grammar.llg import Matcher
 from jswa.plan import PromptLogprobs, Request
-from jswa.sched.rows import RECENT, Rows
+from jswa.sched.rows import RECENT, Rows, record_of
 from jswa.types import DraftCounts, PrefixHit
 
 Rank = tuple[int, int]  # priority and arrival
@@ -78,6 +78,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.matcher: Matcher | None = None if self.request.grammar is None else self.request.grammar.matcher()
+        self.record = record_of(self.request, self.limit)
         self._text = self.request.prompt
         self._length = len(self._text)
         self._finite_to = 0

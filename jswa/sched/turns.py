@@ -66,8 +66,10 @@ class Queue:
 
     def head(self, *, longs: bool = True) -> Sequence | None:
         """Return the first sequence by rank, with or without long prompts."""
-        heads = [heap[0] for heap in (self._short, self._long if longs else []) if heap]
-        return min(heads)[1] if heads else None
+        short, long = self._short, self._long if longs else ()
+        if not short or not long:
+            return short[0][1] if short else long[0][1] if long else None
+        return min(short[0], long[0])[1]
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence."""
@@ -188,7 +190,7 @@ class Turns:
 
     def overtakes(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence would begin before one that is expected and whose turn is earlier."""
-        return any(self.turn(other) < self.turn(sequence) for other in self._returning)
+        return bool(self._returning) and any(self.turn(other) < self.turn(sequence) for other in self._returning)
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
@@ -210,6 +212,9 @@ class Turns:
 
         A tenant of which an earlier sequence is expected has none.
         """
+        if len(self._waiting) == 1 and not self._returning:
+            ((tenant, queue),) = self._waiting.items()
+            return None if tenant in passed else queue.head(longs=tenant not in short)
         earliest: dict[str, Rank] = {}
         for other in self._returning:
             tenant = other.request.tenant
@@ -220,7 +225,7 @@ class Turns:
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
-        self._now = max(self._now, min(self._spent[tenant] for tenant in self._waiting))
+        self._now = max(self._now, min(map(self._spent.__getitem__, self._waiting)))
         self.remove(sequence)
 
     def victims(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Iterator[Sequence]:

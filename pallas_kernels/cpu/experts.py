@@ -1,5 +1,7 @@
 """Experts on a CPU: the rows of each one times its matrix, in panels or in MXFP4, or the whole of a mixture."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +45,7 @@ def mixture(
     gate_up: Panels | Mxfp4,
     down: Panels | Mxfp4,
     *,
-    gated: Glu,
+    glu: Glu,
     biases: tuple[Float[Array, "E C"], Float[Array, "E M"]] | None = None,
     weight_on_input: bool = False,
 ) -> Float[Array, "T M"]:
@@ -69,7 +71,6 @@ def mixture(
     shapes = x.shape, (pairs, x.shape[1]), (pairs, columns), (pairs, columns // 2)
     call = jax.ffi.ffi_call("jswa_mixture", [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes])  # type: ignore[no-untyped-call]
     added = [] if biases is None else [bias.astype(x.dtype) for bias in biases]
-    activation = len(_ACTIVATIONS) if gated.alpha is not None else _ACTIVATIONS.index(gated.activation)
     out: Array = call(
         x,
         chosen.astype(jnp.int32),
@@ -84,11 +85,31 @@ def mixture(
         by_rows=up_kind == MXFP4,
         biased=bool(added),
         weight_on_input=weight_on_input,
-        activation=np.int64(activation),
-        clamp=np.float32(np.inf if gated.clamp is None else gated.clamp),
-        alpha=np.float32(gated.alpha or 0.0),
+        **_unit(glu),
     )[0]
     return out
+
+
+def gated(glu: Glu, gate_up: Float[Array, "T F2"]) -> Float[Array, "T F"]:
+    """Return a gated linear unit of rows of gates, then ups, computed in float32; a row depends on no other row.
+
+    Raises NoLibrary, and NoExpertKernel for other types.
+    """
+    if gate_up.dtype.name not in PRODUCT_TYPES:
+        raise NoExpertKernel(f"a unit on a CPU takes no rows of {gate_up.dtype}: must be one of {PRODUCT_TYPES}")
+    library.digest()
+    shape = jax.ShapeDtypeStruct((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)  # type: ignore[no-untyped-call]
+    out: Array = jax.ffi.ffi_call("jswa_gated", shape)(gate_up, **_unit(glu))
+    return out
+
+
+def _unit(glu: Glu) -> dict[str, Any]:
+    """Return a unit as src/between_ffi.h reads it."""
+    return {
+        "activation": np.int64(len(_ACTIVATIONS) if glu.alpha is not None else _ACTIVATIONS.index(glu.activation)),
+        "clamp": np.float32(np.inf if glu.clamp is None else glu.clamp),
+        "alpha": np.float32(glu.alpha or 0.0),
+    }
 
 
 def _held(weights: Panels | Mxfp4) -> tuple[int, list[Array], int]:

@@ -8,7 +8,10 @@ import jax
 
 from pallas_kernels.cpu.build import LIBRARY, digest_of_sources
 
-_FUNCTIONS = ("jswa_product", "jswa_experts", "jswa_mixture", "jswa_attention", "jswa_join", "jswa_rotate")
+_FUNCTIONS = (
+    *("jswa_product", "jswa_experts", "jswa_mixture", "jswa_gated"),
+    *("jswa_attention", "jswa_join", "jswa_rotate"),
+)
 _lock = threading.Lock()
 
 

@@ -6,7 +6,9 @@ A frame is the length of its body, its kind, the number of its call, and the bod
 import asyncio
 import itertools
 import logging
+import socket
 import struct
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -33,6 +35,10 @@ class Channel(asyncio.Protocol):
         answer: answers a call; an ApiError that it raises is raised at the caller. It is cancelled if the caller is.
         hear: gets what the other end tells, in its order.
         lost: called when the other process has ended.
+        read: called when all messages of one read have been heard.
+
+    Attributes:
+        socket: that of the transport, for `tell_at_once`.
     """
 
     def __init__(
@@ -41,16 +47,23 @@ class Channel(asyncio.Protocol):
         answer: Callable[[Any], Coroutine[Any, Any, Any]],
         hear: Callable[[Any], None],
         lost: Callable[[], None],
+        read: Callable[[], None] = lambda: None,
     ) -> None:
         self._decode = decode
         self._answer = answer
         self._hear = hear
         self._lost = lost
+        self._read = read
         self._buffer = bytearray()
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.socket: socket.socket | None = None
+        self._writing = threading.Lock()
+        self._paused = False  # whether the transport has bytes to send
+        self._rest = b""  # what it must send next
 
     @property
     def open(self) -> bool:
@@ -59,7 +72,16 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._loop, self._transport = asyncio.get_running_loop(), cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(0)
+
+    def pause_writing(self) -> None:
+        """Note that the transport keeps bytes that the socket does not take."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Note that it has sent them."""
+        self._paused = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End all calls, in both directions."""
@@ -78,6 +100,27 @@ class Channel(asyncio.Protocol):
     def tell(self, message: Any) -> None:
         """Send a message without an answer. It is dropped if the other process has ended."""
         self._send(_TELL, 0, encode(message))
+
+    def tell_at_once(self, message: Any) -> None:
+        """Do so in another thread than the event loop's, which is not woken if the socket takes all."""
+        body = encode(message)
+        frame = _HEAD.pack(len(body), _TELL, 0) + body
+        with self._writing:
+            if not self.open:
+                return
+            assert self._loop is not None
+            assert self.socket is not None
+            if not self._rest:
+                try:
+                    frame = frame if self._paused else frame[self.socket.send(frame) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return  # the event loop will see that the other process has ended
+                if not frame:
+                    return
+                self._loop.call_soon_threadsafe(self._send_rest)
+            self._rest += frame
 
     async def call[T](self, message: Any, kind: type[T]) -> T:
         """Send a message and return its answer, of type `kind`. Raises ApiError, and Lost if the process ends."""
@@ -108,6 +151,7 @@ class Channel(asyncio.Protocol):
             at = end
             self._received(kind, number, body)
         del buffer[:at]
+        self._read()
 
     def _received(self, kind: int, number: int, body: bytes) -> None:
         if kind == _TELL:
@@ -139,8 +183,16 @@ class Channel(asyncio.Protocol):
             self._send(_REPLY, number, reply)
 
     def _send(self, kind: int, number: int, body: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_HEAD.pack(len(body), kind, number) + body)
+        self._write(_HEAD.pack(len(body), kind, number) + body)
+
+    def _send_rest(self) -> None:
+        self._write(b"")
+
+    def _write(self, frame: bytes) -> None:
+        with self._writing:
+            frame, self._rest = self._rest + frame, b""
+            if frame and self._transport is not None and not self._transport.is_closing():
+                self._transport.write(frame)
 
 
 def problem(error: ApiError) -> Problem:

@@ -116,7 +116,9 @@ class Store(Message):
 
 
 class Done(Message):
-    """A front end has handled a `Step`."""
+    """A front end has handled its next so many `Step`s."""
+
+    steps: int
 
 
 class Ready(Message):

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from .channel import Channel, Lost, problem
 _log = logging.getLogger("jswa.server")
 _LAGS = 1.0  # seconds for which the engine waits for a front end that does not handle its steps
 _STUCK = 30.0  # seconds after which such a front end counts as lost
+_AHEAD = 4  # steps by which the engine may be ahead: it runs a few while its caches are warm, and is woken less often
 _BITS = 40  # of a text's number
 _LOW = 2**_BITS - 1
 Handled = Callable[[], None]
@@ -36,6 +38,9 @@ class Route(NamedTuple):
 
     at: Int[np.ndarray, " n"]
     numbers: bytes
+
+
+_NOTHING = Route(np.zeros(0, np.intp), b"")
 
 
 class Hub:
@@ -51,9 +56,11 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
         self._next = itertools.count(1)
-        self._names: list[str] = []  # texts of the last step
-        self._routes: dict[int, Route] = {}  # these texts by front end
+        self._routes: tuple[list[str], dict[int, Route]] = [], {}  # texts of the last step, and by front end
+        self.sending = threading.Lock()  # held while steps are sent, and noted as handled
+        engine.thread.ahead = _AHEAD
         engine.thread.on_step = self._step
+        engine.thread.send_step = self._send_at_once
         engine.thread.on_state = self.tell_state
 
     def new_connection(self) -> "Connection":
@@ -66,6 +73,7 @@ class Hub:
     async def connect(self, end: socket.socket) -> "Connection":
         """Serve the front end at the other end of a socket."""
         connection = self.new_connection()
+        connection.channel.socket = end
         await asyncio.get_running_loop().create_unix_connection(lambda: connection.channel, sock=end)
         connection.tell_state()
         return connection
@@ -92,6 +100,7 @@ class Hub:
         """Forget a front end that is lost: its requests end, and what it held is free."""
         if self.connections.pop(connection.number, None) is None:
             return
+        self._routes = [], {}
         self.engine.front_ends.remove(connection)
         self.engine.ended = added(self.engine.ended, connection.refusals())
         self.engine.add(Counts(numbers={"request_failed": connection.requests}))
@@ -101,10 +110,34 @@ class Hub:
     def _step(self, events: StepEvents, handled: Handled) -> None:
         """Send each front end its part of a step."""
         names = events.request_ids.tolist()
-        if names != self._names:  # mostly they are those of the step before
-            self._names, self._routes = names, self._route(names)
-        others = self._others(events)
-        missing = 1  # front ends that have not handled the step, and this call
+        if names != self._routes[0]:  # mostly they are those of the step before
+            self._routes = names, self._route(names)
+        self._send(self._routes[1], events, self._others(events), Channel.tell, handled)
+
+    def _send_at_once(self, events: StepEvents, handled: Handled) -> bool:
+        """Do so in the engine's thread, if the texts are those of the step before, and none begins or ends."""
+        names, routes = self._routes
+        if events.others or not routes or events.request_ids.tolist() != names:
+            return False
+        self._send(routes, events, {}, Channel.tell_at_once, handled)
+        return True
+
+    def _send(
+        self,
+        routes: dict[int, Route],
+        events: StepEvents,
+        others: dict[int, list[frames.Event]],
+        tell: Callable[[Channel, frames.Step], None],
+        handled: Handled,
+    ) -> None:
+        """Send the texts by front end, and their other events, and call `handled` when all have handled them."""
+        parts: list[tuple[Connection, frames.Step]] = []
+        for number in routes.keys() | others.keys():
+            if (connection := self.connections.get(number)) is not None:
+                route = routes.get(number, _NOTHING)
+                tokens = events.tokens.take(route.at).astype(np.int32, copy=False).tobytes()
+                parts.append((connection, frames.Step(route.numbers, tokens, others.get(number, []))))
+        missing = len(parts)
 
         def one_less() -> None:
             nonlocal missing
@@ -112,17 +145,16 @@ class Hub:
             if missing == 0:
                 handled()
 
-        for number, connection in list(self.connections.items()):
-            route = self._routes.get(number)
-            if route is not None or others[number]:
-                missing += 1
-                tokens = b"" if route is None else events.tokens[route.at].astype(np.int32).tobytes()
-                connection.send(frames.Step(b"" if route is None else route.numbers, tokens, others[number]), one_less)
-        one_less()
+        with self.sending:
+            for connection, part in parts:
+                tell(connection.channel, part)
+                connection.sent(one_less)
+            if not parts:
+                handled()
 
     def _others(self, events: StepEvents) -> dict[int, list[frames.Event]]:
         """Return the events of a step that are no tokens alone, by front end; forget the texts that end."""
-        others: dict[int, list[frames.Event]] = {number: [] for number in self.connections}
+        others: dict[int, list[frames.Event]] = {}
         for event in events.others:
             if event.version is not None:  # see `Intake.submit`
                 continue
@@ -130,8 +162,8 @@ class Hub:
             self.engine.intake.begun(event.request_id)
             if event.finish_reason is not None:
                 self.places.pop(event.request_id, None)
-            if at >> _BITS in others:
-                others[at >> _BITS].append(frames.event_out(event, at & _LOW))
+            if at >> _BITS in self.connections:
+                others.setdefault(at >> _BITS, []).append(frames.event_out(event, at & _LOW))
                 if event.finish_reason is not None:
                     self.connections[at >> _BITS].ended(at & _LOW)
         return others
@@ -192,9 +224,8 @@ class Connection:
         """Tell it the state of the engine."""
         self.channel.tell(frames.Condition(self._engine.state, list(self._engine.adapters)))
 
-    def send(self, step: frames.Step, handled: Handled) -> None:
-        """Send a step; `handled` is called when it has handled it, or lags."""
-        self.channel.tell(step)
+    def sent(self, handled: Handled) -> None:
+        """Note a step that was sent; `handled` is called when it has handled it, or lags. The hub is locked."""
         self.steps.append((time.monotonic(), handled))
         if self._lags:
             handled()
@@ -202,10 +233,15 @@ class Connection:
     def lag(self) -> None:
         """Do not wait for it until it has handled all its steps."""
         if not self._lags:
-            self._lags = True
             _log.warning("front end %d does not keep up; the engine goes on", self.number)
-            for _, handled in self.steps:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Count all its steps as handled, and those that follow."""
+        with self._hub.sending:
+            for _, handled in () if self._lags else self.steps:
                 handled()
+            self._lags = True
 
     def end(self) -> None:
         """End its requests, and release what it holds."""
@@ -216,9 +252,7 @@ class Connection:
         for (key, tokens), times in self._admitted.items():
             for _ in range(times):
                 self._engine.leave(key, tokens)
-        if not self._lags:
-            for _, handled in self.steps:
-                handled()
+        self._let_go()
         self.steps.clear()
 
     def _budget(self, name: str) -> Budget:
@@ -235,13 +269,14 @@ class Connection:
         """Forget a text that has ended."""
         self._names.pop(number, None)
 
-    def _done(self) -> None:
-        """Handle that it has handled its oldest step."""
-        _, handled = self.steps.popleft()
-        if not self._lags:
-            handled()
-        elif not self.steps:
-            self._lags = False
+    def _done(self, steps: int) -> None:
+        """Note that it has handled its oldest steps."""
+        with self._hub.sending:
+            for _ in range(steps):
+                _, handled = self.steps.popleft()
+                if not self._lags:
+                    handled()
+            self._lags &= bool(self.steps)
 
     def _abort(self, asked: frames.Abort) -> None:
         names = [self._names[number] for number in asked.numbers if number in self._names]
@@ -251,8 +286,8 @@ class Connection:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case frames.Done():
-                self._done()
+            case frames.Done(steps):
+                self._done(steps)
             case frames.Abort():
                 self._abort(message)
             case frames.GiveBack(budget, key, amount):

@@ -62,7 +62,8 @@ class RemoteEngine:
         self.on_lost: Callable[[], None] = lambda: None
         self._end = end
         self._known = asyncio.Event()
-        self._channel = Channel(frames.from_engine, self._answer, self._hear, self._lost)
+        self._channel = Channel(frames.from_engine, self._answer, self._hear, self._lost, self._read)
+        self._steps = 0  # handled, and not told
         self._receivers: dict[int, Receiver] = {}
         self._front_end: FrontEnd | None = None
         self._reports: asyncio.Task[None] | None = None
@@ -265,7 +266,13 @@ class RemoteEngine:
                 receiver.token(token)
         for event in step.events:
             self._event(event)
-        self._channel.tell(frames.Done())
+        self._steps += 1
+
+    def _read(self) -> None:
+        """Tell that steps are handled: once for all that came in one read."""
+        if self._steps:
+            self._channel.tell(frames.Done(self._steps))
+            self._steps = 0
 
     def _event(self, event: frames.Event) -> None:
         ends = event.finish_reason is not None

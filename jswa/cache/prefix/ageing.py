@@ -7,15 +7,20 @@ traffic that comes back soon or never that falls with age, as LRU assumes; in a 
 to the length of the loop, where LRU would evict all that is needed next.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Float, Int
 
 NEW, USED, LEFT = range(3)  # kinds of text: never used again yet, used again, and left by its conversation
 _BUCKETS = 48  # half octaves of age
 _LOW = np.exp2(np.arange(_BUCKETS + 1) / 2) - 1  # least age of each bucket
+_WIDTH = np.diff(_LOW)
 _DECAY_AT = 4096.0  # events of a kind after which the past counts half
 # What is believed of an age at which nothing was seen: one text in ten was used. The index falls with age, as in LRU.
 _PRIOR_USES, _PRIOR_TEXTS = 0.1, 1.0
+Texts = Callable[[], tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]]
+_Learned = tuple[Texts, Float[np.ndarray, "3 b"], Float[np.ndarray, "3 b"]]
 
 
 class Ageing:
@@ -24,10 +29,16 @@ class Ageing:
     def __init__(self) -> None:
         self._uses = np.zeros((3, _BUCKETS))
         self._ends = np.zeros((3, _BUCKETS))
-        self._worth = np.tile(_index(self._uses[0], self._ends[0]), (3, 1))
+        self._worth = _index(self._uses, self._ends)
+        self._learned: _Learned | None = None  # of which no index has been computed
 
     def worth(self, ages: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return the expected uses per passing request of texts of these ages."""
+        if self._learned is not None:
+            (texts, uses, ends), self._learned = self._learned, None
+            waiting, of = texts()
+            count = np.bincount(of * _BUCKETS + _buckets(waiting), minlength=3 * _BUCKETS).reshape(3, _BUCKETS)
+            self._worth = _index(uses, ends + count)
         worth: Float[np.ndarray, " n"] = self._worth[kinds, _buckets(ages)]
         return worth
 
@@ -36,15 +47,15 @@ class Ageing:
         bucket = min(_BUCKETS, ((age + 1) * (age + 1)).bit_length()) - 1
         (self._uses if used else self._ends)[kind, bucket] += 1.0
 
-    def learn(self, ages: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"]) -> None:
-        """Compute the index anew. `ages`, `kinds`: of all texts that may still be used."""
-        for kind in range(3):
-            uses, ends = self._uses[kind], self._ends[kind]
-            if uses.sum() + ends.sum() > _DECAY_AT:
-                uses *= 0.5
-                ends *= 0.5
-            waiting = np.bincount(_buckets(ages[kinds == kind]), minlength=_BUCKETS)
-            self._worth[kind] = _index(uses, ends + waiting)
+    def learn(self, texts: Texts) -> None:
+        """Let the index be computed anew before a worth is asked for: visits are parts of plans, evictions seldom are.
+
+        `texts`: returns the ages and kinds, as they are now, of all texts that may still be used.
+        """
+        old = self._uses.sum(axis=1) + self._ends.sum(axis=1) > _DECAY_AT
+        self._uses[old] *= 0.5
+        self._ends[old] *= 0.5
+        self._learned = texts, self._uses.copy(), self._ends.copy()
 
 
 def _buckets(ages: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -53,21 +64,23 @@ def _buckets(ages: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     return buckets
 
 
-def _index(uses: Float[np.ndarray, " b"], ends: Float[np.ndarray, " b"]) -> Float[np.ndarray, " b"]:
+def _index(uses: Float[np.ndarray, "3 b"], ends: Float[np.ndarray, "3 b"]) -> Float[np.ndarray, "3 b"]:
     """Return the index at the start of each bucket, given the uses in it and the texts of which no more is known."""
-    reached = np.cumsum((uses + ends)[::-1])[::-1] - 0.5 * ends
-    chance = np.minimum((_smooth(uses) + _PRIOR_USES) / (_smooth(reached) + _PRIOR_TEXTS), 0.999)
-    unused = np.concatenate([[1.0], np.cumprod(1.0 - chance)])  # share that is not used before each bucket
-    kept = np.concatenate([[0.0], np.cumsum(np.diff(_LOW) * 0.5 * (unused[:-1] + unused[1:]))])
+    reached = np.cumsum((uses + ends)[:, ::-1], axis=1)[:, ::-1] - 0.5 * ends
+    uses, reached = _smooth(np.stack([uses, reached]))
+    chance = np.minimum((uses + _PRIOR_USES) / (reached + _PRIOR_TEXTS), 0.999)
+    unused, kept = np.ones((3, _BUCKETS + 1)), np.zeros((3, _BUCKETS + 1))
+    np.cumprod(1.0 - chance, axis=1, out=unused[:, 1:])  # share that is not used before each bucket
+    np.cumsum(_WIDTH * 0.5 * (unused[:, :-1] + unused[:, 1:]), axis=1, out=kept[:, 1:])
     # From the start of each bucket (rows) to the end of this or a later one (columns).
-    gain, time = unused[:-1, None] - unused[None, 1:], kept[None, 1:] - kept[:-1, None]
-    index: Float[np.ndarray, " b"] = np.where(time > 0, gain / np.where(time > 0, time, 1.0), 0.0).max(axis=1)
+    gain, time = unused[:, :-1, None] - unused[:, None, 1:], kept[:, None, 1:] - kept[:, :-1, None]
+    index: Float[np.ndarray, "3 b"] = np.divide(gain, time, out=np.zeros_like(gain), where=time > 0).max(axis=2)
     return index
 
 
-def _smooth(counts: Float[np.ndarray, " b"]) -> Float[np.ndarray, " b"]:
+def _smooth(counts: Float[np.ndarray, "n 3 b"]) -> Float[np.ndarray, "n 3 b"]:
     """Spread the counts of a bucket over its neighbours: few events would make a rugged index."""
     for _ in range(2):
-        wider = np.concatenate([counts[:1], counts, counts[-1:]])
-        counts = 0.25 * wider[:-2] + 0.5 * wider[1:-1] + 0.25 * wider[2:]
+        wider = np.concatenate([counts[..., :1], counts, counts[..., -1:]], axis=-1)
+        counts = 0.25 * wider[..., :-2] + 0.5 * wider[..., 1:-1] + 0.25 * wider[..., 2:]
     return counts

@@ -48,7 +48,8 @@ class Match(NamedTuple):
     ghost: Ghost | None = None
 
 
-NO_MATCH = Match((), COLD, np.zeros(0, np.int32), np.zeros(0, np.int32), branch=False, reason="cold")
+_NO_PAGES = np.zeros(0, np.int32)
+NO_MATCH = Match((), COLD, _NO_PAGES, _NO_PAGES, branch=False, reason="cold")
 
 
 def window_ends(match: Match, length: int, page: int, interval: int | None) -> list[int]:
@@ -64,6 +65,8 @@ def window_ends(match: Match, length: int, page: int, interval: int | None) -> l
     found = match.resume.full_to
     if length <= found:
         return []
+    if not match.path and interval is None:
+        return [length]
     first = found // page * page
     replaces = first < found and any(end > first for end in match.path[-1].windows)
     regular = range(found // interval * interval + interval, length, interval) if interval is not None else ()
@@ -90,7 +93,7 @@ class PrefixCache:
         ghost = self.retention.visits.ghost(salt, tokens, text)
         reason = self._reason(salt, tokens, text, ghost)
         if not path:
-            return NO_MATCH._replace(reason=reason, ghost=ghost)
+            return Match((), COLD, _NO_PAGES, _NO_PAGES, branch=False, reason=reason, ghost=ghost)
         full, local = self.tree.pages(path, text)
         full_to, live = text, local != NONE
         if self.layout.full is not None and np.count_nonzero(full) < len(full):

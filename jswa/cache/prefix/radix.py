@@ -38,6 +38,7 @@ class RadixTree:
         self.candidates = Candidates()
         self.full_node = np.full(pool.num_blocks * pool.pages_per_block, None, object)
         self.local_node = np.full(pool.num_blocks, None, object)
+        self._local_place = np.zeros(pool.num_blocks, np.intp)  # page position of each local page of the tree
         self.visits = 0  # edges passed, for tests and benchmarks
 
     def root(self, salt: str) -> Node:
@@ -165,10 +166,11 @@ class RadixTree:
             cached = self.pool.full_cached[ids]
             self.full_node[ids] = child
             self.pool.cache_full(ids[~cached] if np.count_nonzero(cached) else ids)
-        ids = local[local != NONE].astype(np.intp)
-        if len(ids):
+        held = local.nonzero()[0]
+        if len(held):
+            ids = local[held].astype(np.intp)
             cached = self.pool.local_cached[ids]
-            self.local_node[ids] = child
+            self.local_node[ids], self._local_place[ids] = child, held + first
             self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
         self.candidates.add(child)
         self.candidates.forget(child)
@@ -179,21 +181,28 @@ class RadixTree:
         node.local[index] = ids
         ids = ids.astype(np.intp)
         self.pool.cache_local(ids)
-        self.local_node[ids] = node
+        self.local_node[ids], self._local_place[ids] = node, index + node.start // self.page_size
 
-    def drop_local(self, node: Node, index: Int[np.ndarray, " n"] | slice, *, alone: bool = False) -> None:
-        """Drop local pages of an edge. `alone`: nobody else owns them."""
-        ids = node.local[index].astype(np.intp)
-        ids = ids[ids != NONE]
-        if len(ids):
-            node.local[index] = NONE
+    def drop_local(self, node: Node, index: slice) -> None:
+        """Drop local pages of an edge."""
+        pages = node.local[index]
+        if np.count_nonzero(pages):
+            ids = pages[pages != NONE].astype(np.intp)
+            pages[:] = NONE
             self.local_node[ids] = None
-            (self.pool.evict_local if alone else self.pool.uncache_local)(ids)
+            self.pool.uncache_local(ids)
+
+    def free_local(self, node: Node, ids: Int[np.ndarray, " n"]) -> None:
+        """Free local pages of an edge that nobody else owns."""
+        node.local[self._local_place[ids] - node.start // self.page_size] = NONE
+        self.local_node[ids] = None
+        self.pool.evict_local(ids)
 
     def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:
         """Drop full pages of an edge; the caller truncates it. `alone`: nobody else owns them."""
         ids = node.full[index].astype(np.intp)
-        ids = ids[ids != NONE]
+        if np.count_nonzero(ids) < len(ids):
+            ids = ids[ids != NONE]
         if len(ids):
             node.full[index] = NONE
             self.full_node[ids] = None
@@ -286,6 +295,9 @@ class RadixTree:
             assert np.array_equal(np.sort(flat), np.flatnonzero(cached)), "cached ≠ in the tree"
             assert all(owner[i] is node for node, own in zip(nodes, ids, strict=True) for i in own.tolist())
             assert np.count_nonzero(owner != None) == len(flat)  # noqa: E711
+        for node in nodes:
+            held = node.local.nonzero()[0]
+            assert np.array_equal(self._local_place[node.local[held]], held + node.start // p), "a page is elsewhere"
         self.candidates.check()
 
     def _below(self, node: Node) -> Iterator[Node]:

@@ -36,7 +36,6 @@ class Retention:
         self._reach = tree.layout.reach
         self._uses = np.zeros(tree.pool.num_blocks, np.int32)
         self._victims = Victims(tree, self.visits, self._uses)
-        self._marks = np.zeros(tree.pool.num_blocks, bool)
         self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
         self._spare = SpareQueue(tree.pool.num_blocks)
         self._victim: tuple[Node, int] | None = None
@@ -245,16 +244,12 @@ class Retention:
     def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Free local pages that the tree alone owns and no window needs; they are not among the spare ones any more."""
         blocks = blocks.astype(np.intp, copy=False)
-        nodes = self.tree.local_node[blocks].tolist()
-        start = 0
-        while start < len(blocks):
-            node, stop = nodes[start], start + 1
-            while stop < len(blocks) and nodes[stop] is node:
-                stop += 1
-            self._marks[blocks[start:stop]] = True
-            index = self._marks[node.local.astype(np.intp)].nonzero()[0]
-            self._marks[blocks[start:stop]] = False
-            self.tree.drop_local(node, index, alone=True)
+        nodes, start = self.tree.local_node[blocks].tolist(), 0
+        while start < len(nodes):
+            node, stop = nodes[start], len(nodes)
+            if nodes.count(node) < stop:
+                stop = next((at for at in range(start, stop) if nodes[at] is not node), stop)
+            self.tree.free_local(node, blocks[start:stop])
             if self.tree.layout.full is None:
                 self.trim(node)
             start = stop

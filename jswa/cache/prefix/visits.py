@@ -9,6 +9,7 @@ A text that is evicted stays known for a while by its next tokens (a *ghost*), s
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, chain
 
 import numpy as np
@@ -197,14 +198,19 @@ class Visits:
 
     def _learn(self) -> None:
         candidates = self._tree.candidates
-        slots = candidates.slots_of_edges()
-        ghosts: Int[np.ndarray, "n 2"] = np.fromiter(chain.from_iterable(self._ghosts.values()), np.int64).reshape(
-            -1, 2
-        )
-        last = np.concatenate([candidates.last[slots], ghosts[:, 0]])
-        self.ageing.learn(self.clock - last, np.concatenate([candidates.kinds[slots], ghosts[:, 1]]))
+        clock, slots, evicted = self.clock, candidates.slots_of_edges(), list(self._ghosts.values())
+        last, kinds = candidates.last[slots], candidates.kinds[slots]
+        self.ageing.learn(partial(_with_ghosts, clock, last, kinds, evicted))
         self.places.learn()
         if self.places.share is not self._share:
             self._share = self.places.share
             candidates.values[: len(candidates.items)] = UNKNOWN
         self._until_learning = _LEARN_EVERY + len(self._ghosts) // 16
+
+
+def _with_ghosts(
+    clock: int, last: Int[np.ndarray, " n"], kinds: Int[np.ndarray, " n"], evicted: list[tuple[int, int]]
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """Return the ages and kinds of texts and of ghosts, given last use and kind of each."""
+    ghosts = np.fromiter(chain.from_iterable(evicted), np.int64).reshape(-1, 2)
+    return clock - np.concatenate([last, ghosts[:, 0]]), np.concatenate([kinds, ghosts[:, 1]])

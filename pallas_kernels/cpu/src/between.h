@@ -31,6 +31,11 @@ void rotate(Pool& pool, const Rotation& r) {
   for_rows(pool, r.tokens, [&](int64_t token) { kernels().rotate(r, token, scratch<1>(floats)); });
 }
 
+template <class Pool>
+void activate(Pool& pool, const Gated& g) {
+  for_rows(pool, g.rows, [&](int64_t row) { kernels().activate(g, row); });
+}
+
 // The product of one expert: rows of x times its matrix.
 inline Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows) {
   Product p = all;
@@ -90,7 +95,7 @@ void mix(Pool& pool, const Mixture& m) {
   const Kernels& k = kernels();
   for_rows(pool, rows, [&](int64_t row) { k.take(m, pair_of[(size_t)row], row); });
   multiply_experts(pool, m.up, m.by_rows, m.experts, first, count);
-  for_rows(pool, rows, [&](int64_t row) { k.activate(m, row); });
+  activate(pool, Gated{m.gates, m.middle, m.type, rows, m.hidden, m.glu});
   multiply_experts(pool, m.down, m.by_rows, m.experts, first, count);
   for_rows(pool, m.tokens, [&](int64_t token) { k.combine(m, token, row_of.data()); });
 }

@@ -106,6 +106,29 @@ ffi::Error rotate(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bi
   return ffi::Error::Success();
 }
 
+ffi::Error glu_of(jswa::Glu& glu, int64_t activation, float clamp, float alpha) {
+  if (activation < 0 || activation > (int64_t)jswa::Activation::ALPHA) return wrong("there is no such activation");
+  glu = {(jswa::Activation)activation, clamp, alpha};
+  return ffi::Error::Success();
+}
+
+// See pallas_kernels.cpu.experts.gated.
+ffi::Error gated(ffi::ThreadPool pool, ffi::AnyBuffer gates, ffi::Result<ffi::AnyBuffer> out, int64_t activation,
+                 float clamp, float alpha) {
+  jswa::Gated g{};
+  if (gates.dimensions().size() != 2 || out->dimensions().size() != 2 || out->dimensions()[0] != gates.dimensions()[0] ||
+      gates.dimensions()[1] != 2 * out->dimensions()[1])
+    return wrong("gates and ups of every row are needed");
+  if (!type_of(gates.element_type(), &g.type) || !is_activation(g.type) || out->element_type() != gates.element_type())
+    return wrong("no rows of this type");
+  g.gates = gates.untyped_data(), g.out = out->untyped_data();
+  g.rows = out->dimensions()[0], g.hidden = out->dimensions()[1];
+  const ffi::Error error = glu_of(g.glu, activation, clamp, alpha);
+  if (error.failure()) return error;
+  jswa::activate(pool, g);
+  return ffi::Error::Success();
+}
+
 // See pallas_kernels.cpu.experts.mixture. Operands behind the two matrices: their biases, if there are any, and what
 // the kind of each needs.
 ffi::Error mixture(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::BufferR2<ffi::DataType::S32> chosen, Floats weights,
@@ -129,7 +152,6 @@ ffi::Error mixture(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::BufferR2<ffi::Da
     if (own.dimensions().size() != 2 || own.dimensions()[0] != pairs) return wrong("room for each pair is needed");
   m.hidden = middle->dimensions()[1];
   if (rows->dimensions()[1] != m.width || gates->dimensions()[1] != 2 * m.hidden) return wrong("gates and ups are needed");
-  if (activation < 0 || activation > (int64_t)jswa::Activation::ALPHA) return wrong("there is no such activation");
   std::vector<ffi::AnyBuffer> all = buffers(rest, 0);
   const size_t operands[] = {0, 1, 2, 3, 1};
   if (up_kind < kNumbers || up_kind > kMxfp4 || down_kind < kNumbers || down_kind > kMxfp4)
@@ -137,7 +159,9 @@ ffi::Error mixture(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::BufferR2<ffi::Da
   const size_t biases = biased ? 2 : 0, own = operands[up_kind], other = operands[down_kind];
   if (all.size() != biases + own + other) return wrong("operands are missing");
   const auto at = all.begin() + (std::ptrdiff_t)biases, middle_of = at + (std::ptrdiff_t)own;
-  ffi::Error error = describe(m.up, *rows, up, {at, middle_of}, *gates, up_kind, by_rows, m.experts);
+  ffi::Error error = glu_of(m.glu, activation, clamp, alpha);
+  if (error.failure()) return error;
+  error = describe(m.up, *rows, up, {at, middle_of}, *gates, up_kind, by_rows, m.experts);
   if (error.failure()) return error;
   error = describe(m.down, *middle, down, {middle_of, all.end()}, *rows, down_kind, by_rows, m.experts);
   if (error.failure()) return error;
@@ -150,7 +174,6 @@ ffi::Error mixture(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::BufferR2<ffi::Da
   m.x = x.untyped_data(), m.out = out->untyped_data(), m.chosen = chosen.typed_data(), m.weights = weights.typed_data();
   m.rows = rows->untyped_data(), m.gates = gates->untyped_data(), m.middle = middle->untyped_data();
   m.by_rows = by_rows, m.weight_on_input = weight_on_input;
-  m.glu = {(jswa::Activation)activation, clamp, alpha};
   jswa::mix(pool, m);
   return ffi::Error::Success();
 }
@@ -195,6 +218,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_rotate, rotate,
                                   .Attr<Numbers>("v_norm")
                                   .Attr<int64_t>("layer")
                                   .Attr<ffi::Span<const int64_t>>("shape"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_gated, gated,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("activation")
+                                  .Attr<float>("clamp")
+                                  .Attr<float>("alpha"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_mixture, mixture,
                               ffi::Ffi::Bind()

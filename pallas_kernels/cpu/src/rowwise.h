@@ -9,6 +9,7 @@
 namespace {
 
 using jswa::Activation;
+using jswa::Gated;
 using jswa::Glu;
 using jswa::Join;
 using jswa::Mixture;
@@ -136,20 +137,20 @@ inline vf activated(Activation activation, vf x) {
 // At most `most`; NaN stays NaN.
 inline vf at_most(vf x, vf most) { return choose(x > most, most, x); }
 
-void activate(const Mixture& m, int64_t row) {
-  const vf clamp = splat(m.glu.clamp), lowest = vf{} - clamp;
-  for (int64_t i = 0; i < m.hidden; i += W) {
-    const int64_t left = m.hidden - i;
-    vf gate = numbers_at(m.gates, 2 * row * m.hidden + i, m.type, left);
-    vf up = at_most(numbers_at(m.gates, (2 * row + 1) * m.hidden + i, m.type, left), clamp);
+void activate(const Gated& g, int64_t row) {
+  const vf clamp = splat(g.glu.clamp), lowest = vf{} - clamp;
+  for (int64_t i = 0; i < g.hidden; i += W) {
+    const int64_t left = g.hidden - i;
+    vf gate = numbers_at(g.gates, 2 * row * g.hidden + i, g.type, left);
+    vf up = at_most(numbers_at(g.gates, (2 * row + 1) * g.hidden + i, g.type, left), clamp);
     up = choose(up < lowest, lowest, up);
-    if (m.glu.activation == Activation::ALPHA) {
+    if (g.glu.activation == Activation::ALPHA) {
       gate = at_most(gate, clamp);
-      up = (up + splat(1.0f)) * gate * sigmoid(gate * splat(m.glu.alpha));
+      up = (up + splat(1.0f)) * gate * sigmoid(gate * splat(g.glu.alpha));
     } else {
-      up = up * at_most(activated(m.glu.activation, gate), clamp);
+      up = up * at_most(activated(g.glu.activation, gate), clamp);
     }
-    write_at(m.middle, row * m.hidden + i, m.type, up, left);
+    write_at(g.out, row * g.hidden + i, g.type, up, left);
   }
 }
 

@@ -103,6 +103,15 @@ struct Glu {
   float clamp, alpha;  // clamp: infinity if there is none
 };
 
+// Rows of gates and ups, and what the unit makes of them.
+struct Gated {
+  const void* gates;  // [rows, 2 * hidden]: gates, then ups
+  void* out;          // [rows, hidden]
+  Type type;
+  int64_t rows, hidden;
+  Glu glu;
+};
+
 // Experts of a layer: each token's `choices` experts, their results added with the token's weights.
 struct Mixture {
   const void* x;  // [tokens, width]
@@ -138,9 +147,9 @@ struct Kernels {
   // Of one token; `line` has room for as many floats as the widest row has, rounded up to 16.
   void (*join)(const Join&, int64_t token, float* line);
   void (*rotate)(const Rotation&, int64_t token, float* line);
-  // Of one row of a mixture: x times the weight of a choice, if it goes there; the unit; the sum of a token's rows.
+  void (*activate)(const Gated&, int64_t row);
+  // Of one row of a mixture: x times the weight of a choice, if it goes there; the sum of a token's rows.
   void (*take)(const Mixture&, int64_t pair, int64_t row);
-  void (*activate)(const Mixture&, int64_t row);
   void (*combine)(const Mixture&, int64_t token, const int32_t* row_of_pair);
 };
 

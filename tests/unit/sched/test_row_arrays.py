@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.cache.capacity import resident_slots
+from jswa.cache.capacity import ResidentSlots
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
@@ -20,7 +20,7 @@ def begin(rows: Rows, sequence: Sequence, *, table: LeaseTable | None = None) ->
     """Make a sequence a row, the first that is free."""
     table = table or LeaseTable(make_layout(4, None, num_full=1, num_local=0), rows.max_rows, 8)
     lease = Lease(table, int((rows.limit == 0).argmax()))
-    rows.admit(sequence.request, lease, launched=0, tokens=sequence.tokens, limit=sequence.limit)
+    rows.admit(sequence.request, sequence.record, lease, launched=0, tokens=sequence.tokens)
     sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, lease.row, lease, Status.RUNNING
 
 
@@ -102,7 +102,7 @@ def test_resident_slots_of_many_rows_are_those_of_each(lengths: list[int], windo
     """The formula in arrays and the one of a single row agree."""
     layout = make_layout(4, window, num_full=1, num_local=2 if window else 0)
     expected = [layout.resident_slots(length) for length in lengths]
-    assert resident_slots(layout, np.array(lengths)).tolist() == expected
+    assert ResidentSlots(layout)(np.array(lengths)).tolist() == expected
 
 
 def test_claims_follow_rows_that_begin_and_pages_that_rows_get() -> None:
@@ -114,14 +114,13 @@ def test_claims_follow_rows_that_begin_and_pages_that_rows_get() -> None:
     begin(rows, first, table=table)
     table.covered[first.row_id] = 4
     claims = Claims(rows, cache)
-    none = np.zeros(0, np.int64)
     alone = layout.resident_slots(4)
-    assert claims.demand(LIMITS, 3, none) == alone + (2 - 1)
+    assert claims.demand(LIMITS, 3, []) == alone + (2 - 1)
     begin(rows, second, table=table)
     assert second.lease is not None
     claims.admit(second.lease, second.num_known)
-    assert claims.demand(LIMITS, 3, none) == alone + (2 - 1) + 4
+    assert claims.demand(LIMITS, 3, []) == alone + (2 - 1) + 4
     table.covered[first.row_id] = 8
     claims.changed()
-    assert claims.demand(LIMITS, 3, none) == alone + 4
-    assert claims.demand(LIMITS, 3, np.array([second.row_id])) == alone
+    assert claims.demand(LIMITS, 3, []) == alone + 4
+    assert claims.demand(LIMITS, 3, [second.row_id]) == alone

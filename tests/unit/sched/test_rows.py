@@ -53,7 +53,7 @@ def make_sequence(request: Request, generated: Collection[int] = (), *, launched
     lease = Lease(LeaseTable(make_layout(4, None, num_full=1, num_local=0), 3, 8), 0)
     for token in generated:
         sequence.append(token)
-    rows.admit(request, lease, launched=launched, tokens=sequence.tokens, limit=30)
+    rows.admit(request, sequence.record, lease, launched=launched, tokens=sequence.tokens)
     sequence.rows, sequence.row_id, sequence.lease, sequence.status = rows, lease.row, lease, Status.RUNNING
     return sequence
 

@@ -1,10 +1,14 @@
 """The worth of a text by age, learned from uses (jswa/cache/prefix/ageing.py)."""
 
 import numpy as np
+from jaxtyping import Int
 
 from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
 
-NOTHING = np.zeros(0, np.int64)
+
+def nothing() -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """No texts."""
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def worth(ageing: Ageing, age: int, kind: int = USED) -> float:
@@ -24,7 +28,7 @@ def test_in_a_loop_a_text_is_worth_more_the_sooner_its_turn_comes() -> None:
     ageing = Ageing()
     for _ in range(500):
         ageing.count(100, USED, used=True)
-    ageing.learn(NOTHING, NOTHING)
+    ageing.learn(nothing)
     assert worth(ageing, 90) > worth(ageing, 40) > worth(ageing, 5)
     assert worth(ageing, 400) < worth(ageing, 40)
 
@@ -34,7 +38,7 @@ def test_texts_that_nobody_asks_for_teach_that_nobody_will() -> None:
     for _ in range(300):
         ageing.count(8, USED, used=True)
         ageing.count(50, LEFT, used=False)
-    ageing.learn(NOTHING, NOTHING)
+    ageing.learn(nothing)
     assert worth(ageing, 2, USED) > 20 * worth(ageing, 2, LEFT)
 
 
@@ -43,8 +47,8 @@ def test_texts_that_still_wait_count_as_those_that_reached_their_age() -> None:
     for each in (ageing, patient):
         for _ in range(300):
             each.count(8, USED, used=True)
-    ageing.learn(NOTHING, NOTHING)
-    patient.learn(np.full(3000, 200), np.full(3000, USED))
+    ageing.learn(nothing)
+    patient.learn(lambda: (np.full(3000, 200), np.full(3000, USED)))
     assert worth(patient, 2) < worth(ageing, 2) / 3
 
 
@@ -52,9 +56,9 @@ def test_the_past_fades() -> None:
     ageing = Ageing()
     for _ in range(20_000):
         ageing.count(4, USED, used=True)
-    ageing.learn(NOTHING, NOTHING)
+    ageing.learn(nothing)
     for _ in range(10):
         for _ in range(5_000):
             ageing.count(500, USED, used=True)
-        ageing.learn(NOTHING, NOTHING)
+        ageing.learn(nothing)
     assert worth(ageing, 450) > worth(ageing, 2)

@@ -9,7 +9,7 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu import library
-from pallas_kernels.cpu.experts import mixture
+from pallas_kernels.cpu.experts import gated, mixture
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.mxfp4 import Mxfp4, unpack
@@ -82,21 +82,35 @@ def test_a_mixture_is_that_of_its_experts(dtype: str, packed: bool, subtests: py
     chosen[5, 1], chosen[6] = EXPERTS, -1  # no experts
     weights = rng.uniform(0, 1, chosen.shape).astype(np.float32)
     both = tuple(jnp.asarray(rng.standard_normal((EXPERTS, n)), dtype) for n in (2 * HIDDEN, WIDTH))
-    for number, gated in enumerate(GLUS):
-        with subtests.test(str(gated)):
+    for number, unit in enumerate(GLUS):
+        with subtests.test(str(unit)):
             biases = (both[0], both[1]) if number % 2 else None
             on_input = number == 2
 
             def run(rows: slice) -> Array:
                 own = x[rows], jnp.asarray(chosen[rows]), jnp.asarray(weights[rows])
-                return mixture(*own, gate_up, down, gated=gated, biases=biases, weight_on_input=on_input)  # noqa: B023
+                return mixture(*own, gate_up, down, glu=unit, biases=biases, weight_on_input=on_input)  # noqa: B023
 
             found = run(slice(TOKENS))
-            right = expected(x, chosen, weights, [numbers for _, numbers in held], biases, gated, on_input=on_input)
+            right = expected(x, chosen, weights, [numbers for _, numbers in held], biases, unit, on_input=on_input)
             error = np.abs(np.asarray(found.astype("float32")) - right)
             assert (error <= BOUNDS[dtype] * (np.abs(right).max(axis=1, keepdims=True) + 1)).all(), error.max()
             for rows in (slice(0, 1), slice(4, 7), slice(30, TOKENS), slice(TOKENS)):
                 np.testing.assert_array_equal(np.asarray(run(rows)), np.asarray(found[rows]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_unit_is_that_of_its_halves(dtype: str, subtests: pytest.Subtests) -> None:
+    """With every activation, of widths that fill no vector; a row has equal bits alone and among others."""
+    for width in (1, 40, 257):
+        rows = jnp.asarray(3 * np.random.default_rng(3).standard_normal((TOKENS, 2 * width)), dtype)
+        for unit in GLUS:
+            with subtests.test(f"{unit}, {width}"):
+                run = jax.jit(lambda x: gated(unit, x))  # noqa: B023
+                found = np.asarray(run(rows).astype("float32"))
+                right = np.asarray(glu(unit, *jnp.split(rows.astype("float32"), 2, axis=1)))
+                assert np.abs(found - right).max() <= BOUNDS[dtype] * np.abs(right).max()
+                np.testing.assert_array_equal(np.asarray(run(rows[7:8]).astype("float32")), found[7:8])
 
 
 def test_operands_that_do_not_fit_are_errors() -> None:
@@ -105,4 +119,4 @@ def test_operands_that_do_not_fit_are_errors() -> None:
     x, one = jnp.ones((2, WIDTH)), jnp.zeros((2, CHOICES), jnp.int32)
     for rows, first, second in ((x[:, :-1], gate_up, down), (x, down, gate_up)):
         with pytest.raises(jax.errors.JaxRuntimeError, match="jswa: the weights do not fit"):
-            mixture(rows, one, jnp.ones((2, CHOICES)), first, second, gated=GLUS[0]).block_until_ready()
+            mixture(rows, one, jnp.ones((2, CHOICES)), first, second, glu=GLUS[0]).block_until_ready()
