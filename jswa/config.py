@@ -71,8 +71,9 @@ class EngineConfig:
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         attention_backend: Run attention with these kernels. auto chooses by device; xla runs on any device, cpu on a
-            CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. reference computes in
-            float32, for tests. A backend that cannot run the model is an error.
+            CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. mosaic_splits is
+            mosaic, where a long row beside short ones costs its share; no GPU has measured it yet. reference computes
+            in float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
             kernels are compiled, mosaic on Hopper. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
@@ -127,7 +128,7 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    attention_backend: Literal["auto", "xla", "cpu", "mosaic", "triton", "reference"] = "auto"
+    attention_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_splits", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"

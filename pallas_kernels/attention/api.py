@@ -20,9 +20,10 @@ from pallas_kernels.attention.triton import call as triton
 from pallas_kernels.cpu import attention as cpu
 from pallas_kernels.errors import NoKernel
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic", "triton"]
+Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "triton"]
+_HOPPER = ("mosaic", "mosaic_splits")
 
-TILE_TOKENS = 32  # query tokens per tile of all implementations but "mosaic"
+TILE_TOKENS = 32  # query tokens per tile of all implementations but those for Hopper
 
 
 def tile_tokens(implementation: Implementation, group: int) -> int:
@@ -32,7 +33,7 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
         implementation: see `paged_attention`.
         group: query heads per KV head.
     """
-    return heuristics.tile_tokens(group) if implementation == "mosaic" else TILE_TOKENS
+    return heuristics.tile_tokens(group) if implementation in _HOPPER else TILE_TOKENS
 
 
 def paged_attention(
@@ -56,7 +57,7 @@ def paged_attention(
     numbers without meaning.
 
     Args:
-        q: queries of the step's tokens; or, for "mosaic" and 16-bit pages, as `packed_rows` says.
+        q: queries of the step's tokens; or, on Hopper and for 16-bit pages, as `packed_rows` says.
         kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
@@ -66,9 +67,10 @@ def paged_attention(
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
         implementation: "reference" (float32, for tests), "xla" (any device), "cpu" (the library of
-            `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "triton" (NVIDIA
-            GPUs from sm_80 on, with the package jax-triton; head sizes to 512).
-        sms: multiprocessors of the device, for "mosaic" and "triton". None: as many as an H200 or an A100 has.
+            `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "mosaic_splits" (the
+            same, where a row's splits depend on its own length alone: see `hopper.splits`), "triton" (NVIDIA GPUs from
+            sm_80 on, with the package jax-triton; head sizes to 512).
+        sms: multiprocessors of the device, for Hopper and "triton". None: as many as an H200 or an A100 has.
 
     Raises:
         NoKernel: the implementation cannot serve these shapes or types.
@@ -79,7 +81,7 @@ def paged_attention(
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     if isinstance(q, Packed):
-        if implementation != "mosaic" or kv.dtype.itemsize == 1:
+        if implementation not in _HOPPER or kv.dtype.itemsize == 1:
             raise NoKernel(f"packed queries, pages of {kv.dtype}: implementation = {implementation!r} takes none")
         packed: Array = _function(implementation, sms)(
             q, kv, rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
@@ -117,12 +119,12 @@ def packed_rows(
 
     Only shapes and types are read. Raises NoKernel if the implementation cannot serve them.
     """
-    if implementation != "mosaic" or tiles.tokens.shape[1] > 1 or kv.dtype.itemsize == 1:
+    if implementation not in _HOPPER or tiles.tokens.shape[1] > 1 or kv.dtype.itemsize == 1:
         return None
-    from pallas_kernels.attention.hopper import call as mosaic
+    from pallas_kernels.attention.hopper import call, splits
     from pallas_kernels.attention.hopper.plan import Shape
 
-    plan = mosaic.plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
+    plan = (call if implementation == "mosaic" else splits).plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
     return plan.padded_rows if plan.k_width == plan.head_dim else None
 
 
@@ -138,6 +140,10 @@ def _function(implementation: Implementation, sms: int | None) -> Callable[..., 
         from pallas_kernels.attention.hopper import call as mosaic
 
         return partial(mosaic.paged_attention, sms=sms)
+    if implementation == "mosaic_splits":
+        from pallas_kernels.attention.hopper import splits
+
+        return partial(splits.paged_attention, sms=sms)
     if implementation == "triton":
         return partial(triton.paged_attention, sms=sms)
     if implementation == "cpu":

@@ -19,6 +19,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from pallas_kernels.ptxas import prefer_packaged
 from tools.aot.facts import KernelFacts, parse
+from tools.aot.measures.tma import linted
 
 TARGET = Path(__file__).parent.parent.parent / "pallas_kernels" / "tuning" / "h200.txtpb"
 # Multiprocessors of the target: kernels that are compiled for another number have other splits.
@@ -51,14 +52,18 @@ def on_h200(tree: Any) -> Any:
 
 @contextmanager
 def captured() -> Iterator[list[KernelFacts]]:
-    """Yield a list that has the Mosaic kernels compiled inside once the block ends. Output to stdout is swallowed."""
+    """Yield a list that has the Mosaic kernels compiled inside once the block ends. Output to stdout is swallowed.
+
+    Raises ValueError if the driver would refuse one of their TMA descriptors.
+    """
     found: list[KernelFacts] = []
     sys.stdout.flush()
     saved = os.dup(1)
     with tempfile.TemporaryFile("w+") as file:
         os.dup2(file.fileno(), 1)
         try:
-            yield found
+            with linted():
+                yield found
         finally:
             sys.stdout.flush()
             os.dup2(saved, 1)

@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from benchmarks.predict.counts import FORMATS, mixtures, touched_experts
+from benchmarks.predict.step import Load, Setting, works_of
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -23,17 +26,23 @@ from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import Speculation
+from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level, widest
+from tools.aot.measures import traffic
 from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 ROWS, PAGE = 64, 64
+CONTEXT = 1_536  # tokens of each row, where bytes are counted
+# Bytes that a step of `ROWS` rows or fewer moves, over those that must move, at most. With more rows float32 logits and
+# the parts of products weigh more: 1.24 for 256 rows of gpt-oss-20b.
+MOST_MOVED = 1.15
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class StepSpec:
         sampling: the implementation of draws.
         routing: the implementation of the choice of experts.
         drafts: of each row of a decode step, looked up and verified.
+        attention: the implementation of attention.
     """
 
     model: str
@@ -68,6 +78,7 @@ class StepSpec:
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     drafts: int = 0
+    attention: Attention = "mosaic"
 
     @property
     def name(self) -> str:
@@ -80,6 +91,7 @@ class StepSpec:
         more += f", sampling on {self.sampling}" * (self.sampling != "xla")
         more += f", routing on {self.routing}" * (self.routing != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
+        more += f", attention on {self.attention}" * (self.attention != "mosaic")
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -108,11 +120,12 @@ _ROUTED = [
     *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
     replace(_GLUED[3], routing="triton", layers=4),  # gated
 ]
+_SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS),
-    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS),
 )
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6),
@@ -133,6 +146,10 @@ class StepFacts:
         temporaries: bytes.
         seconds: to trace, lower and compile.
         kernels: the Mosaic kernels, each once.
+        bytes_moved: by all kernels of a greedy decode step of rows of `CONTEXT`, over those that must move; 0 for steps
+            that are bound by FLOP.
+        logits_greedy, logits_limited: how often sampling reads or writes an array as large as the logits, of greedy
+            rows and at most.
     """
 
     name: str
@@ -144,11 +161,16 @@ class StepFacts:
     seconds: float
     kernels: list[KernelFacts]
     faults: list[str]
+    bytes_moved: float = 0.0
+    logits_greedy: int = 0
+    logits_limited: int = 0
 
     @property
     def figures(self) -> dict[str, float]:
         """What gates compare."""
-        return {"in_layer": self.in_layer, "index_launches": self.index_launches, "graphs": self.graphs}
+        found = {"in_layer": self.in_layer, "index_launches": self.index_launches, "graphs": self.graphs}
+        moved = {"bytes_moved": self.bytes_moved} if self.bytes_moved else {}
+        return {**found, **moved, "logits_greedy": self.logits_greedy, "logits_limited": self.logits_limited}
 
 
 def compile_step(spec: StepSpec) -> StepFacts:
@@ -211,6 +233,10 @@ def facts_of(spec: StepSpec) -> StepFacts:
     if bucket.decode and outermost != ["kCommandBuffer"]:
         faults.append(f"not one command buffer but {', '.join(outermost)}")
     in_layers = sum(launch.layer is not None for launch in found)
+    program = traffic.parse_program(text)
+    logits = traffic.arrays_moved(program, "sampling", 4 * bucket.rows * model.vocab_size)
+    moved = _bytes_moved(spec, model, program, state)
+    faults += [f"moves {moved} of the bytes that must move"] if spec.rows <= ROWS and moved > MOST_MOVED else []
     return StepFacts(
         spec.name,
         in_layers / spec.layers,
@@ -221,7 +247,34 @@ def facts_of(spec: StepSpec) -> StepFacts:
         seconds,
         kernels,
         faults,
+        moved,
+        int(logits.least),
+        int(logits.most),
     )
+
+
+def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, state: DeviceState) -> float:
+    """Return the bytes that a decode step's kernels move over those that must move; 0 if nothing says how many must.
+
+    Kernels of attention read the pages of the visible keys, and those of experts the weights of the experts that have
+    tokens. XLA's own kernels are counted as they were compiled, activations too, which must not move.
+    """
+    if spec.tokens or spec.drafts or spec.adapters or spec.part != "step" or spec.quantization not in ("none", "mxfp4"):
+        return 0.0
+    formats = FORMATS["bf16" if spec.quantization == "none" else "mxfp4"]
+    works = works_of(Setting(model, formats, 0.0), Load(spec.rows, CONTEXT))
+    moe, lane = next(iter(mixtures(model)), None), _lane_bytes(state)
+    share = 1.0 if moe is None else float(touched_experts(moe, np.array([spec.rows]))[0]) / moe.num_experts
+
+    def reads(array: traffic.Array) -> float:
+        if array.size >= lane:
+            return 0.0  # pages, which `works` counts
+        weights = moe is not None and array.shape[:1] == (moe.num_experts,) and len(array.shape) > 2
+        return array.size * (share if weights else 1.0)
+
+    pages = sum(work.moved for work in works if work.scope.startswith("attention"))
+    moved = traffic.bytes_moved(program, reads).least + pages
+    return round(moved / sum(work.least for work in works), 3)
 
 
 def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
@@ -255,7 +308,9 @@ def _step_config(
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
-    backends = Backends("mosaic", "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing)
+    backends = Backends(
+        spec.attention, "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing
+    )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
 
@@ -272,10 +327,14 @@ def _lane_bytes(state: DeviceState) -> int:
 def print_steps(steps: list[StepFacts]) -> None:
     """Print a line per step."""
     if steps:
-        print(f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  temporaries, MB  registers  seconds")
+        print(
+            f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  bytes moved  logits moved"
+            "  temporaries, MB  registers  seconds"
+        )
     for facts in steps:
         registers = "/".join(str(kernel.registers) for kernel in facts.kernels)
         print(
             f"{facts.name:60}{facts.launches:13.1f}{facts.in_layer:12}{facts.index_launches:15}{facts.graphs:8}"
+            f"{facts.bytes_moved:13.3f}{f'{facts.logits_greedy} to {facts.logits_limited}':>14}"
             f"{facts.temporaries / 1e6:17.1f}{registers:>11}{facts.seconds:9.1f}"
         )

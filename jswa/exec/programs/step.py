@@ -283,14 +283,10 @@ def forward(
             generated &= place < (indices.counts - indices.drafts)[indices.token_rows]
         row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-        extras = note_recent(
-            extras, tokens, inputs.column("extras"), indices.first_token, indices.starts, indices.counts
-        )
-    lanes, taps, finite = (
-        list(state["lanes"]),
-        dict[int, Array](),
-        jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool),
-    )
+        places = indices.first_token, indices.starts, indices.counts
+        extras = note_recent(extras, tokens, inputs.column("extras"), *places)
+    lanes, taps = list(state["lanes"]), dict[int, Array]()
+    finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
     def attend(
         layer: int,

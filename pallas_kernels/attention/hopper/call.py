@@ -11,6 +11,7 @@ from pallas_kernels.attention.hopper import kernel
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
+from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
@@ -38,11 +39,8 @@ def paged_attention(
     Raises NoKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
     """
     if isinstance(q, Packed):
-        tokens, kv_heads, _, head_dim = q.values.shape
-        heads = kv_heads * q.group
-        shape = jax.ShapeDtypeStruct((tokens, heads, head_dim), q.values.dtype)  # type: ignore[no-untyped-call]
-        plan = plan_of(Shape.of(shape, kv, rows, tiles, attend), sms, tuning)
-        return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(tokens, heads, plan.v_dim)
+        plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
+        return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(len(q.values), -1, plan.v_dim)
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:
         q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
@@ -51,6 +49,13 @@ def paged_attention(
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
+
+
+def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend) -> Shape:
+    """Return the sizes of a call with packed queries. Raises NoKernel if the kernel cannot serve them."""
+    tokens, kv_heads, _, head_dim = q.values.shape
+    size = tokens, kv_heads * q.group, head_dim
+    return Shape.of(jax.ShapeDtypeStruct(size, q.values.dtype), kv, rows, tiles, attend)  # type: ignore[no-untyped-call]
 
 
 def _run(
@@ -125,7 +130,9 @@ def _items(plan: Launch, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "I
     fields = (begin, end, first_query, first_page)
     index = jnp.arange(plan.items, dtype=jnp.int32)
     items = jnp.stack([index, row, *(jnp.where(live & (begin < end), field, 0) for field in fields)], axis=1)
-    return items if plan.queries == 1 or plan.attend.window is not None else _longest_first(items)
+    if plan.listed or (plan.queries > 1 and plan.attend.window is None):
+        return _longest_first(items)
+    return items
 
 
 def _longest_first(items: Int[Array, "I 6"]) -> Int[Array, "I 6"]:
@@ -157,19 +164,27 @@ def _attend(
     """
     splits, size = plan.tuning.splits, (plan.items, plan.kv_heads)
     whole = ((*size, plan.stored_rows, plan.v_width), plan.dtype)
-    parts = ((splits, *whole[0]), jnp.dtype(jnp.float32))
-    lse = ((splits, *size, plan.padded_rows), jnp.dtype(jnp.float32))
+    count = (plan.entries, plan.kv_heads) if plan.listed else (splits, *size)
+    parts = ((*count, plan.stored_rows, plan.v_width), jnp.dtype(jnp.float32))
+    lse = ((*count, plan.padded_rows), jnp.dtype(jnp.float32))
+    grid = {"split": splits, "head": plan.kv_heads, "item": plan.items}
     run = mosaic.kernel(
         partial(kernel.body, plan, sinks is not None),
         name="paged_attention",
-        outputs=[whole] if splits == 1 else [parts, lse],
-        grid={"split": splits, "head": plan.kv_heads, "item": plan.items},
+        outputs=[parts, lse] if plan.in_parts else [whole],
+        grid={"worker": plan.tuning.workers} if plan.listed else grid,
         num_threads=plan.consumers + plan.tuning.producer,
         scratch={"shared": scratch(plan)},
     )
     boxes = kv.reshape(plan.pages * plan.layers_per_page * plan.kv_heads, plan.page, plan.row)
-    outputs = run(q, boxes, items, page_rows, layer_index, *(() if sinks is None else (sinks,)))
-    if splits == 1:
+    work = work_list(plan, items) if plan.listed else None
+    listed = () if work is None else (work.used,)
+    items = items if work is None else work.entries
+    outputs = run(q, boxes, items, page_rows, layer_index, *listed, *(() if sinks is None else (sinks,)))
+    if not plan.in_parts:
         return outputs[0]
     split_out, split_lse = outputs
-    return combine(split_out, split_lse[..., : plan.stored_rows]).astype(plan.dtype)
+    split_lse = split_lse[..., : plan.stored_rows]
+    if work is not None:
+        return combine_entries(work, plan.most_splits, split_out, split_lse).astype(plan.dtype)
+    return combine(split_out, split_lse).astype(plan.dtype)

@@ -2,9 +2,12 @@
 
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
 from pallas_kernels.attention.splits import splits
+from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
 _MOST_STAGES = 4
+SPLIT_KEYS = 1_024  # of a work list: a thread block reads them in some 16 µs if all run, in 5 if few do
+_FEW_KEYS = 2_048  # queries that see no more are not split, where a row's splits are its own
 _FEW_BLOCKS = 6  # of keys: fewer do not make up for a thread block's start and end
 
 
@@ -13,7 +16,28 @@ def tile_tokens(group: int) -> int:
     return max(1, 2 * WARPGROUP_ROWS // group)
 
 
-def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
+def list_tuning(shape: Shape, sms: int = SMS) -> Tuning | None:
+    """Return the tuning of a work list, or None if the shape's queries see few keys.
+
+    Block and stages are those of `default_tuning`. As many thread blocks as run at once share the list.
+
+    Raises NoKernel for values of more than 256 columns, whose two consumers spill registers around the loop over the
+    list, and if parts of a result in float32 do not fit into shared memory.
+    """
+    if shape.most_blocks(1, shape.queries) <= _FEW_KEYS:
+        return None
+    base = default_tuning(shape, sms, split=2)  # whose output is staged in float32 too
+    plan = Launch.of_shape(shape, base)
+    if shape.column_parts > 1 or plan.smem_bytes > SMEM_BYTES:
+        raise NoKernel(
+            f"head sizes {shape.head_dim} and {shape.v_dim} over pages of {shape.stored}: implementation = "
+            f"'mosaic_splits' has no room for them where queries see more than {_FEW_KEYS} keys"
+        )
+    two = not base.producer and 2 * (plan.smem_bytes + BLOCK_SMEM_BYTES) <= SM_SMEM_BYTES
+    return base._replace(splits=1, workers=(2 if two else 1) * sms, split_keys=SPLIT_KEYS)
+
+
+def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tuning:
     """Choose a tuning by rules of thumb and the compiler's reports (`make gpu-compile`), not by measurements.
 
     * Two consumers of 64 rows each if a tile has more than 64 rows, its queries see many keys, and V does not need two
@@ -29,6 +53,7 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
 
     Args:
         sms: multiprocessors of the GPU.
+        split: the number of splits, if it is not to be chosen.
     """
     block, row_parts = 64, 1
     if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
@@ -46,7 +71,8 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     if shape.column_parts > 1 and Launch.of_shape(shape, Tuning(block, 2, 2, producer)).smem_bytes > budget:
         block = 64 if shape.upcast else 32
-    split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)), sms)
+    if split is None:
+        split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)), sms)
     out = Tuning(block, _MOST_STAGES, split, producer, row_parts)
     fit = Launch.of_shape(shape, out)
     stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // split)))

@@ -70,18 +70,22 @@ Carry = tuple[Float[Array, "64 V"], Float[Array, " 64"], Float[Array, " 64"]]
 
 def body(plan: Launch, has_sinks: bool, *arrays: Ref, shared: Shared) -> None:
     """Run a thread block. Dead chunks of several queries write nothing, dead single queries (decode) write zeros."""
-    refs = Refs.of(has_sinks, arrays, shared)
+    refs = Refs.of(plan, has_sinks, arrays, shared)
+    if plan.listed:
+        _run(plan, refs, partial(each_item, plan, refs))
+        return
     item = Item.of(plan, refs)
+    run = partial(_run, plan, refs, lambda role, **_: role(item))
     if plan.queries == 1:
-        _run(plan, refs, item)
+        run()
     else:
-        pl.when(item.end > 0)(lambda: _run(plan, refs, item))
+        pl.when(item.end > 0)(run)
 
 
-def _run(plan: Launch, refs: Refs, item: Item) -> None:
-    """Give each warpgroup its role, and its registers."""
+def _run(plan: Launch, refs: Refs, each: Callable[..., None]) -> None:
+    """Give each warpgroup its role for all items of the thread block, and its registers."""
     if not plan.tuning.producer:
-        _consume(plan, refs, item, 0)
+        each(lambda item: _consume(plan, refs, item, 0), consumes=True)
         return
     thread, registers = lax.axis_index("thread"), _registers(plan)
 
@@ -89,13 +93,41 @@ def _run(plan: Launch, refs: Refs, item: Item) -> None:
     def _consumer() -> None:
         if plan.consumers > 1:
             plgpu.set_max_registers(registers[0], action="increase")
-        _consume(plan, refs, item, thread if plan.consumers > 1 else 0)
+        part = thread if plan.consumers > 1 else 0
+        each(lambda item: _consume(plan, refs, item, part), consumes=True)
 
     @pl.when(thread == plan.consumers)
     def _producer() -> None:
         if plan.consumers > 1:
             plgpu.set_max_registers(registers[1], action="decrease")
-        produce(plan, refs, item)
+        each(lambda item: produce(plan, refs, item), consumes=False)
+
+
+def each_item(plan: Launch, refs: Refs, role: Callable[[Item], None], *, consumes: bool) -> None:
+    """Run a role for the thread block's share of the work list, the longest entries first.
+
+    Worker w of W takes pairs of an entry and a KV head w, 2W - 1 - w, 2W + w, ...: every second round in reverse, since
+    the pairs become shorter. A producer waits until the consumers have finished an entry before it begins the next: the
+    output is staged in the memory of the keys.
+    """
+    assert refs.entries is not None
+    workers, worker = plan.tuning.workers, lax.axis_index("worker")
+    pairs = refs.entries[0] * plan.kv_heads
+    whole = lax.div(pairs, workers)
+
+    def place(turn: Scalar) -> Scalar:
+        out: Scalar = jnp.where(lax.rem(turn, 2) == 0, worker, workers - 1 - worker)
+        return out
+
+    count = whole + (whole * workers + place(whole) < pairs).astype(jnp.int32)
+
+    @pl.loop(0, count)
+    def _entry(turn: Scalar) -> None:
+        if refs.drained is not None and not consumes:
+            pl.when(turn > 0)(partial(plgpu.barrier_wait, refs.drained))
+        role(Item.of_list(plan, refs, turn * workers + place(turn)))
+        if refs.drained is not None and consumes:
+            plgpu.barrier_arrive(refs.drained, predicate=turn + 1 < count)
 
 
 def _registers(plan: Launch) -> tuple[int, int]:
@@ -306,8 +338,7 @@ def _epilogue(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) ->
     if refs.lse is not None:
         refs.lse.staged.at[part][...] = top + jnp.log(weight) * _LOG2E
     plgpu.commit_smem()
-    at = (item.index, item.head) if refs.lse is None else (item.split, item.index, item.head)
-    out = refs.out.at[at]
+    out = refs.out.at[item.out]
     if plan.column_parts > 1:
         out = out.at[:, _nth(part, width)]
     if plan.tuning.row_parts == 1:
@@ -316,7 +347,7 @@ def _epilogue(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) ->
         out = out.at[_nth(part, WARPGROUP_ROWS)]
     plgpu.copy_smem_to_gmem(staged, out)
     if refs.lse is not None:
-        _write_lse(plan, refs.lse, at, part)
+        _write_lse(plan, refs.lse, item.out, part)
     plgpu.wait_smem_to_gmem(0)
 
 

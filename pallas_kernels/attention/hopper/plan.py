@@ -11,6 +11,7 @@ from pallas_kernels.attention.rows import Attend, Rows, Tiles
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
+MOST_SPLITS = 16  # of an item in a work list
 _BARRIER_BYTES = 256  # shared memory of all barriers, at most
 
 
@@ -26,6 +27,8 @@ class Tuning(NamedTuple):
         row_parts: consumers with 64 rows of their own each: 1 or 2.
         ahead: the scores of a block are formed during the softmax of the block before (FlashAttention 3's overlap
             within a warpgroup).
+        workers: thread blocks that share a list of splits; see `worklist`. 0: one for each item, KV head and split.
+        split_keys: keys of a split in such a list, for rows that are not too long.
     """
 
     block: int
@@ -34,6 +37,8 @@ class Tuning(NamedTuple):
     producer: bool
     row_parts: int = 1
     ahead: bool = False
+    workers: int = 0
+    split_keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,27 @@ class Launch(Shape):
         return self.tuning.row_parts * self.column_parts
 
     @property
+    def listed(self) -> bool:
+        """Whether thread blocks share a work list."""
+        return self.tuning.workers > 0
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether thread blocks write parts of a result, in float32, that are combined afterwards."""
+        return self.tuning.splits > 1 or self.listed
+
+    @property
+    def most_splits(self) -> int:
+        """Entries of an item in a work list at most."""
+        share = self.tuning.split_keys // self.tuning.block
+        return min(MOST_SPLITS, -(-self.most_blocks(self.tuning.block, self.chunk_queries) // share))
+
+    @property
+    def entries(self) -> int:
+        """Entries of a work list at most."""
+        return self.items * self.most_splits
+
+    @property
     def chunks(self) -> int:
         """Thread blocks that share a tile's queries: as few as their rows allow."""
         return -(-self.queries // (WARPGROUP_ROWS * self.tuning.row_parts // self.group))
@@ -214,12 +240,12 @@ class Launch(Shape):
     def smem_bytes(self) -> int:
         """Shared memory of a thread block."""
         size = self.dtype.itemsize
-        out_size = size if self.tuning.splits == 1 else 4
+        out_size = 4 if self.in_parts else size
         rows = WARPGROUP_ROWS * self.tuning.row_parts
         queries = rows * self.k_width * size
         stored = self.tuning.stages * self.tuning.block * self.row if self.upcast else 0
         keys = self.tuning.stages * self.tuning.block * self.row * size
-        out = rows * (self.v_width * out_size + (4 * self.column_parts if self.tuning.splits > 1 else 0))
+        out = rows * (self.v_width * out_size + (4 * self.column_parts if self.in_parts else 0))
         return queries + stored + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
 
 
@@ -243,11 +269,20 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     # behind and still holds its block, and with `ahead` a consumer wants the next block before it releases this one.
     if tuning.stages < tuning.row_parts + tuning.ahead:
         raise ValueError(f"{tuning} needs {tuning.row_parts + tuning.ahead} stages")
+    if out.listed:
+        _check_list(tuning)
     if out.upcast and not (tuning.producer and tuning.block % 64 == 0):
         raise ValueError(f"8-bit pages need a producer and blocks of a multiple of 64 keys, not {tuning}")
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out
+
+
+def _check_list(tuning: Tuning) -> None:
+    if tuning.splits > 1 or tuning.row_parts > 1 or tuning.ahead:
+        raise ValueError(f"workers need splits = 1, row_parts = 1 and no ahead, not {tuning}")
+    if tuning.split_keys < tuning.block or tuning.split_keys % tuning.block:
+        raise ValueError(f"split_keys = {tuning.split_keys} must be a multiple of block = {tuning.block}")
 
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:

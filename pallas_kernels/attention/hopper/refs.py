@@ -32,6 +32,7 @@ class Shared(NamedTuple):
         queries_ready: the queries have arrived.
         met: a barrier of two consumers; see `kernel.sync_consumers`.
         schedule: a barrier of two consumers of rows; see `kernel.schedule_barrier`.
+        drained: all consumers have finished an entry of a work list; see `kernel.each_item`.
     """
 
     queries: Ref
@@ -41,15 +42,16 @@ class Shared(NamedTuple):
     queries_ready: Ref
     met: Ref | None
     schedule: Ref | None
+    drained: Ref | None
 
 
 def scratch(plan: Launch) -> Shared:
     """Return the types of a thread block's shared memory and barriers."""
-    block, stages, splits, producer, row_parts, _ = plan.tuning
+    block, stages, _, producer, row_parts, *_ = plan.tuning
     swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
-    out_type = plan.dtype if splits == 1 else jnp.float32
+    out_type = jnp.float32 if plan.in_parts else plan.dtype
     staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
-    if splits > 1:
+    if plan.in_parts:
         staged.append(plgpu.SMEM((consumers, WARPGROUP_ROWS), jnp.float32))
     stored = None
     if plan.upcast:
@@ -68,12 +70,13 @@ def scratch(plan: Launch) -> Shared:
         queries_ready=plgpu.Barrier(num_arrivals=row_parts),
         met=plgpu.Barrier(num_arrivals=consumers) if consumers > 1 else None,
         schedule=plgpu.Barrier(num_arrivals=row_parts) if row_parts > 1 else None,
+        drained=plgpu.Barrier(num_arrivals=consumers) if plan.listed and producer else None,
     )
 
 
 @dataclass(frozen=True)
 class Lse:
-    """Log-sum-exp in base 2 of each row's scores, an output of launches with splits: in global and shared memory."""
+    """Log-sum-exp in base 2 of each row's scores, an output of launches in parts: in global and shared memory."""
 
     out: Ref
     staged: Ref
@@ -86,10 +89,11 @@ class Refs:
     Attributes:
         q: queries [item, KV head, row, column].
         kv: K and V [box, token of the page, column]; a box is a page of one layer and KV head.
-        items: numbers of each item [item, field]; see `Item`.
+        items: numbers of each item [item, field], or of each entry of a work list; see `Item`.
         page_rows: page ids [row, column].
         layer_index: the layer's index within a page, one number.
-        out: [item, KV head, row, column], with splits [split, ...].
+        entries: of the work list, one number.
+        out: [item, KV head, row, column], with splits [split, ...]; with a work list [entry, KV head, row, column].
     """
 
     q: Ref
@@ -97,6 +101,7 @@ class Refs:
     items: Ref
     page_rows: Ref
     layer_index: Ref
+    entries: Ref | None
     sinks: Ref | None
     out: Ref
     staged_out: Ref
@@ -108,11 +113,13 @@ class Refs:
     stored: Stored | None
     met: Ref | None
     schedule: Ref | None
+    drained: Ref | None
 
     @classmethod
-    def of(cls, has_sinks: bool, arrays: tuple[Ref, ...], shared: Shared) -> "Refs":
+    def of(cls, plan: Launch, has_sinks: bool, arrays: tuple[Ref, ...], shared: Shared) -> "Refs":
         """Name the kernel's operands and outputs."""
         q, kv, items, page_rows, layer_index, *left = arrays
+        entries = left.pop(0) if plan.listed else None
         sinks = left.pop(0) if has_sinks else None
         out, *lse = left
         keys, (staged_out, *staged_lse) = shared.keys_or_out
@@ -122,6 +129,7 @@ class Refs:
             items=items,
             page_rows=page_rows,
             layer_index=layer_index,
+            entries=entries,
             sinks=sinks,
             out=out,
             staged_out=staged_out,
@@ -133,6 +141,7 @@ class Refs:
             stored=shared.stored,
             met=shared.met,
             schedule=shared.schedule,
+            drained=shared.drained,
         )
 
 
@@ -140,7 +149,8 @@ class Refs:
 class Item:
     """The work of a thread block: a chunk of queries, a KV head, and a split of the keys that the queries see.
 
-    `FIELDS` numbers of it are read from memory: index, row, begin, end, first_query and first_page.
+    `FIELDS` numbers of it are read from memory: index, row, begin, end, first_query and first_page. An entry of a work
+    list has three more: split, first block and blocks.
 
     Attributes:
         index: of the chunk's queries in q, and of its output.
@@ -150,6 +160,7 @@ class Item:
         first_page: page position of the first column of the row's page table.
         first: position of the first key of the first block.
         count: blocks of keys.
+        out: index of its output.
     """
 
     index: Scalar
@@ -163,6 +174,7 @@ class Item:
     first_page: Scalar
     first: Scalar
     count: Scalar
+    out: tuple[Scalar, ...]
 
     @classmethod
     def of(cls, plan: Launch, refs: Refs) -> "Item":
@@ -175,6 +187,15 @@ class Item:
         if splits > 1:
             share = lax.div(count + (splits - 1), splits)
             first, count = first + split * share, jnp.clip(count - split * share, 0, share)
-        return cls(
-            index, head, split, refs.layer_index[0], row, begin, end, first_query, first_page, first * block, count
+        layer, out = refs.layer_index[0], (split, index, head) if splits > 1 else (index, head)
+        return cls(index, head, split, layer, row, begin, end, first_query, first_page, first * block, count, out)
+
+    @classmethod
+    def of_list(cls, plan: Launch, refs: Refs, number: Scalar) -> "Item":
+        """Read an entry of the work list, for one KV head. All heads of an entry follow each other."""
+        entry, head = lax.div(number, plan.kv_heads), lax.rem(number, plan.kv_heads)
+        index, row, begin, end, first_query, first_page, split, first, count = (
+            refs.items[entry, field] for field in range(FIELDS + 3)
         )
+        layer, start = refs.layer_index[0], first * plan.tuning.block
+        return cls(index, head, split, layer, row, begin, end, first_query, first_page, start, count, (entry, head))

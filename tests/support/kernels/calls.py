@@ -15,8 +15,10 @@ from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
 from tests.support import oracles
 from tests.support.kernels.device import hopper
 from tests.support.oracles import Row
+from tools.aot.measures.tma import linted
 from tools.cases.kernels.attention import Case, RowSpec
-from tools.cases.kernels.attention_shapes import Arguments
+from tools.cases.kernels.attention_layers import Layer
+from tools.cases.kernels.attention_shapes import Arguments, arguments
 
 TINY = 1e-30  # results that a sink presses below it are 0 in float32
 
@@ -127,7 +129,7 @@ def run(
         ),
         tiles_of(counts, case.tokens, case.tile),
     )
-    if implementation != "mosaic":
+    if not implementation.startswith("mosaic"):
         out = _program(*arrays, case=case, implementation=implementation, tuning=None)
         return np.asarray(out.astype(jnp.float32))
     with hopper():
@@ -202,3 +204,25 @@ def shape_of(given: Arguments) -> Shape:
 
     jax.eval_shape(plan, given.q, given.kv)
     return shapes[0]
+
+
+def lower(layer: Layer) -> None:
+    """Lower a layer for a Hopper GPU, which checks register layouts, tiles, copies, shared memory and TMA's rules."""
+    given = arguments(layer)
+
+    def attend(q: jax.Array, kv: jax.Array, sinks: jax.Array | None) -> jax.Array:
+        out: jax.Array = paged_attention(
+            q,
+            kv,
+            jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.rows),
+            jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.tiles),
+            layer_index=given.layer_index,
+            attend=given.attend,
+            sinks=sinks,
+            implementation=layer.implementation,
+        )
+        return out
+
+    traced = jax.jit(attend).trace(given.q, given.kv, given.sinks)
+    with linted():
+        assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from jswa.config import Limits
-from jswa.plan import FROM_DEVICE, StepPlan, TokenEvent
+from jswa.plan import BANS, FROM_DEVICE, StepPlan, TokenEvent
 from jswa.sched.constraint import make_constraint
 from jswa.types import SamplingParams
 from tests.support.builders import make_layout, make_request
@@ -115,9 +115,12 @@ def test_drafts_preempt_no_row() -> None:
     assert found[1] <= found[0]
 
 
-@pytest.mark.parametrize(("words", "drafts"), [(((7, 8),), False), ((), True)])
-def test_rows_whose_masks_depend_on_the_text_run_no_drafts(words: tuple[tuple[int, ...], ...], drafts: bool) -> None:
-    """The host makes a mask for one token alone; penalties are the device's, which knows the drafts."""
+MANY = tuple((7, number) for number in range(8, 8 + BANS + 1))  # bad words, one more than the device forbids by itself
+
+
+@pytest.mark.parametrize(("words", "drafts"), [(MANY, False), (((7, 8),), True), ((), True)])
+def test_rows_whose_masks_the_host_makes_run_no_drafts(words: tuple[tuple[int, ...], ...], drafts: bool) -> None:
+    """The host makes a mask for one token alone; penalties and few bad words are the device's, which knows the drafts."""
     loop = make_loop(lambda most: most)
     plain = make_request("a", PROMPT, length=30)
     params = SamplingParams(presence_penalty=1.0)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.aot.measures import copies
+from tools.cases.kernels.attention_layers import SPLIT_LAYERS
 from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
 from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
@@ -41,6 +43,18 @@ def test_writing_an_entry_keeps_the_others(folder: Path) -> None:
     assert len(worse({"rope": bad, "norms": bad}, "kernels.json", folder)) == 2
 
 
+def test_copies_per_stage_are_as_committed() -> None:
+    """Of all layers: their number, and the bytes of the smallest. `tools.aot.measures.copies --write` writes them."""
+    found = copies.figures()
+    assert json.loads((FOLDER / copies.GATES).read_text())["figures"].keys() == found.keys()
+    assert worse(found, copies.GATES) == []
+
+
+def test_a_figure_that_is_not_committed_is_not_compared(folder: Path) -> None:
+    """A new figure passes until it is written."""
+    assert worse({"norms": {**GOOD, "copies": 9}}, "kernels.json", folder) == []
+
+
 def test_routing_has_gates() -> None:
     """Of each router that is compiled: one kernel for few tokens, two for many."""
     committed = json.loads((FOLDER / "routing.json").read_text())["figures"]
@@ -57,4 +71,15 @@ def test_kernels_of_the_glue_have_gates() -> None:
     kernels |= {f"rotate_and_write, {case.name}, {case.tokens} tokens" for case in ROPE_LAYERS}
     assert set(json.loads((FOLDER / "glue.json").read_text())["figures"]) == kernels
     committed = json.loads((FOLDER / "steps.json").read_text())["figures"]
-    assert committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]["in_layer"] == 9
+    mistral = committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]
+    assert mistral["in_layer"] == 9
+    assert mistral["bytes_moved"] < 1.15
+    assert mistral["logits_greedy"] == 2
+
+
+def test_attention_over_a_list_has_gates() -> None:
+    """Two thread blocks fit on a multiprocessor, except with a producer that casts pages."""
+    committed = json.loads((FOLDER / "attention.json").read_text())["figures"]
+    for layer in SPLIT_LAYERS:
+        assert committed[layer.name]["spills"] == 0
+        assert committed[layer.name]["blocks_per_sm"] >= (1 if layer.kv_dtype else 2)

@@ -92,8 +92,11 @@ ALIGNED = (
     RowSpec(0, 63),
 )  # to pages, blocks and tiles, but for the last row
 LONG_EXTEND = (RowSpec(30, 150), RowSpec(0, 0), RowSpec(300, 20, 290))
+LONG_AMONG_SHORT = (RowSpec(1_499, 1), RowSpec(0, 1), RowSpec(70, 1), RowSpec(0, 0), RowSpec(129, 1))
+LONG_BESIDE_PROMPT = (RowSpec(1_499, 1), RowSpec(30, 17), RowSpec(129, 1))
 SINKS = (0.5, -1.0, 3.0, 0.0)
 FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
+RAGGED_DECODE, RAGGED_STEP = "16 bits, ragged, decode", "16 bits, ragged, beside a prompt"
 RAGGED = (PREFILL, CHUNKS, MIXED, PADDED)
 
 CASES = (
@@ -354,6 +357,29 @@ CASES = (
         16,
         heads=(6, 1, 96, 96),
         tile=32,
+        dtype="bfloat16",
+    ),
+    # Rows of very different lengths: splits of "mosaic_splits" are of 1,024 keys.
+    Case(
+        RAGGED_DECODE,
+        (LONG_AMONG_SHORT,),
+        5,
+        64,
+        heads=(4, 1, 64, 64),
+        sinks=SINKS,
+        tile=1,
+        page_columns=33,
+        dtype="bfloat16",
+    ),
+    Case(
+        RAGGED_STEP,
+        (LONG_BESIDE_PROMPT,),
+        20,
+        64,
+        heads=(4, 1, 64, 64),
+        sinks=SINKS,
+        tile=17,
+        page_columns=33,
         dtype="bfloat16",
     ),
 )

@@ -1,6 +1,7 @@
 """Attention layers of released models at serving sizes as plain data, for compilation, benchmarks and tuning."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tools.cases.kernels.attention_fp8 import FP8
 
@@ -14,6 +15,7 @@ class Layer:
         context: tokens that a row's page table covers.
         batch: rows.
         count: tokens of each row; 0: one tile.
+        implementation: that is compiled, of those for Hopper.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Layer:
     context: int = 131_072
     batch: int = 64
     count: int = 0
+    implementation: Literal["mosaic", "mosaic_splits"] = "mosaic"
 
 
 _GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, layers_per_page=6)
@@ -107,3 +110,15 @@ FP8_LAYERS = tuple(
     if layer.name.removeprefix("prefill, ") in _FP8_NAMES
 )
 LAYERS = (*DECODE_LAYERS, *PREFILL_LAYERS, *FP8_LAYERS)
+_SPLIT_NAMES = (
+    *("gpt-oss-20b full", "gpt-oss-20b full, one row", "gemma-3-27b full", "gemma-3-27b full, tiles of 8"),
+    *("MiMo-V2-Flash full", "Llama-4-Scout local", "80/80, softcap, sinks, page 16"),
+    *("gemma-3-27b local, one row", "fp8, gemma-3-27b full"),
+)
+# One kernel each; the prefill is two.
+SPLIT_LAYERS = tuple(
+    replace(layer, name=f"splits, {layer.name}", implementation="mosaic_splits")
+    for layer in LAYERS
+    if layer.name in _SPLIT_NAMES
+)
+SPLIT_PREFILL = replace(PREFILL_LAYERS[1], name="splits, prefill, gemma-3-27b full", implementation="mosaic_splits")

@@ -9,15 +9,14 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pallas_kernels import interpreter, mosaic
-from pallas_kernels.attention.api import paged_attention
 from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_tokens
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
-from tests.support.kernels.calls import check, make_call, run, shape_of
+from tests.support.kernels.calls import check, lower, make_call, run, shape_of
 from tests.support.turns import by_turns, whose_turn
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
-from tools.cases.kernels.attention_layers import LAYERS, Layer
+from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_matrix import matrix, prefill_matrix
 from tools.cases.kernels.attention_shapes import arguments
 
@@ -57,27 +56,6 @@ def compare(case: Case, tuning: Tuning | None = None) -> None:
     for rows in case.rows:
         call = make_call(case, rows)
         check(run(call, case, "mosaic", tuning), call, case)
-
-
-def lower(layer: Layer) -> None:
-    """Lower a layer for a Hopper GPU, which checks register layouts, tiles, copies and shared memory."""
-    given = arguments(layer)
-
-    def attend(q: jax.Array, kv: jax.Array, sinks: jax.Array | None) -> jax.Array:
-        out: jax.Array = paged_attention(
-            q,
-            kv,
-            jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.rows),
-            jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), given.tiles),
-            layer_index=given.layer_index,
-            attend=given.attend,
-            sinks=sinks,
-            implementation="mosaic",
-        )
-        return out
-
-    traced = jax.jit(attend).trace(given.q, given.kv, given.sinks)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize(

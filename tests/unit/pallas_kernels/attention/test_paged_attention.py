@@ -19,7 +19,7 @@ from pallas_kernels.attention.rows import Attend, Rows
 from tests.support.kernels.calls import Call, check, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
 from tests.support.turns import has_turn
-from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, Case, RowSpec
+from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, RAGGED_DECODE, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 
 
@@ -30,8 +30,9 @@ def served() -> list[ParameterSet]:
         for implementation in get_args(Implementation):
             if implementation == "triton":
                 continue  # see test_triton
-            if implementation != "mosaic" or case.for_mosaic:
-                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 6))
+            if not implementation.startswith("mosaic") or case.for_mosaic:
+                quick = case.quick if implementation == "mosaic" else case.name == RAGGED_DECODE
+                slow = implementation.startswith("mosaic") and not (quick and has_turn(index, 6))
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out
@@ -132,7 +133,7 @@ def test_an_unknown_implementation_is_an_error() -> None:
     call = make_call(case, CHUNKS)
     with pytest.raises((TypeCheckError, ValueError), match="cuda"):  # the type-check hook, if it is on, raises first
         run(call, case, "cuda")  # type: ignore[arg-type]
-    known = r"must be one of \['cpu', 'mosaic', 'reference', 'triton', 'xla'\]"
+    known = r"must be one of \['cpu', 'mosaic', 'mosaic_splits', 'reference', 'triton', 'xla'\]"
     with pytest.raises(ValueError, match=f"implementation = 'cuda': {known}"):
         inspect.unwrap(paged_attention)(
             call.q, call.kv, None, None, layer_index=0, attend=Attend(1.0), implementation="cuda"

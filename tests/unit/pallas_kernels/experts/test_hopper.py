@@ -15,6 +15,7 @@ from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.grouped_calls import check, make_call, run
+from tools.aot.measures.tma import linted
 from tools.cases.kernels.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
 from tools.cases.kernels.experts_shapes import MATRICES, Arguments, Matrix, arguments
 
@@ -97,7 +98,7 @@ def test_layers_lower_for_hopper(layer: Layer, tokens: int, matrix: Matrix) -> N
 
 
 def lower(given: Arguments) -> None:
-    """Lower a call for a Hopper GPU, which checks register layouts, tiles, copies and shared memory."""
+    """Lower a call for a Hopper GPU, which checks register layouts, tiles, copies, shared memory and TMA's rules."""
 
     def call(x: jax.Array, weights: Any, starts: jax.Array, sizes: jax.Array, bias: Any) -> jax.Array:
         out: jax.Array = grouped_matmul(
@@ -106,7 +107,8 @@ def lower(given: Arguments) -> None:
         return out
 
     traced = jax.jit(call).trace(given.x, given.weights, *given.groups, given.bias)
-    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with linted():
+        assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("tokens", ALL_TOKENS)

@@ -1,0 +1,93 @@
+"""A list of splits of keys that thread blocks share, made on the device, so that a long row costs its share.
+
+A row's splits depend on its own length alone: `Tuning.split_keys` keys each, doubled until there are at most
+`MOST_SPLITS`. So neither other rows nor the size of a step change a bit of a row's result, and memory for the parts is
+bounded. The entries of the longest items come first, and those of an item lie side by side.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention.hopper.plan import MOST_SPLITS, Launch
+
+_TINY = 1e-30
+
+
+class WorkList(NamedTuple):
+    """The entries of a step. E is the most that its shapes allow; those from `used` on mean nothing.
+
+    Attributes:
+        entries: numbers of each entry: those of `refs.Item` in memory, then split, first block and blocks.
+        used: number of entries in use.
+        first: first entry of each item, by the item's index.
+        splits: entries of each item, by the item's index; 0: dead.
+    """
+
+    entries: Int[Array, "E 9"]
+    used: Int[Array, " 1"]
+    first: Int[Array, " I"]
+    splits: Int[Array, " I"]
+
+
+def work_list(plan: Launch, items: Int[Array, "I 6"]) -> WorkList:
+    """Return the list of items that are sorted by length. The list is the same for all layers of a kind."""
+    block = plan.tuning.block
+    first_block = items[:, 2] // block
+    blocks = -(-items[:, 3] // block) - first_block
+    share = _blocks_of_a_split(plan, blocks)
+    splits = -(-blocks // share)
+    ends = jnp.cumsum(splits, dtype=jnp.int32)
+    first = ends - splits
+    split = jnp.arange(plan.most_splits, dtype=jnp.int32)[None]
+    begin = split * share[:, None]
+    fields = [jnp.broadcast_to(items[:, field, None], begin.shape) for field in range(items.shape[1])]
+    own = jnp.broadcast_to(split, begin.shape), first_block[:, None] + begin
+    count = jnp.minimum(share[:, None], blocks[:, None] - begin)
+    cells = jnp.stack([*fields, *own, count], axis=-1).reshape(plan.entries, -1)
+    # Positions of splits that do not exist are distinct too, and dropped.
+    unused = plan.entries + jnp.arange(plan.entries, dtype=jnp.int32)
+    at = jnp.where(split < splits[:, None], first[:, None] + split, unused.reshape(begin.shape)).reshape(-1)
+    entries = jnp.zeros_like(cells).at[at].set(cells, mode="drop", unique_indices=True)
+    by_index = jnp.zeros((plan.items, 2), jnp.int32)
+    by_index = by_index.at[items[:, 0]].set(jnp.stack([first, splits], axis=1), unique_indices=True)
+    return WorkList(entries, ends[-1:], by_index[:, 0], by_index[:, 1])
+
+
+def _blocks_of_a_split(plan: Launch, blocks: Int[Array, " I"]) -> Int[Array, " I"]:
+    """Return the blocks of keys of each item's splits."""
+    share = plan.tuning.split_keys // plan.tuning.block
+    out = jnp.full_like(blocks, share)
+    while share * MOST_SPLITS < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
+        out = jnp.where(-(-blocks // out) > MOST_SPLITS, 2 * share, out)
+        share *= 2
+    return out
+
+
+def combine_entries(
+    work: WorkList, most: int, parts: Float[Array, "E K rows V"], lse: Float[Array, "E K rows"]
+) -> Float[Array, "I K rows V"]:
+    """Return the softmax over all splits of each item; dead items get zeros.
+
+    Splits are added one after another, so that the sum is the same in every program.
+
+    Args:
+        most: splits of an item at most.
+        parts, lse: the softmax over each entry's keys, and the base-2 logarithm of its sum.
+    """
+    last = jnp.maximum(work.first + work.splits - 1, 0)
+    at = [jnp.minimum(work.first + split, last) for split in range(most)]
+    live = [(split < work.splits)[:, None, None] for split in range(most)]
+    sums = [jnp.where(is_live, lse[index], -jnp.inf) for index, is_live in zip(at, live, strict=True)]
+    top = sums[0]
+    for own in sums[1:]:
+        top = jnp.maximum(top, own)
+    top = jnp.where(live[0], top, 0.0)
+    total, weight = jnp.zeros(()), jnp.zeros(())
+    for index, is_live, own in zip(at, live, sums, strict=True):
+        share = jnp.exp2(own - top)
+        weight = weight + share
+        total = total + jnp.where(is_live[..., None], parts[index] * share[..., None], 0.0)
+    out: Array = total / jnp.maximum(weight, _TINY)[..., None]
+    return out
