@@ -120,7 +120,7 @@ MANY = tuple((7, number) for number in range(8, 8 + BANS + 1))  # bad words, one
 
 @pytest.mark.parametrize(("words", "drafts"), [(MANY, False), (((7, 8),), True), ((), True)])
 def test_rows_whose_masks_the_host_makes_run_no_drafts(words: tuple[tuple[int, ...], ...], drafts: bool) -> None:
-    """The host makes a mask for one token alone; penalties and few bad words are the device's, which knows the drafts."""
+    """The host makes a mask for one token alone; the device knows the drafts, for penalties and few bad words too."""
     loop = make_loop(lambda most: most)
     plain = make_request("a", PROMPT, length=30)
     params = SamplingParams(presence_penalty=1.0)
