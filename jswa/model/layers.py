@@ -139,8 +139,8 @@ def linear(
     return out if bias is None else out + bias[...][None]
 
 
-def _base(weight: nnx.Param[Array]) -> Array:
+def _base(weight: nnx.Param[Array]) -> Array | Panels | Quantized | int4.Int4:
     """Return a matrix without its LoRA adapters."""
     values = weight.get_value()
-    base: Array = values.base if isinstance(values, Adapted) else values
+    base: Array | Panels | Quantized | int4.Int4 = values.base if isinstance(values, Adapted) else values
     return base

@@ -221,11 +221,8 @@ class Choice:
         # A further draft is tried behind each right one, but for the last of the step.
         good = np.stack([right > 0, np.maximum(right - 1, 0)])
         rows, places, times = np.unique(row_ids, return_inverse=True, return_counts=True)
-
-        def by_row(values: Float[np.ndarray, "2 n"]) -> Float[np.ndarray, "2 R"]:
-            return np.stack([np.bincount(places, line, len(rows)) for line in values])
-
-        self._add(rows, by_row(good), by_row(tried), times)
+        sums = [np.stack([np.bincount(places, line, len(rows)) for line in values]) for values in (good, tried)]
+        self._add(rows, sums[0], sums[1], times)
 
     def _add(
         self,
