@@ -5,6 +5,8 @@ drafts. In other steps tiles have 128 rows: there the rows of one token run over
 step, and tiles of several tokens as "mosaic" runs them. Their splits follow from the shapes of the step.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -27,28 +29,17 @@ def paged_attention(
     sms: int | None = None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`, and `call.paged_attention` for its errors."""
+    run = partial(call.paged_attention, layer_index=layer_index, attend=attend, sinks=sinks)
     if isinstance(q, Packed):
-        tuning = plan_of(call.shape_of(q, kv, rows, tiles, attend), sms).tuning
-        return call.paged_attention(
-            q, kv, rows, tiles, layer_index=layer_index, attend=attend, sinks=sinks, tuning=tuning
-        )
+        return run(q, kv, rows, tiles, tuning=plan_of(call.shape_of(q, kv, rows, tiles, attend), sms).tuning)
     shape = Shape.of(q, kv, rows, tiles, attend)
     if shape.queries * shape.group <= WARPGROUP_ROWS:
-        tuning = plan_of(shape, sms).tuning
-        return call.paged_attention(
-            q, kv, rows, tiles, layer_index=layer_index, attend=attend, sinks=sinks, tuning=tuning
-        )
-    tuning = default_tuning(shape, sms or SMS)
-    ones = _ones(rows, tiles)
-    alone = q[tiles.tokens[:, 0]]
+        return run(q, kv, rows, tiles, tuning=plan_of(shape, sms).tuning)
+    tuning, ones, alone = default_tuning(shape, sms or SMS), _ones(rows, tiles), q[tiles.tokens[:, 0]]
     if list_tuning(Shape.of(alone, kv, rows, ones, attend), sms or SMS) is None:
-        return call.paged_attention(
-            q, kv, rows, tiles, layer_index=layer_index, attend=attend, sinks=sinks, tuning=tuning
-        )
+        return run(q, kv, rows, tiles, tuning=tuning)
     several = rows._replace(counts=jnp.where(rows.counts == 1, 0, rows.counts))
-    out = call.paged_attention(
-        q, kv, several, tiles, layer_index=layer_index, attend=attend, sinks=sinks, tuning=tuning
-    )
+    out = run(q, kv, several, tiles, tuning=tuning)
     own = paged_attention(alone, kv, rows, ones, layer_index=layer_index, attend=attend, sinks=sinks, sms=sms)
     tile = tiles.flat_index // shape.queries
     is_alone = rows.counts[tiles.row[tile]] == 1
