@@ -24,7 +24,7 @@ from jswa.cluster.hosts import Hosts, join
 from jswa.cluster.rank import find_member
 from jswa.config import EngineConfig, Limits, disk_folder, resolve_limits
 from jswa.engine import Engine
-from jswa.env import Switches, flags_for_autotuning
+from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError, RequestError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import choose_backends, for_model
@@ -195,8 +195,10 @@ def _require_memory(folder: Path, options: EngineConfig, device: jax.Device) -> 
 def _set_up_jax(options: EngineConfig) -> Switches:
     """Set what jax reads when it starts; return the debug switches of the environment."""
     switches = Switches.read()
+    flags = flags_for_compiling(os.environ.get("XLA_FLAGS", ""))
     if switches.autotune_results is not None:
-        os.environ["XLA_FLAGS"] = flags_for_autotuning(switches.autotune_results, os.environ.get("XLA_FLAGS", ""))
+        flags = flags_for_autotuning(switches.autotune_results, flags)
+    os.environ["XLA_FLAGS"] = flags
     claim_memory(options.gpu_memory_utilization)
     return switches
 

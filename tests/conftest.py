@@ -1,4 +1,4 @@
-"""Settings of the whole test run. They must be in place before anything imports jax or jswa."""
+"""Settings of the whole test run. They must be in place before anything imports jax."""
 
 import gc
 import os
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+from jswa.env import flags_for_compiling
 from tests.support.turns import turn
 
 PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
@@ -38,6 +39,7 @@ for name in [name for name in os.environ if name.startswith("JSWA_")]:
 
 # Environment variables, not jax.config: conftest imports no jax, and the processes that tests start behave alike.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = flags_for_compiling(os.environ.get("XLA_FLAGS", ""))  # tests of kernels make no engine first
 
 # Compiled programs are shared by test processes, runs and clones: those of the engine, and those of tests that jit.
 # The engine's own store is off: a test that changes code, or counts what is traced, must not get a program from it.

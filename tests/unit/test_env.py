@@ -1,10 +1,11 @@
 """The debug switches (jswa/env.py); other variables that begin with JSWA_ are refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from jswa.env import Switches, flags_for_autotuning
+from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError
 from jswa.llm import LLM
 
@@ -35,6 +36,19 @@ def test_autotuning_results_are_read_where_there_are_some_and_always_written(tmp
     assert flags_for_autotuning(file, first) == first
     file.touch()
     assert f"--xla_gpu_load_autotune_results_from={file}" in flags_for_autotuning(file).split()
+
+
+def test_an_engine_compiles_with_emitters_that_need_little_memory_unless_the_user_has_told_the_backend_otherwise() -> (
+    None
+):
+    """XLA would take the last of two lists of options for its backend."""
+    first = flags_for_compiling("--xla_other=1")
+    wanted = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters=true"
+    assert first == f"--xla_other=1 {wanted}"
+    assert flags_for_compiling(first) == first
+    theirs = "--xla_backend_extra_options=xla_cpu_max_isa=AVX2"
+    assert flags_for_compiling(theirs) == theirs
+    assert wanted in os.environ["XLA_FLAGS"]  # of the tests, as the engine sets it
 
 
 @pytest.mark.parametrize("name", ["JSWA_CHECK", "JSWA_NO_OVERLAP"])
