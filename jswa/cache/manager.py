@@ -81,7 +81,8 @@ class CacheManager:
     @property
     def available_slots(self) -> int:
         """Slots that are free, or can be freed without preempting a row."""
-        return self.pool.free_slots + self.pool.evictable_slots + self.pool.pages_per_block * self._windows.idle_pages()
+        slots = self.pool.free_slots + self.pool.evictable_slots
+        return slots + self.pool.pages_per_block * self._windows.idle_pages() if self._windows.waiting else slots
 
     def tree_key(self, root: str) -> str:
         """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
@@ -89,7 +90,7 @@ class CacheManager:
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
-        return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
+        return self.prefix.match(tree_key(salt, self.version), tokens, limit) if self._sharing else _DISABLED
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
@@ -124,7 +125,7 @@ class CacheManager:
         if not self.table.free:
             raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")
         row = self.table.free.pop()
-        lease = self.table.owners[row] = Lease(self.table, row, salt=self.tree_key(salt))
+        lease = self.table.owners[row] = Lease(self.table, row, salt=tree_key(salt, self.version))
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)
@@ -152,7 +153,8 @@ class CacheManager:
             # Local pages first: compaction may need the holes that full pages would fill.
             table.local[row, before:pages] = pool.alloc_local(more_local)
             table.new_local += range(first + before, first + pages)
-            self._follow_moves()
+            if pool.moves:
+                self._follow_moves()
         if more_full:
             table.full[row, full_from:pages] = pool.alloc_full(more_full)
             table.new_full += range(first + full_from, first + pages)

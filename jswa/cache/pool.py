@@ -1,4 +1,4 @@
-"""Which blocks and pages of the arena are free, and how many owners the others have. It holds int32 ids, no memory.
+"""Which blocks and pages of the arena are free, and how many owners the others have. It holds ids, no memory.
 
 A block is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
 blocks are *holes*. A slot is 1/m of a block: free_slots = m · free blocks + holes.
@@ -17,13 +17,14 @@ Moves are recorded in `moves` and must be carried out on the device, in order, b
 new ids; the caller rewrites the ids it holds (`drain_moves`).
 """
 
+from collections import Counter
+
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import EngineError
 
 MAX_HOLES = 0.02
-_NO_PAGES = np.zeros(0, np.int32)
 _STALE = 512  # stale entries that a pool of any size may have in its lists
 
 
@@ -53,13 +54,10 @@ class PagePool:
         self.local_owners = np.zeros(num_blocks, np.int32)
         self.full_cached = np.zeros(num_blocks * pages_per_block, bool)
         self.local_cached = np.zeros(num_blocks, bool)
-        # A stack of free blocks: the first `_num_free` entries.
-        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self._num_free = num_blocks - 1
-        self._live = np.zeros(num_blocks, np.int32)  # full pages in use, by block
+        # A stack of free blocks, and full pages in use by block (not if m = 1). Few numbers cost less in lists.
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._live = [0] * num_blocks
         self._fullest_first = range(pages_per_block - 1, 0, -1)
-        self._offsets = np.arange(pages_per_block, dtype=np.int32)
-        self._seen = np.zeros(num_blocks, np.intp)  # scratch of `_count_blocks`
         # Partly used blocks by their number of live pages. A block is listed anew whenever that number changes and its
         # old entries stay: an entry is valid if the number is still that of its list.
         self._partial: list[list[int]] = [[] for _ in range(pages_per_block + 1)]
@@ -74,7 +72,7 @@ class PagePool:
     @property
     def free_slots(self) -> int:
         """Slots that can still be allocated, holes included."""
-        return self._num_free * self.pages_per_block + self.holes
+        return len(self._free) * self.pages_per_block + self.holes
 
     @property
     def evictable_slots(self) -> int:
@@ -83,12 +81,13 @@ class PagePool:
 
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
         """Allocate `count` whole blocks as local pages. The caller has checked `free_slots ≥ m · count`."""
-        if count * self.pages_per_block > self.free_slots:
-            raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
-        while self._num_free < count:
-            self._empty_one_block()
-        blocks = self._pop_blocks(count)
-        self.local_owners[_index(blocks)] = 1
+        if count > len(self._free):
+            if count * self.pages_per_block > self.free_slots:
+                raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
+            while len(self._free) < count:
+                self._empty_one_block()
+        blocks = np.array(self._pop_blocks(count), np.intp)
+        self.local_owners[blocks] = 1
         self.num_local += count
         self.allocated += count * self.pages_per_block
         return blocks
@@ -99,22 +98,23 @@ class PagePool:
         The caller has seen `free_slots ≥ count`. `scattered`: the pages are for rows that end at different times; they
         fill holes before they take blocks.
         """
-        if count > self.free_slots:
+        m, left = self.pages_per_block, count
+        if count > len(self._free) * m + self.holes:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
         pages: list[int] = []
-        m, blocks = self.pages_per_block, _NO_PAGES
-        if not scattered or not self.holes:
-            blocks = self._fill_blocks(min(count // m, self._num_free))
-        while (left := count - len(blocks) - len(pages)) and self.holes:
+        if count >= m and not (scattered and self.holes):
+            pages = self._fill_blocks(min(count // m, len(self._free)))
+            left -= len(pages)
+        while left and self.holes:
             pages += self._fill_holes(left)
+            left = count - len(pages)
         if left >= m:
-            blocks = self._fill_blocks(left // m)  # none were filled before: there were holes
-        if left % m:
-            pages += self._begin_block(left % m)
-        ids = np.array(pages, np.int32)
-        if len(blocks):
-            ids = np.concatenate([blocks, ids]) if pages else blocks
-        self.full_owners[_index(ids)] = 1
+            pages += self._fill_blocks(left // m)  # none were filled before: there were holes
+            left %= m
+        if left:
+            pages += self._begin_block(left)
+        ids = np.array(pages, np.intp)
+        self.full_owners[ids] = 1
         self.num_full += count
         self.allocated += count
         return ids
@@ -162,25 +162,23 @@ class PagePool:
         self.evictable_full -= self._release_full(at)[1]
 
     def evict_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Free local pages that the cache alone owns."""
-        at = _index(blocks)
-        if np.count_nonzero(self.local_owners[at] != 1):
+        """Free local pages that the cache alone owns, given as an array of indexes."""
+        if np.count_nonzero(self.local_owners[blocks] != 1):
             raise EngineError(f"evict_local of local pages that rows own: {blocks}")
-        self.local_cached[at] = False
-        self.local_owners[at] = 0
-        self.evictable_local -= len(at)
-        self.num_local -= len(at)
-        self._push_blocks(at)
+        self.local_cached[blocks] = False
+        self.local_owners[blocks] = 0
+        self.evictable_local -= len(blocks)
+        self.num_local -= len(blocks)
+        self._free += blocks.tolist()
 
     def evict_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """Free full pages that the cache alone owns."""
-        at = _index(pages)
-        if np.count_nonzero(self.full_owners[at] != 1):
+        """Free full pages that the cache alone owns, given as an array of indexes."""
+        if np.count_nonzero(self.full_owners[pages] != 1):
             raise EngineError(f"evict_full of full pages that rows own: {pages}")
-        self.full_cached[at] = False
-        self.full_owners[at] = 0
-        self.evictable_full -= len(at)
-        self._free_pages(at)
+        self.full_cached[pages] = False
+        self.full_owners[pages] = 0
+        self.evictable_full -= len(pages)
+        self._free_pages(pages)
 
     def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Remove an owner of local pages; pages without owners become free."""
@@ -208,7 +206,7 @@ class PagePool:
         if least:
             return owners, 0
         gone = blocks[owners == 0]
-        self._push_blocks(gone)
+        self._free += gone.tolist()
         self.num_local -= len(gone)
         return owners, len(gone)
 
@@ -229,20 +227,17 @@ class PagePool:
 
     def _free_pages(self, gone: Int[np.ndarray, " n"]) -> None:
         """Free full pages that have no owner any more."""
-        m = self.pages_per_block
+        m, free = self.pages_per_block, self._free
         self.num_full -= len(gone)
         if m == 1:
-            self._live[gone] = 0
-            self._push_blocks(gone)
-        else:
-            blocks, pages_of = self._count_blocks(gone // m)
-            live = self._live[blocks] - pages_of
-            self._live[blocks] = live
-            empty = blocks[live == 0]
-            self._push_blocks(empty)
-            self.holes += len(gone) - m * len(empty)
-            if len(empty) < len(blocks):
-                self._list_blocks(blocks, live)
+            free += gone.tolist()
+            return
+        before, counts = len(free), Counter((gone // m).tolist())
+        for block, count in counts.items():
+            live = self._live[block] = self._live[block] - count
+            (self._partial[live] if live else free).append(block)
+        self.holes += len(gone) - m * (len(free) - before)
+        self._count_entries(len(counts) - (len(free) - before))
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
@@ -259,13 +254,11 @@ class PagePool:
         m = self.pages_per_block
         held = self.full_owners > 0
         live = held.reshape(-1, m).sum(axis=1)
-        assert np.array_equal(self._live, live)
+        assert m == 1 or self._live == live.tolist()
         assert not live[0], "block 0 was handed out"
         assert not self.local_owners[0], "block 0 was handed out"
         free = (live == 0) & (self.local_owners == 0)
-        assert np.array_equal(np.sort(self._free[: self._num_free]), 1 + np.flatnonzero(free[1:])), (
-            "a free block is lost"
-        )
+        assert np.array_equal(np.sort(self._free), 1 + np.flatnonzero(free[1:])), "a free block is lost"
         assert not np.any((live > 0) & (self.local_owners > 0)), "a block is a local page and has full pages"
         assert self.num_local == np.count_nonzero(self.local_owners)
         assert self.num_full == int(live.sum())
@@ -281,23 +274,19 @@ class PagePool:
         assert self.evictable_local == int((self.local_cached & (self.local_owners == 1)).sum())
         assert self.free_slots + m * self.num_local + self.num_full == self.total_slots, "slots are not conserved"
 
-    def _pop_blocks(self, count: int) -> Int[np.ndarray, " count"]:
-        self._num_free -= count
-        return self._free[self._num_free : self._num_free + count].copy()
+    def _pop_blocks(self, count: int) -> list[int]:
+        left = len(self._free) - count
+        blocks = self._free[left:]
+        del self._free[left:]
+        return blocks
 
-    def _push_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
-        self._free[self._num_free : self._num_free + len(blocks)] = blocks
-        self._num_free += len(blocks)
-
-    def _fill_blocks(self, count: int) -> Int[np.ndarray, " pages"]:
+    def _fill_blocks(self, count: int) -> list[int]:
         """Take all pages of `count` free blocks. The caller sets their owners."""
-        if not count:
-            return _NO_PAGES
-        blocks = self._pop_blocks(count)
-        self._live[_index(blocks)] = self.pages_per_block
-        if self.pages_per_block == 1:
-            return blocks
-        pages: Int[np.ndarray, " pages"] = (blocks[:, None] * self.pages_per_block + self._offsets).reshape(-1)
+        m = self.pages_per_block
+        pages: list[int] = []
+        for block in self._pop_blocks(count):
+            self._live[block] = m
+            pages += range(block * m, block * m + m)
         return pages
 
     def _fill_holes(self, most: int) -> list[int]:
@@ -313,8 +302,7 @@ class PagePool:
 
     def _begin_block(self, count: int) -> list[int]:
         """Take the first `count` pages of a free block."""
-        self._num_free -= 1
-        block = self._free.item(self._num_free)
+        block = self._free.pop()
         self.holes += self.pages_per_block - count
         self._set_live(block, count)
         return list(range(block * self.pages_per_block, block * self.pages_per_block + count))
@@ -324,7 +312,7 @@ class PagePool:
         for live in levels:
             listed = self._partial[live]
             while listed:
-                if self._live.item(listed[-1]) == live:
+                if self._live[listed[-1]] == live:
                     return listed[-1]
                 listed.pop()
                 self._entries -= 1
@@ -336,27 +324,15 @@ class PagePool:
             self._partial[live].append(block)
             self._count_entries(1)
 
-    def _list_blocks(self, blocks: Int[np.ndarray, " n"], live: Int[np.ndarray, " n"]) -> None:
-        """List those of the blocks that are partly used, after their numbers of live pages have changed."""
-        for block, count in zip(blocks.tolist(), live.tolist(), strict=True):
-            if count:
-                self._partial[count].append(block)
-        self._count_entries(len(blocks))
-
     def _count_entries(self, more: int) -> None:
         """Count new entries; list all partly used blocks anew if most entries may be stale."""
         self._entries += more
         if self._entries > 2 * self.num_blocks + _STALE:
-            blocks = np.flatnonzero((self._live > 0) & (self._live < self.pages_per_block))
             self._partial, self._entries = [[] for _ in self._partial], 0
-            self._list_blocks(blocks, self._live[blocks])
-
-    def _count_blocks(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
-        """Return the blocks, each once, and how often each is there. Costs no sort and no pass over the pool."""
-        self._seen[blocks] = np.arange(len(blocks))
-        counts = np.bincount(self._seen[blocks])
-        last = counts.nonzero()[0]
-        return blocks[last], counts[last]
+            for block, live in enumerate(self._live):
+                if 0 < live < self.pages_per_block:
+                    self._partial[live].append(block)
+                    self._entries += 1
 
     def _empty_one_block(self) -> None:
         """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""
@@ -375,4 +351,4 @@ class PagePool:
         for table in (self.full_owners, self.full_cached):
             table[targets] = table[sources]
             table[sources] = 0
-        self._push_blocks(np.array([block], np.int32))
+        self._free.append(block)

@@ -32,7 +32,8 @@ class Windows:
     def follow(self, lease: Lease) -> None:
         """Note when a lease, which has been opened, slides first."""
         if self._reach is not None:
-            lease.next_slide = self._leaves_at(int(self._table.first_local[lease.row]))
+            end = (self._table.first_local.item(lease.row) + 1) * self._page
+            self._table.next_slide[lease.row] = self._reach.hidden_from(end - 1)
 
     def slide_all(self, rows: Int[np.ndarray, " n"], launched: Int[np.ndarray, " n"]) -> None:
         """Free local pages that no later query of these rows can see, once so many tokens are on the device."""

@@ -29,7 +29,7 @@ class Draft:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
         for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
-        behind: rows that ran before the step and have known tokens to run.
+        behind: rows that ran before the step and have one known token to run.
         decode: row ids of the rows that run one token.
         speculative: the number of drafts that each of these runs besides; None if no row has any or may be ahead.
         program: drafts per row in the step program (`StepPlan.drafts`).
@@ -106,7 +106,7 @@ def make_plan(
     if prompts:
         chunks = records[len(draft.decode) :]
         chunks[:, _COUNT] = counts
-        chunks[:, _SAMPLES] = chunks[:, _START] + counts >= rows.known.take(prompt_ids)
+        chunks[:, _SAMPLES] = [sequence not in draft.left for sequence, _ in prompts]
     kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)

@@ -19,7 +19,7 @@ from jswa.sched.admission.checks import Writers, match_of, note_admission
 from jswa.sched.constraint import Masks, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
-from jswa.sched.rows import Claims, Rows
+from jswa.sched.rows import Claims, Rows, Slots
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
 from jswa.types import FinishReason
@@ -92,6 +92,7 @@ class Requests:
         if request.request_id in self._unfinished:
             raise EngineError(f"request id {request.request_id!r} is already running")
         sequence = Sequence(request, (request.priority, self._arrivals), limit)
+        self.slots_of(sequence)
         self._arrivals += 1
         self._unfinished[request.request_id] = sequence
         self.turns.register(sequence)
@@ -106,17 +107,18 @@ class Requests:
         if sequence.reads_cache:
             sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self._cache.epoch
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
-        sequence.recalled_from, sequence.disk_until, sequence.disk_gain = None, None, (0, 0)
-        if self._cache.host is not None and sequence.reads_cache:
-            self._cache.host.tier.visit(lease.salt, tokens[:-1], match.text)
+        if self._cache.host is not None:
+            sequence.recalled_from, sequence.disk_until, sequence.disk_gain = None, None, (0, 0)
+            if sequence.reads_cache:
+                self._cache.host.tier.visit(lease.salt, tokens[:-1], match.text)
         self.by_row[row_id] = sequence
         if self._running and sequence.rank < self._running[-1].rank:
             bisect.insort(self._running, sequence, key=lambda s: s.rank)
         else:
             self._running.append(sequence)
-        self.writers.add(sequence)
+        self.writers.add(sequence, tokens)
         self.changes += 1
-        return self.masks.admit(sequence)
+        return None if sequence.request.constraint is None else self.masks.admit(sequence)
 
     def accept(self, sequence: Sequence, token: int) -> TokenEvent:
         """Return the event of a token that was appended, and end the sequence if it is the last of its text."""
@@ -319,12 +321,24 @@ class Requests:
             spare: slots that must be left besides.
             victims: rows that would be preempted first.
         """
-        cache, limits = self._cache, self._limits
-        draft.claims = draft.claims or Claims(self.rows, cache)
-        gone, closed = [row.row_id for row in victims], [lease_of(row) for row in victims]
-        demand = draft.claims.demand(limits, sequence.num_known, gone) - cache.leased_slots(match, closed)
-        available = cache.available_without(closed) if closed else cache.available_slots
-        return demand <= available - spare
+        cache, claims = self._cache, draft.claims
+        if claims is None:
+            claims = draft.claims = Claims(self.rows, cache)
+        if victims:
+            gone, closed = [row.row_id for row in victims], [lease_of(row) for row in victims]
+            need = claims.own(self._limits, self.slots_of(sequence), gone) - cache.leased_slots(match, closed)
+            return need + claims.claimed(gone) <= cache.available_without(closed) - spare
+        need = claims.own(self._limits, self.slots_of(sequence)) + spare - cache.available_slots
+        if match.path:
+            need -= cache.leased_slots(match)
+        return (claims.most is not None and need + claims.most <= 0) or need + claims.claimed() <= 0
+
+    def slots_of(self, sequence: Sequence) -> Slots:
+        """Return the slots of a waiting sequence, computed when it is added: its length seldom changes since."""
+        found = sequence.slots
+        if found is None or found.length != sequence.num_known:
+            found = sequence.slots = Slots.of(self._cache.layout, self._limits, sequence.num_known)
+        return found
 
     def check(self) -> None:
         """Assert the laws of sequences, arrays, leases and turns; for tests."""
@@ -337,6 +351,8 @@ class Requests:
             assert self.by_row[row_id] is sequence
             assert lease.row == row_id
             assert not self.rows.plain[row_id] or _is_plain(sequence), "a row that must publish is plain"
+        claims = Claims(self.rows, self._cache)
+        assert claims.most is None or claims.claimed() <= claims.most, "rows claim more than their bound"
         self.masks.check(running)
         self.writers.check(running)
         self.turns.check(self._unfinished.values())

@@ -16,12 +16,14 @@ Pages are taken for its end, windows slide at its start. Without drafts ahead is
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from jswa.cache.capacity import peak_slots
+from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
@@ -48,6 +50,19 @@ class Flight(NamedTuple):
     generations: Int[np.ndarray, " R"]
     counts: Int[np.ndarray, " R"]
     departures: int
+
+
+class Slots(NamedTuple):
+    """The slots that a row of `length` known tokens may hold between two steps, and at its peak, with the next one."""
+
+    length: int
+    resident: int
+    peak: int
+
+    @staticmethod
+    def of(layout: KVLayout, limits: Limits, length: int) -> "Slots":
+        """Return the slots of such a row."""
+        return Slots(length, layout.resident_slots(length + 1), peak_slots(layout, limits.max_tokens, length + 1))
 
 
 def record_of(request: Request, limit: int) -> Int[np.ndarray, " C"]:
@@ -156,20 +171,22 @@ class Rows:
         self.launched[row], self.limit[row], self.known[row] = launched, limit, known
         self.mark[row] = min(limit, known + RECENT)
         self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
-        if params.wants_logprobs:
+        if params.logprobs is not None or params.prompt_logprobs is not None:
             self.wants_logprobs[row] = params.logprobs is not None
             self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
             self.logprob_rows += 1
         self.names[row], self.tenants[row] = request.request_id, request.tenant
-        self.adapters[row] = request.adapter
+        if request.adapter:
+            self.adapters[row] = request.adapter
         if self.speculates:
             self.counts_drafts[row] = bool(params.stop)
             if constraint is None or (constraint.fits_device and request.grammar is None):
                 self.speculative[row] = self._speculative
-        self._records[row] = record
         own = self._records[row]
+        own[:] = record
         own[0], own[_EXTRAS] = row, self.max_rows if constraint is None else row
-        own[_FULL_WRITE_FROM], own[_LOCAL_VISIBLE_FROM] = lease.full_write_from, lease.local_visible_from
+        if lease.full_write_from:  # of a match; without one both are 0
+            own[_FULL_WRITE_FROM], own[_LOCAL_VISIBLE_FROM] = lease.full_write_from, lease.local_visible_from
         self.stops.count(request.stop_ids, 1)
 
     def release(self, row: int, request: Request) -> None:
@@ -314,46 +331,63 @@ class Claims:
 
     A row claims the slots that it may hold between two steps, less those that it holds. The former depend on its
     lengths, which do not change while a step is planned; the latter are its lease's.
+
+    Attributes:
+        most: what all rows claim together at most, which costs nothing to know: a row that decodes claims two pages of
+            each kind at most, unless its layers are chunked. None: there is no such bound.
     """
 
     def __init__(self, rows: Rows, cache: CacheManager) -> None:
         self._rows, self._cache = rows, cache
-        lengths = np.maximum(rows.launched, rows.known + (rows.limit > 0))
-        self._resident = cache.table.resident_slots(lengths)
-        self.prefill_rows = rows.prefill_rows()
+        self._prefill_rows = rows.prefill_rows()
+        reach = cache.layout.reach
+        bounded = not self._prefill_rows and (reach is None or not reach.chunked)
+        self.most = 2 * cache.layout.page_slots * len(cache.leases) if bounded else None
+        self._resident: Int[np.ndarray, " max_rows"] | None = None  # None: to be computed
         self._claimed: int | None = None  # by all rows; None: to be summed up
 
     def excess(self) -> int:
         """Return the slots that rows hold beyond that: of pages taken ahead, or for drafts."""
-        return int(np.maximum(self._cache.table.held_slots() - self._resident, 0).sum())
+        return int(np.maximum(self._cache.table.held_slots() - self._residents(), 0).sum())
 
-    def admit(self, lease: Lease, known: int) -> None:
-        """Count a row that begins: it has a prompt to prefill, and so many known tokens."""
-        self._resident[lease.row] = resident = self._cache.layout.resident_slots(known + 1)
-        self.prefill_rows += 1
-        if self._claimed is not None:
-            self._claimed += max(0, resident - lease.held_slots)
+    def admit(self, lease: Lease, resident: int) -> None:
+        """Count a row that begins: it has a prompt to prefill, and may hold so many slots."""
+        self._prefill_rows += 1
+        if self.most is not None:
+            self.most += resident
+        if self._resident is not None:
+            self._resident[lease.row] = resident
+            if self._claimed is not None:
+                self._claimed += max(0, resident - lease.held_slots)
 
     def changed(self) -> None:
         """Note that rows have got pages since the claims were summed up."""
         self._claimed = None
 
-    def demand(self, limits: Limits, length: int, gone: list[int]) -> int:
-        """Return the free slots that a request of `length` known tokens needs (docs/design.md §3).
+    def own(self, limits: Limits, slots: Slots, gone: Items[int] = ()) -> int:
+        """Return the free slots that a request needs besides all claims: its own, and the reserve of the step.
 
-        These are its own, the reserve of the step, and the claims of all rows but those that are `gone`.
+        `gone`: rows that would be preempted first.
         """
-        prefill_rows, claimed = self.prefill_rows, self._claimed
-        if claimed is None:
-            claimed = self._claimed = int(self._claims().sum())
+        prefill_rows = self._prefill_rows
         if gone:
-            claimed -= int(self._claims()[gone].sum())
             prefill_rows -= int(np.count_nonzero(self._rows.launched[gone] < self._rows.known[gone]))
-        layout = self._cache.layout
-        reserve = layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
-        alone = peak_slots(layout, limits.max_tokens, length + 1)
-        return max(layout.resident_slots(length + 1) + reserve, alone) + claimed
+        reserve = self._cache.layout.step_reserve_slots(limits.max_tokens, prefill_rows + 1) if prefill_rows else 0
+        return max(slots.resident + reserve, slots.peak)
+
+    def claimed(self, gone: Items[int] = ()) -> int:
+        """Return the claims of all rows but those that are `gone`."""
+        if self._claimed is None:
+            self._claimed = int(self._claims().sum())
+        return self._claimed - (int(self._claims()[gone].sum()) if gone else 0)
+
+    def _residents(self) -> Int[np.ndarray, " max_rows"]:
+        if self._resident is None:
+            rows = self._rows
+            lengths = np.maximum(rows.launched, rows.known + (rows.limit > 0))
+            self._resident = self._cache.table.resident_slots(lengths)
+        return self._resident
 
     def _claims(self) -> Int[np.ndarray, " max_rows"]:
-        claims: Int[np.ndarray, " max_rows"] = np.maximum(self._resident - self._cache.table.held_slots(), 0)
+        claims: Int[np.ndarray, " max_rows"] = np.maximum(self._residents() - self._cache.table.held_slots(), 0)
         return claims

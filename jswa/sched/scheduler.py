@@ -259,6 +259,7 @@ class Scheduler:
         draft.budget -= taken
         ends = (decode & (rows.next_positions() >= self.cache.table.covered)).nonzero()[0]  # of their pages
         rest = (ready ^ decode).nonzero()[0] if draft.behind else _NO_ROWS
+        draft.behind -= len(rest)
         if len(ends) and not self.cache.grow_by_page(ends):
             rest = np.concatenate([rest, ends])
         if len(rest):
@@ -271,8 +272,9 @@ class Scheduler:
 
     def _plan_in_turns(self, draft: Draft, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
-        share, admitted, positions = self.limits.long_prompt, set(draft.prompts), self.rows.next_positions()
-        order = self._turns.order([row for row in self._requests if row not in admitted] if admitted else self.running)
+        share, positions, order = self.limits.long_prompt, self.rows.next_positions(), None
+        if self._turns.several:  # charges of this step do not change it
+            order = self._turns.order([row for row in self._requests if row not in draft.prompts])
         for sequence in self._turns.order(sorted(rows, key=lambda row: row.rank)):
             if sequence.lease is None:
                 continue  # preempted for a row before it
@@ -291,17 +293,18 @@ class Scheduler:
                 self._prompts.add(draft, sequence, count)
 
     def _grow(
-        self, sequence: Sequence, length: int, order: list[Sequence], decode: Bool[np.ndarray, " max_rows"]
+        self, sequence: Sequence, length: int, order: list[Sequence] | None, decode: Bool[np.ndarray, " max_rows"]
     ) -> bool:
         """Get pages up to `length`, preempting the rows whose turn is last; False: the row skips this step.
 
         Args:
-            order: the running rows that may be preempted, by turns.
+            order: the running rows that may be preempted, by turns; None: all, by rank.
             decode: the rows that run one token; preempted ones are cleared.
         """
         while not self.cache.grow(lease_of(sequence), length):
             if sequence.in_flight:
                 return False  # the row, or another, may have ended in the step in flight: try again next step
+            order = list(self._requests) if order is None else order
             while order[-1].lease is None:
                 order.pop()
             if order[-1] is not sequence or len(self._requests) > 1:

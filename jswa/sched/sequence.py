@@ -9,7 +9,7 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.grammar.llg import Matcher
 from jswa.plan import PromptLogprobs, Request
-from jswa.sched.rows import RECENT, Rows, record_of
+from jswa.sched.rows import RECENT, Rows, Slots, record_of
 from jswa.types import DraftCounts, PrefixHit
 
 Rank = tuple[int, int]  # priority and arrival
@@ -41,6 +41,7 @@ class Sequence:
             the cache since then; 0: it may use the cache.
         passed_by: tokens of the others' prompts that began while this sequence waited for memory.
         blocked: `Requests.state` when the sequence last found no room.
+        slots: those of `Requests.slots_of`, for the length that it had.
         matcher: follows the text in the request's grammar, if it has one. Before the mask of a next token is filled, it
             has accepted all generated tokens.
         foretold: steps in flight whose token is known already, since the grammar forces it.
@@ -68,6 +69,7 @@ class Sequence:
     disk_until: float | None = None
     disk_gain: tuple[int, int] = (0, 0)
     blocked: tuple[int, ...] | None = None
+    slots: Slots | None = None
     foretold: int = 0
     accepted: int = 0
     rejected: int = 0
@@ -124,7 +126,8 @@ class Sequence:
     @property
     def tokens(self) -> Int[np.ndarray, " T"]:
         """The known tokens. The array is valid until the next token is known."""
-        self.copy_recent()
+        if self.rows is not None:
+            self.copy_recent()
         return self._text[: self._length]
 
     @property

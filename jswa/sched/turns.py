@@ -203,8 +203,9 @@ class Turns:
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence."""
         tenant = sequence.request.tenant
-        self._waiting[tenant].remove(sequence)
-        if not self._waiting[tenant]:
+        queue = self._waiting[tenant]
+        queue.remove(sequence)
+        if not len(queue):
             del self._waiting[tenant]
 
     def first(self, passed: Container[str] = (), short: Container[str] = ()) -> Sequence | None:
@@ -225,7 +226,10 @@ class Turns:
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
-        self._now = max(self._now, min(map(self._spent.__getitem__, self._waiting)))
+        spent, waiting = self._spent, self._waiting
+        least = min(map(spent.__getitem__, waiting)) if len(waiting) > 1 else spent[sequence.request.tenant]
+        if least > self._now:
+            self._now = least
         self.remove(sequence)
 
     def victims(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Iterator[Sequence]:

@@ -5,7 +5,7 @@ the row also the last, partly filled page. The tree then owns these pages beside
 a partly filled page: behind the published tokens, where no other row reads.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -50,6 +50,7 @@ class Match(NamedTuple):
 
 _NO_PAGES = np.zeros(0, np.int32)
 NO_MATCH = Match((), COLD, _NO_PAGES, _NO_PAGES, branch=False, reason="cold")
+_NO_MATCHES: dict[MissReason, Match] = {r: NO_MATCH._replace(reason=r) for r in get_args(MissReason)}
 
 
 def window_ends(match: Match, length: int, page: int, interval: int | None) -> list[int]:
@@ -93,7 +94,7 @@ class PrefixCache:
         ghost = self.retention.visits.ghost(salt, tokens, text)
         reason = self._reason(salt, tokens, text, ghost)
         if not path:
-            return Match((), COLD, _NO_PAGES, _NO_PAGES, branch=False, reason=reason, ghost=ghost)
+            return _NO_MATCHES[reason] if ghost is None else _NO_MATCHES[reason]._replace(ghost=ghost)
         full, local = self.tree.pages(path, text)
         full_to, live = text, local != NONE
         if self.layout.full is not None and np.count_nonzero(full) < len(full):

@@ -116,7 +116,8 @@ class Candidates:
         item.index = len(self.items)
         self.items.append(item)
         if len(self.items) > len(self.values):
-            self.values, self.slots, self.edges = (np.concatenate([array, array]) for array in self._arrays)
+            arrays = (self.values, self.slots, self.edges)
+            self.values, self.slots, self.edges = (np.concatenate([array, array]) for array in arrays)
         self.edges[item.index] = item.edge is item
         self.forget(item)
 
@@ -127,9 +128,8 @@ class Candidates:
             return
         last = self.items.pop()
         if last is not item:
-            self.items[index] = last
-            for array in self._arrays:
-                array[index] = array[last.index]
+            self.items[index], at = last, last.index
+            self.values[index], self.slots[index], self.edges[index] = self.values[at], self.slots[at], self.edges[at]
             last.index = index
         item.index = -1
 
@@ -157,10 +157,6 @@ class Candidates:
         """Take the slot of an edge, which has no items any more."""
         self._free.append(edge.slot)
         edge.slot = -1
-
-    @property
-    def _arrays(self) -> tuple[Float[np.ndarray, " room"], Int[np.ndarray, " room"], Bool[np.ndarray, " room"]]:
-        return self.values, self.slots, self.edges
 
     def check(self) -> None:
         """Assert that arrays, items and edges agree."""

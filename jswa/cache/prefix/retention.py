@@ -103,11 +103,10 @@ class Retention:
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
-        self._uses[window.blocks] -= 1
+        blocks = window.blocks
+        self._uses[blocks] = uses = self._uses[blocks] - 1
         # The cache is an owner of the pages: none has fewer owners than one.
-        idle: Int[np.ndarray, " n"] = window.blocks[
-            self._uses[window.blocks] + self.pool.local_owners[window.blocks] == 1
-        ]
+        idle: Int[np.ndarray, " n"] = blocks[uses + self.pool.local_owners[blocks] == 1]
         return idle
 
     def drop_windows(self) -> None:
@@ -140,10 +139,8 @@ class Retention:
         """Evict until the pool has `slots` free slots. The caller has checked that so many are free or evictable."""
         m = self.pool.pages_per_block
         while (short := slots - self.pool.free_slots) > 0:
-            if self._spare:
-                oldest = self._spare.oldest(-(-short // m))
-                self._spare.take(oldest)
-                self._free_blocks(oldest)
+            if len(self._spare):
+                self._free_blocks(self._spare.pop(-(-short // m)))
             else:
                 self._evict(max(short, m))
 
@@ -186,9 +183,9 @@ class Retention:
         """
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
-        if len(self._spare):
-            self._forget(node.local[index:].astype(np.intp))
-        self.tree.drop_local(node, slice(index, None))
+        if np.count_nonzero(local := node.local[index:]):
+            self._forget(local.astype(np.intp))
+            self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None), alone=alone)
 
     def trim(self, node: Node) -> None:
@@ -201,7 +198,8 @@ class Retention:
                 there = ids.nonzero()[0]
                 held = int(there[-1]) + 1 if len(there) else 0
             end = min(node.end, (node.start // p + held) * p) if held else node.start
-            end = max([end, *(cursor.published for cursor in node.cursors)])
+            if node.cursors:
+                end = max(end, *(cursor.published for cursor in node.cursors))
             if end > node.start:
                 if end < node.end:
                     # Without full layers this cuts holes only; with them, a page shared with removed edges, of which
@@ -242,15 +240,17 @@ class Retention:
         return found
 
     def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Free local pages that the tree alone owns and no window needs; they are not among the spare ones any more."""
-        blocks = blocks.astype(np.intp, copy=False)
-        nodes, start = self.tree.local_node[blocks].tolist(), 0
+        """Free local pages that the tree alone owns and no window needs; they are not among the spare ones any more.
+
+        `blocks`: an array of indexes.
+        """
+        tree, nodes, start = self.tree, self.tree.local_node[blocks].tolist(), 0
         while start < len(nodes):
             node, stop = nodes[start], len(nodes)
             if nodes.count(node) < stop:
                 stop = next((at for at in range(start, stop) if nodes[at] is not node), stop)
-            self.tree.free_local(node, blocks[start:stop])
-            if self.tree.layout.full is None:
+            tree.free_local(node, blocks[start:stop] if stop - start < len(nodes) else blocks)
+            if tree.layout.full is None:
                 self.trim(node)
             start = stop
 

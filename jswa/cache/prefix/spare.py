@@ -45,29 +45,28 @@ class SpareQueue:
             self._tickets[ids] = -1
             self._count -= int(present)
 
-    def oldest(self, count: int) -> Int[np.ndarray, " n"]:
-        """Return the oldest `count` ids, or all if there are fewer; they stay in the queue."""
-        parts: list[Int[np.ndarray, " n"]] = []
-        left, at = min(count, self._count), self._start
-        while left:
-            ids, positions = self._valid(at, min(self._end, at + max(_AT_ONCE, 2 * left)))
-            at = min(self._end, at + max(_AT_ONCE, 2 * left))
-            if not parts:
-                self._start = int(positions[0]) if len(positions) else at
-            if len(ids):
-                parts.append(ids[:left])
-                left -= len(parts[-1])
-        return parts[0] if len(parts) == 1 else np.concatenate([*parts, self._log[:0]])
+    def pop(self, count: int) -> Int[np.ndarray, " n"]:
+        """Take out the oldest ids, `count` (at least one) or fewer, but one if there are any."""
+        while self._count:
+            ids, valid = self._valid(self._start + max(_AT_ONCE, 2 * count))
+            taken: Int[np.ndarray, " n"] = ids[valid[:count]]
+            self._start += int(valid[len(taken) - 1]) + 1 if len(taken) else len(ids)
+            if len(taken):
+                self._tickets[taken] = -1
+                self._count -= len(taken)
+                return taken
+        return self._log[:0]
 
     def ids(self) -> Int[np.ndarray, " n"]:
         """Return all ids, oldest first."""
-        return self._valid(self._start, self._end)[0]
+        entries, valid = self._valid(self._end)
+        ids: Int[np.ndarray, " n"] = entries[valid]
+        return ids
 
-    def _valid(self, start: int, end: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Return the ids of the valid entries of a part of the log, and their positions."""
-        ids = self._log[start:end]
-        valid = (self._tickets[ids] == np.arange(start, end)).nonzero()[0]
-        return ids[valid], valid + start
+    def _valid(self, end: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
+        """Return the entries of the log up to `end`, and which of them are valid."""
+        ids = self._log[self._start : min(end, self._end)]
+        return ids, (self._tickets[ids] == np.arange(self._start, self._start + len(ids))).nonzero()[0]
 
     def _rewrite(self) -> None:
         """Move the valid entries, at most half of the log, to its start."""

@@ -59,10 +59,7 @@ class Victims:
         """Count the full pages at the end of a leaf that only the tree owns."""
         if self._tree.layout.full is None or node.full[-1] == NONE:
             return 0
-        owners = self._pool.full_owners[node.full.astype(np.intp)]
-        if owners[-1] > 1:
-            return 0
-        shared = (owners > 1).nonzero()[0]
+        shared = (self._pool.full_owners[node.full.astype(np.intp)] > 1).nonzero()[0]
         return len(node.full) - (int(shared[-1]) + 1 if len(shared) else 0)
 
     def _draw(self, clock: int) -> list[tuple[Node | Window, int]]:

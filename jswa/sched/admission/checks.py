@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+import numpy as np
+from jaxtyping import Int
+
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
@@ -17,8 +20,8 @@ from jswa.types import MissReason, PrefixHit
 def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Match:
     """Match at most `most` tokens of a waiting row. Its last token must run."""
     tokens = sequence.tokens
-    limit = min(most, len(tokens) - 1) if sequence.reads_cache else 0
-    return cache.match(sequence.request.cache_salt, tokens, limit)
+    last = len(tokens) - 1 if sequence.reads_cache else 0
+    return cache.match(sequence.request.cache_salt, tokens, last if last < most else most)
 
 
 class Writers:
@@ -28,14 +31,14 @@ class Writers:
         self._page = page_size
         self._rows: dict[tuple[str, bytes], dict[Sequence, None]] = {}
 
-    def add(self, sequence: Sequence) -> None:
-        """Enter a row that has begun."""
-        if lease_of(sequence).window_ends and sequence.num_known >= self._page:
-            self._rows.setdefault(self._key(sequence), {})[sequence] = None
+    def add(self, sequence: Sequence, tokens: Int[np.ndarray, " T"]) -> None:
+        """Enter a row that has begun, with its known tokens."""
+        if len(tokens) >= self._page and lease_of(sequence).window_ends:
+            self._rows.setdefault((sequence.request.cache_salt, tokens[: self._page].tobytes()), {})[sequence] = None
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a row that has published its prompt, or ends."""
-        rows = self._rows.get(key := self._key(sequence))
+        rows = self._rows.get(key := self._key(sequence)) if self._rows else None
         if rows is not None:
             rows.pop(sequence, None)
             if not rows:
@@ -43,7 +46,7 @@ class Writers:
 
     def find(self, sequence: Sequence, match: Match) -> Sequence | None:
         """Return a running row that is about to publish more of a waiting text than the cache has now."""
-        if not sequence.reads_cache or not self._rows:
+        if not self._rows or not sequence.reads_cache:
             return None
         tokens, found = sequence.tokens[:-1], match.resume.full_to
         for other in self._rows.get(self._key(sequence), ()):
@@ -64,9 +67,9 @@ class Writers:
         return sequence.request.cache_salt, sequence.tokens[: self._page].tobytes()
 
 
-def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[Lease, Match] | None:
-    """Open the lease of a waiting row at its match, or at the page before; None if there is no room."""
-    salt, length = sequence.request.cache_salt, sequence.num_known
+def open_lease(cache: CacheManager, sequence: Sequence, match: Match, length: int) -> tuple[Lease, Match] | None:
+    """Open the lease of a waiting row of `length` tokens at its match, or at the page before; None: no room."""
+    salt = sequence.request.cache_salt
     lease = cache.open_at(match, salt, length)
     if lease is None:  # a partial page and its copy do not both fit
         page = cache.layout.page_size
@@ -78,7 +81,7 @@ def open_lease(cache: CacheManager, sequence: Sequence, match: Match) -> tuple[L
 def is_passed(
     draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int, *, behind: bool = False
 ) -> bool:
-    """Return whether short prompts may overtake a waiting one: it is long, and so is the rest of a prompt before it.
+    """Return whether short prompts may overtake a long one that waits: the rest of a prompt before it is long too.
 
     Before it are the `writer` of its prefix, and running prompts of the same or a higher priority that have at most as
     many tokens left to prefill.
@@ -89,8 +92,6 @@ def is_passed(
             one before, would otherwise take all of a step's tokens, one share each.
     """
     need = sequence.num_known - match.resume.start
-    if need <= long:
-        return False
     if behind:
         return True
     for other, left in draft.left.items():
@@ -110,12 +111,15 @@ def fewest(most: int, enough: Callable[[int], bool]) -> int:
 def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:
     """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
     length, at = len(sequence.request.prompt), match.resume
-    if sequence.prefix is not None or sequence.num_known > length:
+    if sequence.prefix is not None or sequence.begun_at > length:
         return
     sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
     reason: MissReason = match.reason
     if prefix_cache and not sequence.reads_cache:
         reason = "not finite" if sequence.failed_to else "prompt logprobs"
+    if not at.full_to:
+        sequence.prefix = PrefixHit(length, 0, 0, 0, reason)
+        return
     replayed, revived = at.full_to - at.start, 0 < at.start < at.exact_from
     host = 0 if sequence.recalled_from is None else max(0, at.start - sequence.recalled_from)
     disk = min(host, max(0, min(at.start, sequence.disk_gain[1]) - sequence.disk_gain[0]))

@@ -29,7 +29,7 @@ class Prompts:
     ) -> None:
         self.recalling = Recalling(cache, requests.admissible)
         self._requests, self._turns = requests, requests.turns
-        self._cache, self._limits, self._begun = cache, limits, begun
+        self._cache, self._limits, self._long, self._begun = cache, limits, limits.long_prompt, begun
 
     def take_rows(self, draft: Draft) -> None:
         """Preempt rows of tenants that hold more than their share, for sequences of others that find no room."""
@@ -44,7 +44,8 @@ class Prompts:
                 draft.reserved -= needs_one(victim)
                 self._requests.preempt(victim)
                 draft.claims = None
-            if not victims or not self._begin(draft, sequence, match_of(self._cache, sequence)):
+            room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
+            if not victims or not self._begin(draft, sequence, match_of(self._cache, sequence), room):
                 passed.add(sequence.request.tenant)
 
     def _victims(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
@@ -86,8 +87,8 @@ class Prompts:
         if not self._cache.table.free or not len(self._turns):
             return False
         # If there is enough for all that run, none of them is held back.
-        enough = sum(draft.left.values()) <= draft.budget
-        long = draft.budget if enough else self._limits.long_prompt
+        enough, most, recalls = sum(draft.left.values()) <= draft.budget, self._long, self._cache.host is not None
+        long = draft.budget if enough else most
         draft.claims = None
         passed: set[str] = set()  # tenants whose next sequence waits for a prefix, or for memory
         short: set[str] = set()  # tenants whose long prompts are passed by their others
@@ -99,8 +100,8 @@ class Prompts:
                 break
             self.prefill(draft, before=head, long=long)
             tenant = head.request.tenant
-            no_room = self._turns.room(head, draft.budget, draft.for_others) <= 0
-            if no_room or (first is not None and not self._turns.passes(head, first, self._requests.use())):
+            room = self._turns.room(head, draft.budget, draft.for_others)
+            if room <= 0 or (first is not None and not self._turns.passes(head, first, self._requests.use())):
                 passed.add(tenant)
                 continue
             if head.blocked is not None and head.blocked == self._requests.state():
@@ -109,46 +110,52 @@ class Prompts:
                 continue
             match = match_of(self._cache, head)
             writer = self._requests.writers.find(head, match)
-            behind = began_long and self._turns.first(passed, {*short, tenant}) is not None
-            if tenant not in short and is_passed(draft, head, match, writer, self._limits.long_prompt, behind=behind):
+            is_long = head.num_known - match.resume.start > most
+            behind = is_long and began_long and self._turns.first(passed, {*short, tenant}) is not None
+            if is_long and tenant not in short and is_passed(draft, head, match, writer, most, behind=behind):
                 short.add(tenant)
-            elif writer is not None or self.recalling.waits(draft, head, match):
+            elif writer is not None or (recalls and self.recalling.waits(draft, head, match)):
                 passed.add(tenant)
-            elif not self._begin(draft, head, match):
+            elif not self._begin(draft, head, match, room):
                 first = first or head
                 passed.add(tenant)
             else:
-                began_long |= draft.left.get(head, 0) > self._limits.long_prompt
+                began_long = began_long or draft.left.get(head, 0) > most
                 if first is not None:
                     first.passed_by += head.num_known
         return bool(short)
 
-    def _begin(self, draft: Draft, sequence: Sequence, match: Match) -> bool:
-        """Admit a waiting request if there is room; a prompt that the step cannot end gets a share of the budget."""
-        room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
+    def _begin(self, draft: Draft, sequence: Sequence, match: Match, room: int) -> bool:
+        """Admit a waiting request if there is room, also for `room` tokens in the step.
+
+        A prompt that the step cannot end gets a share of the budget.
+        """
         if room <= 0 or not self._cache.table.free:
             return False
         spare = self._turns.spare(sequence, self._requests.use()) if self._turns.several else 0
         if not self._requests.admissible(draft, sequence, match, spare):
             self._note_blocked(draft, sequence, match)
             return False
-        opened = open_lease(self._cache, sequence, match)
+        slots = self._requests.slots_of(sequence)
+        opened = open_lease(self._cache, sequence, match, slots.length)
         if opened is None:
             return False
         (lease, match), start = opened, opened[1].resume.start
-        need = sequence.num_known - start
-        count = need if need <= room else min(self._limits.long_prompt, room)
+        need = slots.length - start
+        count = need if need <= room else min(self._long, room)
         if not self._cache.grow(lease, start + count):
             self._cache.close(lease)
             return False
         entry = self._requests.begin(sequence, lease, match)
         self._begun(sequence)
-        draft.begin(sequence)
         # A row that starts inside a page may take a page more than its tokens have room for in the packed plan.
-        draft.resumed += [sequence] if start or len(match.full) else []
-        draft.extras += [] if entry is None else [entry]
+        if start or len(match.full):
+            draft.resumed.append(sequence)
+        if entry is not None:
+            draft.extras.append(entry)
         if draft.claims is not None:
-            draft.claims.admit(lease, sequence.num_known)
+            draft.claims.admit(lease, slots.resident)
+        draft.prompts[sequence], draft.left[sequence] = 0, need
         self.add(draft, sequence, count)
         return True
 

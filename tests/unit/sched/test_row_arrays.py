@@ -114,13 +114,12 @@ def test_claims_follow_rows_that_begin_and_pages_that_rows_get() -> None:
     begin(rows, first, table=table)
     table.covered[first.row_id] = 4
     claims = Claims(rows, cache)
-    alone = layout.resident_slots(4)
-    assert claims.demand(LIMITS, 3, []) == alone + (2 - 1)
+    assert claims.claimed() == 2 - 1
     begin(rows, second, table=table)
     assert second.lease is not None
-    claims.admit(second.lease, second.num_known)
-    assert claims.demand(LIMITS, 3, []) == alone + (2 - 1) + 4
+    claims.admit(second.lease, layout.resident_slots(second.num_known + 1))
+    assert claims.claimed() == (2 - 1) + 4
     table.covered[first.row_id] = 8
     claims.changed()
-    assert claims.demand(LIMITS, 3, []) == alone + 4
-    assert claims.demand(LIMITS, 3, [second.row_id]) == alone
+    assert claims.claimed() == 4
+    assert claims.claimed([second.row_id]) == 0
