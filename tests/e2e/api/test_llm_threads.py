@@ -72,16 +72,20 @@ def test_a_stream_that_nobody_reads_holds_up_no_other_thread(llm: LLM) -> None:
     expected = generated(llm, PROMPTS[0], stream=False)
     left = llm.generate(PROMPTS[1], max_tokens=200, ignore_eos=True, stream=True)
     next(left)
-    cycle: list[Any] = [llm.generate(PROMPTS[2], max_tokens=200, ignore_eos=True, stream=True)]
-    next(cycle[0])
-    cycle.append(cycle)
-    del cycle
-    with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(generated, llm, PROMPTS[0], stream=n == 1) for n in range(3)]
-        assert [call.result(60) for call in calls] == [expected] * 3
-    assert llm.num_unfinished == 2
-    gc.collect()
-    assert llm.num_unfinished == 1
+    gc.disable()  # the collector runs when the test says so
+    try:
+        cycle: list[Any] = [llm.generate(PROMPTS[2], max_tokens=200, ignore_eos=True, stream=True)]
+        next(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        with ThreadPoolExecutor(3) as pool:
+            calls = [pool.submit(generated, llm, PROMPTS[0], stream=n == 1) for n in range(3)]
+            assert [call.result(60) for call in calls] == [expected] * 3
+        assert llm.num_unfinished == 2
+        gc.collect()
+        assert llm.num_unfinished == 1
+    finally:
+        gc.enable()
     thread = threading.Thread(target=left.close)  # type: ignore[attr-defined]
     thread.start()
     thread.join(10)
