@@ -41,6 +41,8 @@ class KernelFacts:
         smem: bytes of shared memory.
         threads: per thread block.
         wgmma, tma: instructions in the PTX: matrix products, and copies of boxes between global and shared memory.
+        overwritten: instructions that write registers which a matrix product under way may still read; see
+            `overwritten`.
         advice: ptxas' remarks that it waits for each WGMMA before it issues the next (C7510 to C7515), or ignores a
             setmaxnreg: the kernel is right, and much slower than it was written.
     """
@@ -54,6 +56,7 @@ class KernelFacts:
     tma: int
     stack: int = 0
     advice: tuple[str, ...] = ()
+    overwritten: int = 0
 
     @property
     def blocks_per_sm(self) -> int:
@@ -73,6 +76,7 @@ class KernelFacts:
             *([f"{self.spills} bytes spilled"] if self.spills > SPILLED else []),
             *([f"{self.stack} bytes of stack"] if self.stack > 2 * SPILLED else []),
             *self.advice,
+            *([f"{self.overwritten} writes to registers of products under way"] if self.overwritten else []),
             *([f"{self.smem} bytes of shared memory"] if self.smem > SMEM_BYTES else []),
             *(["no WGMMA"] if not self.wgmma and self.name not in ELEMENTWISE else []),
             *(["no TMA"] if not self.tma and self.name not in ELEMENTWISE else []),
@@ -103,7 +107,27 @@ def parse(text: str) -> Iterator[KernelFacts]:
             source.count("cp.async.bulk.tensor"),
             sum(map(int, re.findall(r"(\d+) bytes stack frame", source))),
             tuple(re.findall(r"^ptxas \w+\s*: (.*(?:C751[0-5]|serialized|setmaxnreg).*)$", source, re.MULTILINE)),
+            overwritten(source),
         )
+
+
+def overwritten(source: str) -> int:
+    """Return how many instructions of a PTX write registers of a WGMMA's operands before it is waited for.
+
+    A WGMMA reads its left operand, and reads and writes its sums, until a wait leaves no more groups under way than
+    came after its own. Counted in the order of the text, so what a loop leaves under way for its next turn is not seen.
+    """
+    open_group, under_way, found = set[str](), list[set[str]](), 0
+    for line in source.splitlines():
+        if product := re.search(r"wgmma\.mma_async\S* (\{[^}]*\}), (\{[^}]*\})?", line):
+            open_group |= {*re.findall(r"%\w+", product[0])}
+        elif "wgmma.commit_group" in line:
+            under_way, open_group = [*under_way, open_group], set()
+        elif wait := re.search(r"wgmma\.wait_group\S* (\d+)", line):
+            under_way = under_way[len(under_way) - int(wait[1]) :] if int(wait[1]) < len(under_way) else under_way
+        elif written := re.match(r"\s*(?:@\S+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%\w+)", line):
+            found += bool({*re.findall(r"%\w+", written[1])} & set().union(open_group, *under_way))
+    return found
 
 
 def _smem(source: str) -> int:
