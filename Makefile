@@ -143,6 +143,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	sample=$(call turns,.venv-gpu,3,$(SAMPLES)); .venv-gpu/bin/python -m tools.aot.hopper --sample --only $$sample && \
+	  .venv-gpu/bin/python -m tools.aot.experts --sample --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.glue --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \

@@ -75,7 +75,8 @@ class EngineConfig:
             mosaic, where a long row beside short ones costs its share; no GPU has measured it yet. reference computes
             in float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
-            kernels are compiled, mosaic on Hopper. reference is for tests.
+            kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4 on Hopper, which are unpacked
+            while those before are multiplied; no GPU has measured it yet. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
@@ -129,7 +130,7 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_splits", "triton", "reference"] = "auto"
-    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "reference"] = "auto"
+    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
     routing_backend: Literal["auto", "xla", "triton"] = "auto"

@@ -1,8 +1,8 @@
 """The operations that the Hopper kernels use of Pallas Mosaic GPU, whose API moves with each JAX release (here 0.11.2).
 
 Kernels reach the rest of that API as `plgpu`. The interpreter has no rule for a WGMMA whose left operand or accumulator
-lies in registers, and none for optimization barriers: `accumulate` and `settled` are the only places in which the
-interpreted source differs from the compiled one.
+lies in registers, and none for optimization barriers: `accumulate`, `settled`, and the main loop and the operands of
+`experts.hopper.overlap` are the only places in which the interpreted source differs from the compiled one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -39,7 +39,9 @@ class Group:
 GROUPS = (
     Group("attention", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and not fp8", ("attention",)),
     Group("experts", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and not (4 and bits)", ("experts",)),
-    Group("4 bits", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and 4 and bits", ("mxfp4",)),
+    Group("4 bits", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and 4 and bits and not overlap", ("mxfp4",)),
+    Group("4 bits, overlap", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic_overlap", ("mxfp4",)),
+    Group("tunings of overlap", f"{_ROOM}/experts/test_overlap.py", "test_all_tunings", ("mxfp4",)),
     Group("8-bit pages", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and fp8", ("fp8",)),
     Group("matrix", f"{_ROOM}/attention/test_hopper.py", "test_matrix", ("attention",)),
     Group("tunings of attention", f"{_ROOM}/attention/test_hopper.py", "test_all_tunings", ("attention",)),

@@ -95,7 +95,7 @@ def choose_backends(
     _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
-            if kernel in ("mosaic", "mosaic_splits"):
+            if kernel in ("mosaic", "mosaic_splits", "mosaic_overlap"):
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
     return chosen

@@ -26,13 +26,13 @@ from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
-from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
 from pallas_kernels.experts.routing.plan import Router, RouterWeights
 from pallas_kernels.glue.plan import Pairs, Parts
 
-Storage = Literal["plain", "mxfp4", "mxfp4_tiles"]
+Storage = Literal["plain", "mxfp4", "mxfp4_tiles", "mxfp4_joined"]
 
 
 class Experts(NamedTuple):
@@ -73,20 +73,25 @@ class Assignment(NamedTuple):
 
 
 class Packed(nnx.Module):
-    """MXFP4 matrices [E, K, C]: one parameter for each field of `Mxfp4` or `Mxfp4Tiles`."""
+    """MXFP4 matrices [E, K, C]: one parameter for each field of `Mxfp4` or `Mxfp4Tiles`, or one for `Mxfp4Joined`."""
 
     def __init__(self, storage: Storage, experts: int, inputs: int, columns: int) -> None:
         self.storage = storage
         if storage == "mxfp4":
             self.blocks = zeros(experts, columns, inputs // 2, dtype=jnp.dtype(jnp.uint8))
             self.scales = zeros(experts, columns, inputs // BLOCK, dtype=jnp.dtype(jnp.uint8))
+        elif storage == "mxfp4_joined":
+            tiles = experts, columns // TILE, inputs // TILE
+            self.joined = zeros(*tiles, WORD_LINES + 1, TILE, dtype=jnp.dtype(jnp.int16))
         else:
             tiles = experts, columns // TILE, inputs // TILE
             self.words = zeros(*tiles, 4, 128, dtype=jnp.dtype(jnp.int32))
             self.scales = zeros(*tiles, TILE, dtype=jnp.dtype(jnp.int16))
 
-    def __getitem__(self, _: EllipsisType) -> Mxfp4 | Mxfp4Tiles:
+    def __getitem__(self, _: EllipsisType) -> Mxfp4 | Mxfp4Tiles | Mxfp4Joined:
         """Return the arrays as `grouped_matmul` expects them."""
+        if self.storage == "mxfp4_joined":
+            return Mxfp4Joined(self.joined[...])
         if self.storage == "mxfp4":
             return Mxfp4(self.blocks[...], self.scales[...])
         return Mxfp4Tiles(self.words[...], self.scales[...])
@@ -333,6 +338,8 @@ def storage_of(params: Iterable[str]) -> Storage:
     names = list(params)
     if any(name.endswith("gate_up.words") for name in names):
         return "mxfp4_tiles"
+    if any(name.endswith("gate_up.joined") for name in names):
+        return "mxfp4_joined"
     return "mxfp4" if any(name.endswith("gate_up.blocks") for name in names) else "plain"
 
 

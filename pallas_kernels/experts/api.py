@@ -18,12 +18,13 @@ from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
-from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, unpack
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
 from pallas_kernels.quantized import Quantized, dequantized
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic"]
+Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap"]
+HOPPER = ("mosaic", "mosaic_overlap")
 Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
-Weights = Plain | Mxfp4Tiles | Panels
+Weights = Plain | Mxfp4Tiles | Mxfp4Joined | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
 
@@ -45,16 +46,17 @@ def grouped_matmul(
 
     Args:
         x: rows, sorted by expert.
-        weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic" and `Mxfp4` for the others; or of 8 bits or
-            `Int4`, but not for "mosaic".
+        weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic", `Mxfp4Joined` for "mosaic_overlap" and `Mxfp4`
+            for the others; or of 8 bits or `Int4`, but not for these two.
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`),
-            "mosaic" (Hopper; 16-bit types; no loop outside of the kernel).
-        sms: multiprocessors of the device, for "mosaic". None: as many as an H200 has.
-        tiles: the list of tiles of `tiling_of`, for "mosaic"; None: it is made from the groups.
+            "mosaic" (Hopper; 16-bit types; no loop outside of the kernel), "mosaic_overlap" (the same for MXFP4 alone,
+            unpacked while the product before runs).
+        sms: multiprocessors of the device, for Hopper. None: as many as an H200 has.
+        tiles: the list of tiles of `tiling_of`, for Hopper; None: it is made from the groups.
 
     Raises:
         NoExpertKernel: the implementation cannot serve these shapes or types.
@@ -63,20 +65,12 @@ def grouped_matmul(
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     out: Array
-    if implementation == "mosaic":
-        if isinstance(weights, Mxfp4):
-            raise NoExpertKernel(
-                "implementation = 'mosaic' takes weights of 4 bits in tiles, laid out at load (mxfp4.tiles)"
-            )
-        if isinstance(weights, Panels):
-            raise NoExpertKernel("implementation = 'mosaic' takes no weights in panels: must be 'cpu'")
-        if isinstance(weights, Quantized | int4.Int4):
-            bits = 8 if isinstance(weights, Quantized) else 4
-            raise NoExpertKernel(f"implementation = 'mosaic' takes no weights of {bits} bits: must be 'xla'")
+    if implementation in HOPPER:
+        held = _for_hopper(weights, implementation)
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
-        return mosaic.grouped_matmul(x, weights, groups, bias, gated, sms=sms, tiles=tiles)
+        return mosaic.grouped_matmul(x, held, groups, bias, gated, sms=sms, tiles=tiles)
     if implementation == "cpu":
         if not isinstance(weights, Panels | Mxfp4):
             raise NoExpertKernel("implementation = 'cpu' takes weights in panels, laid out at load, or as Mxfp4")
@@ -84,10 +78,30 @@ def grouped_matmul(
         return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"implementation = {implementation!r} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Mxfp4Tiles):
+    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of 4 bits as Mxfp4, not in tiles")
     out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
+
+
+def _for_hopper(weights: Weights, implementation: Implementation) -> Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined:
+    """Return weights that a Hopper kernel takes. Raises NoExpertKernel if this one does not take these."""
+    name = f"implementation = {implementation!r}"
+    if isinstance(weights, Panels):
+        raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
+    if isinstance(weights, Quantized | int4.Int4):
+        raise NoExpertKernel(
+            f"{name} takes no weights of {8 if isinstance(weights, Quantized) else 4} bits: must be 'xla'"
+        )
+    own = Mxfp4Joined if implementation == "mosaic_overlap" else Mxfp4Tiles
+    if isinstance(weights, own):
+        return weights
+    if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
+        layout = "mxfp4.joined" if implementation == "mosaic_overlap" else "mxfp4.tiles"
+        raise NoExpertKernel(f"{name} takes weights of 4 bits in tiles, laid out at load ({layout})")
+    if implementation == "mosaic_overlap":
+        raise NoExpertKernel(f"{name} takes weights in MXFP4 alone, not {weights.dtype}: must be 'mosaic' or 'xla'")
+    return weights
 
 
 def tiling_of(
@@ -102,7 +116,7 @@ def tiling_of(
 
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
-    if implementation != "mosaic":
+    if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
     from pallas_kernels.experts.hopper.plan import Shape
@@ -122,13 +136,22 @@ def variant(
 
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
-    if implementation != "mosaic":
+    if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of
     from pallas_kernels.experts.hopper.plan import Shape
 
     shape = Shape.of(x, weights, bias, gated)  # type: ignore[arg-type]
-    return shape.experts, shape.inputs, shape.outputs, shape.dtype, shape.packed, shape.bias, plan_of(shape, sms).tuning
+    return (
+        shape.experts,
+        shape.inputs,
+        shape.outputs,
+        shape.dtype,
+        shape.packed,
+        shape.joined,
+        shape.bias,
+        plan_of(shape, sms).tuning,
+    )
 
 
 def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:

@@ -1,7 +1,8 @@
 """Weights of 4 bits: 32 consecutive numbers along the inputs share a power of two (OCP MX v1.0, MXFP4).
 
 A number is e2m1, a sign, two bits of exponent and one of fraction: ±0, ½, 1, 1½, 2, 3, 4, 6. A scale s is e8m0 and
-stands for 2^(s - 127); 255 is NaN. Checkpoints store `Mxfp4` (gpt-oss), the Hopper kernel reads `Mxfp4Tiles`.
+stands for 2^(s - 127); 255 is NaN. Checkpoints store `Mxfp4` (gpt-oss), the Hopper kernel reads `Mxfp4Tiles`, and the
+one that overlaps its work `Mxfp4Joined`.
 """
 
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, Int, Num, UInt, UInt8
 
 BLOCK = 32  # numbers that share a scale
 TILE = 64  # inputs and outputs of a tile
+WORD_LINES = TILE * TILE // 4 // TILE  # of 64 numbers of 16 bits, which hold a tile's words
 SHIFT = 32  # tiles hold their numbers times 2^-SHIFT, so that bfloat16 can represent every number and scale
 _LEAST, _MOST = SHIFT + 2, SHIFT + 128  # scales that a tile can hold
 
@@ -39,6 +41,16 @@ class Mxfp4Tiles(NamedTuple):
 
     words: Int[Array, "*E across along 4 128"]
     scales: Int[Array, "*E across along 64"]
+
+
+class Mxfp4Joined(NamedTuple):
+    """`Mxfp4Tiles` whose scales lie behind their words, so that one copy brings both.
+
+    Attributes:
+        tiles: 16 lines of words, each of two numbers of 16 bits, the low one first; and a line of scales.
+    """
+
+    tiles: Int[Array, "*E across along 17 64"]
 
 
 def unpack(weights: Mxfp4, dtype: jnp.dtype) -> Float[Array, "*E C K"]:
@@ -97,8 +109,22 @@ def tile_scales(scales: Num[Array, "*E across along 64 2"]) -> Int[Array, "*E ac
     return (wide[..., 0] | (wide[..., 1] << 8)).astype(jnp.uint16).astype(jnp.int16)
 
 
-def untiled(weights: Mxfp4Tiles) -> Float[Array, "*E C K"]:
+def joined(weights: Mxfp4Tiles) -> Mxfp4Joined:
+    """Return the same tiles with the scales of each behind its words."""
+    words = lax.bitcast_convert_type(weights.words, jnp.int16).reshape(*weights.scales.shape[:-1], -1, TILE)
+    return Mxfp4Joined(jnp.concatenate([words, weights.scales[..., None, :]], axis=-2))
+
+
+def parted(weights: Mxfp4Joined) -> Mxfp4Tiles:
+    """Return the same tiles with words and scales in arrays of their own."""
+    words = weights.tiles[..., :WORD_LINES, :]
+    pairs = words.reshape(*words.shape[:-2], 4, 128, 2)
+    return Mxfp4Tiles(lax.bitcast_convert_type(pairs, jnp.int32), weights.tiles[..., WORD_LINES, :])
+
+
+def untiled(weights: Mxfp4Tiles | Mxfp4Joined) -> Float[Array, "*E C K"]:
     """Return the numbers of tiles in float32, exactly: for checks, since it makes eight times the bytes."""
+    weights = parted(weights) if isinstance(weights, Mxfp4Joined) else weights
     *lead, across, along, _ = weights.scales.shape
     each = jax.vmap(tile_numbers)(weights.words.reshape(-1, 4, 128), weights.scales.reshape(-1, TILE))
     numbers = each.astype(jnp.float32).reshape(*lead, across, along, TILE, TILE) * 2.0**SHIFT

@@ -1,11 +1,12 @@
 """Compile mixtures of experts for an H200 on any machine; check and print the compilers' reports.
 
-    .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE]
+    .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE] [--write] [--sample]
 
 Checked for each matrix: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use, and as many thread blocks fit on a multiprocessor as the
 tuning counts with. For a whole mixture, from its router to its sum: one command buffer (CUDA graph), and no copy of a
-matrix. The speed is not measured: bytes and times are arithmetic.
+matrix. Nothing may be worse than in gates/experts.json, which `--write` writes. The speed is not measured: bytes and
+times are arithmetic.
 """
 
 import argparse
@@ -23,17 +24,19 @@ from flax import nnx
 
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.moe import Experts, Moe
+from jswa.model.moe import Experts, Moe, Storage
 from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.call import plan_of
 from pallas_kernels.experts.hopper.plan import Shape
+from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level
 from tools.cases.hub_configs import CONFIGS
-from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, PREFILL_TOKENS, Layer
+from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, MIDDLE_TOKENS, PREFILL_TOKENS, Layer
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
 
+GATES = "experts.json"
 BYTES_PER_SECOND = 4.3e12  # of a copy on an H200, measured
 FLOPS = 600e12  # per second, of a good grouped matmul
 _BFLOAT16 = jnp.dtype("bfloat16")
@@ -43,6 +46,8 @@ _MODELS = {
     "gpt-oss-20b, 4 bits": "gpt-oss-20b",
     "gpt-oss-120b": "gpt-oss-120b",
     "gpt-oss-120b, 4 bits": "gpt-oss-120b",
+    "gpt-oss-20b, 4 bits, overlap": "gpt-oss-20b",
+    "gpt-oss-120b, 4 bits, overlap": "gpt-oss-120b",
     "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5",
     "Llama-4-Scout": "Llama-4-Scout",
 }
@@ -81,24 +86,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only layers whose name contains this")
     parser.add_argument("--json", type=Path, help="also write the facts to this file")
+    parser.add_argument("--sample", action="store_true", help="compile decode steps of 256 tokens, no whole mixtures")
+    parser.add_argument("--write", action="store_true", help="write the gates anew")
     options = parser.parse_args()
     layers = [layer for layer in LAYERS if options.only in layer.name]
-    tokens = (*DECODE_TOKENS, *PREFILL_TOKENS)
+    tokens = (256,) if options.sample else (*DECODE_TOKENS, *PREFILL_TOKENS)
     compiled = [
         (f"{layer.name} {matrix}, {count} tokens", *compile_matrix(layer, matrix, count))
         for layer in layers
-        for count in tokens
+        for count in sorted({*tokens, *(MIDDLE_TOKENS if layer.overlap and not options.sample else ())})
         for matrix in MATRICES
     ]
     kernels = [(name, facts, seconds) for name, facts, _, seconds in compiled]
     print_kernels(kernels)
-    blocks = [compile_block(layer, count) for layer in layers if layer.name in _MODELS for count in tokens]
+    named = [layer for layer in layers if layer.name in _MODELS and not options.sample]
+    blocks = [compile_block(layer, count) for layer in named for count in tokens]
     print_blocks(blocks)
     if options.json:
         rows = [{"name": name, "seconds": seconds, **asdict(facts)} for name, facts, seconds in kernels]
         text = json.dumps({"jax": jax.__version__, "kernels": rows, "blocks": [asdict(b) for b in blocks]}, indent=1)
         options.json.write_text(text + "\n")
+    figures = {name: facts.figures for name, facts, _ in kernels}
+    if options.write:
+        gates.write(figures, GATES, {"jax": jax.__version__})
     faults = [f"{name}: {fault}" for name, facts, blocks, _ in compiled for fault in facts.faults(blocks)]
+    faults += gates.worse(figures, GATES)
     faults += [f"{block.name}, {block.tokens} tokens: {fault}" for block in blocks for fault in block.faults]
     sys.exit("\n".join(faults) or None)
 
@@ -114,7 +126,7 @@ def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFac
 
     def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
         out: jax.Array = grouped_matmul(
-            x, weights, groups, bias=bias, gated=given.gated, implementation="mosaic", sms=device.SMS
+            x, weights, groups, bias=bias, gated=given.gated, implementation=layer.implementation, sms=device.SMS
         )
         return out
 
@@ -129,7 +141,8 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     """Compile the whole mixture of the layer's model, with router and shared expert."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
-    experts = Experts("mosaic", "mxfp4_tiles" if layer.packed else "plain", device.SMS)
+    storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.packed else "plain"
+    experts = Experts(layer.implementation, storage, device.SMS)
     graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
 
     def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:
@@ -175,10 +188,10 @@ def _mixtures(model: ModelConfig) -> Iterator[MoeConfig]:
 def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
     """Print a line per kernel."""
     if kernels:
-        print(f"{'matrix':36}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
+        print(f"{'matrix':48}registers spills shared memory blocks/SM threads WGMMA TMA seconds")
     for name, facts, seconds in kernels:
         print(
-            f"{name:36}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm:10}"
+            f"{name:48}{facts.registers:9}{facts.spills:7}{facts.smem:14}{facts.blocks_per_sm:10}"
             f"{facts.threads:8}{facts.wgmma:6}{facts.tma:4}{seconds:8.1f}"
         )
 
@@ -186,14 +199,14 @@ def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:
 def print_blocks(blocks: list[BlockFacts]) -> None:
     """Print a line per mixture and number of tokens."""
     if blocks:
-        print(f"\n{'':26}{'experts,':>8}{'weights,':>9}{'µs at':>9}{'µs at':>12}{'temporaries,':>28}")
+        print(f"\n{'':38}{'experts,':>8}{'weights,':>9}{'µs at':>9}{'µs at':>12}{'temporaries,':>28}")
         print(
-            f"{'mixture':20}{'tokens':>6}{'mean':>8}{'MB':>9}{'4.3 TB/s':>9}{'600 TFLOP/s':>12}{'launches':>9}"
+            f"{'mixture':32}{'tokens':>6}{'mean':>8}{'MB':>9}{'4.3 TB/s':>9}{'600 TFLOP/s':>12}{'launches':>9}"
             f"{'graphs':>7}{'MB':>12}{'seconds':>8}"
         )
     for facts in blocks:
         print(
-            f"{facts.name:20}{facts.tokens:6}{facts.experts:8.1f}{facts.megabytes:9.0f}{facts.memory_us:9.0f}"
+            f"{facts.name:32}{facts.tokens:6}{facts.experts:8.1f}{facts.megabytes:9.0f}{facts.memory_us:9.0f}"
             f"{facts.compute_us:12.0f}{facts.launches:9}{facts.graphs:7}{facts.temporaries / 1e6:12.1f}"
             f"{facts.seconds:8.1f}"
         )

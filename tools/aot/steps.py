@@ -27,6 +27,7 @@ from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
@@ -63,7 +64,7 @@ class StepSpec:
         sampling: the implementation of draws.
         routing: the implementation of the choice of experts.
         drafts: of each row of a decode step, looked up and verified.
-        attention: the implementation of attention.
+        attention, experts: the implementations of attention and of experts.
     """
 
     model: str
@@ -79,6 +80,7 @@ class StepSpec:
     routing: Routing = "xla"
     drafts: int = 0
     attention: Attention = "mosaic"
+    experts: Experts = "mosaic"
 
     @property
     def name(self) -> str:
@@ -92,6 +94,7 @@ class StepSpec:
         more += f", routing on {self.routing}" * (self.routing != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
         more += f", attention on {self.attention}" * (self.attention != "mosaic")
+        more += f", experts on {self.experts}" * (self.experts != "mosaic")
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -121,14 +124,16 @@ _ROUTED = [
     replace(_GLUED[3], routing="triton", layers=4),  # gated
 ]
 _SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
+_OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _GLUED[3])]
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS),
-    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED),
 )
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6),
+    replace(_OVERLAPPED[0], layers=6),
     replace(_MODELS[2], layers=4, tokens=2048),
     replace(_MODELS[2], layers=4, glue="mosaic"),
 )
@@ -182,7 +187,7 @@ def compile_step(spec: StepSpec) -> StepFacts:
     if many > few + max(1, (spec.layers - spec.shorter) // 8):
         faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
     if spec.quantization != "none":
-        plain = facts_of(replace(spec, quantization="none")).temporaries
+        plain = facts_of(replace(spec, quantization="none", experts="mosaic")).temporaries
         if facts.temporaries >= plain + _smallest_matrix(spec):  # less is sums of a product in float32
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
     return replace(facts, faults=faults)
@@ -204,7 +209,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":
-        held = param_shapes(model, BFLOAT16, "mxfp4_tiles")
+        held = param_shapes(model, BFLOAT16, "mxfp4_joined" if spec.experts == "mosaic_overlap" else "mxfp4_tiles")
     else:
         held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
@@ -309,7 +314,7 @@ def _step_config(
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     backends = Backends(
-        spec.attention, "mosaic", device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing
+        spec.attention, spec.experts, device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing
     )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))

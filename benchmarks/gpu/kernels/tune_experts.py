@@ -28,7 +28,7 @@ from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
-from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4Tiles
+from pallas_kernels.experts.mxfp4 import SHIFT, TILE, Mxfp4Joined, Mxfp4Tiles, joined
 from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, SILU, Layer
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
 
@@ -106,7 +106,8 @@ def _search(
 def candidates(shape: Shape, first: Tuning) -> Iterator[Tuning]:
     """Yield the tunings that fit the shared memory, those that are like the default first."""
     found = []
-    for rows, consumers, stages, depth in itertools.product((8, 16, 32, 64, 128), (1, 2, 3), (2, 3, 4, 6), (1, 2, 3)):
+    sizes = sorted({8, 16, 32, 64, 128, first.rows})
+    for rows, consumers, stages, depth in itertools.product(sizes, (1, 2, 3), (2, 3, 4, 6), (1, 2, 3)):
         tuning = first._replace(rows=rows, consumers=consumers, stages=stages, depth=depth if shape.packed else 1)
         try:
             launch(shape, tuning)
@@ -154,10 +155,12 @@ def _fill(layer: Layer, matrix: Matrix, tokens: int, sizes: np.ndarray, sets: in
         return draw * jnp.asarray(scale, like.dtype)
 
     def weights(seed: int) -> Any:
-        if isinstance(given.weights, Mxfp4Tiles):
-            words = jax.random.bits(jax.random.fold_in(key, seed), given.weights.words.shape, "uint32")
-            scales = jnp.full(given.weights.scales.shape, _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)
-            return Mxfp4Tiles(jax.lax.bitcast_convert_type(words, jnp.int32), scales)
+        if isinstance(given.weights, Mxfp4Tiles | Mxfp4Joined):
+            across_along = given.weights[0].shape[:3]
+            words = jax.random.bits(jax.random.fold_in(key, seed), (*across_along, 4, 128), "uint32")
+            scales = jnp.full((*across_along, TILE), _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)
+            tiles = Mxfp4Tiles(jax.lax.bitcast_convert_type(words, jnp.int32), scales)
+            return joined(tiles) if isinstance(given.weights, Mxfp4Joined) else tiles
         return normal(given.weights, seed, given.x.shape[1] ** -0.5)
 
     bias = None if given.bias is None else normal(given.bias, 1)

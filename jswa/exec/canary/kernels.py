@@ -33,7 +33,7 @@ from jswa.plan import COLUMNS
 from pallas_kernels.experts.api import Weights, grouped_matmul, variant
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
-from pallas_kernels.experts.mxfp4 import Mxfp4Tiles, untiled
+from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles, untiled
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import find_ptxas
 
@@ -45,7 +45,7 @@ _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
 _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
-_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words)?$")
+_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined)?$")
 
 
 def check_kernels(
@@ -235,12 +235,15 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
 def _weights(params: Params, prefix: str) -> Weights:
     if f"{prefix}.words" in params:
         return Mxfp4Tiles(params[f"{prefix}.words"], params[f"{prefix}.scales"])
+    if f"{prefix}.joined" in params:
+        return Mxfp4Joined(params[f"{prefix}.joined"])
     return params[prefix]
 
 
 def _inputs(weights: Weights) -> int:
-    shape: tuple[int, ...] = weights.words.shape if isinstance(weights, Mxfp4Tiles) else weights.shape  # type: ignore[union-attr]
-    return 64 * shape[2] if isinstance(weights, Mxfp4Tiles) else shape[1]
+    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
+        return TILE * int(weights[0].shape[2])
+    return int(weights.shape[1])  # type: ignore[union-attr]
 
 
 def _rows(moe: MoeConfig, tokens: int) -> int:
@@ -276,7 +279,7 @@ def _expert_results(
     found = _multiply(rows, weights, groups, bias, gated, backends)
     few: Any = jax.tree.map(lambda array: array[busy], weights)
     own = None if bias is None else bias[busy].astype(jnp.float32)
-    wide = jnp.swapaxes(untiled(few), 1, 2) if isinstance(few, Mxfp4Tiles) else few.astype(jnp.float32)
+    wide = jnp.swapaxes(untiled(few), 1, 2) if isinstance(few, Mxfp4Tiles | Mxfp4Joined) else few.astype(jnp.float32)
     few_groups = Groups(groups.starts[busy], groups.sizes[busy])
     expected = _multiply(rows.astype(jnp.float32), wide, few_groups, own, gated, Backends(experts="reference"))
     return found, expected

@@ -1,7 +1,8 @@
 """Storage formats of matrices in device memory: the engine's dtype, 8 bits, 4 bits, or MXFP4 (experts).
 
 A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`). An MXFP4 matrix
-is N.blocks and N.scales (`Mxfp4`), or N.words and N.scales for the Hopper kernel (`Mxfp4Tiles`). Integers of 4 bits:
+is N.blocks and N.scales (`Mxfp4`), or for the Hopper kernels N.words and N.scales (`Mxfp4Tiles`) or N.joined
+(`Mxfp4Joined`). Integers of 4 bits:
 see `packed.int4`.
 """
 
@@ -23,8 +24,8 @@ from jswa.model.weights.packed.int4 import CODES, Groups, groups_of, is_4_bit, l
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
-from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Tiles, tiles, tiles_hold
+from pallas_kernels.experts.api import HOPPER, Implementation
+from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Joined, Mxfp4Tiles, joined, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
@@ -68,7 +69,7 @@ def choose_formats(
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
             found[name] = mode
-        elif not (name in stacks and experts == "mosaic"):
+        elif not (name in stacks and experts in HOPPER):
             stored = _stored_format(name, table[name], weights, reader)
             found |= {} if stored is None else {name: stored}
     return found
@@ -107,7 +108,7 @@ def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Im
     """Raise ConfigError if a matrix of 4 bits should be held in another form, or its kernel cannot read it."""
     if mode not in ("auto", "mxfp4"):
         raise ConfigError("quantization", mode, f"{name} is stored in 4 bits: must be auto")
-    if axes == 3 and experts == "mosaic":
+    if axes == 3 and experts in HOPPER:
         raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla")
 
 
@@ -120,7 +121,7 @@ def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
 
 def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
     """Raise ConfigError for experts in 8 bits if the Hopper kernel is to run them."""
-    if axes == 3 and experts == "mosaic":
+    if axes == 3 and experts in HOPPER:
         raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla")
 
 
@@ -237,11 +238,13 @@ def _load_mxfp4(
 
 def _mxfp4_params(name: str, matrices: Mxfp4, experts: Implementation, placement: Placement) -> Params:
     """Return MXFP4 matrices in the form that the kernel reads. Raises CheckpointError if the Hopper kernel cannot."""
-    if experts != "mosaic":
+    if experts not in HOPPER:
         return {f"{name}.blocks": matrices.blocks, f"{name}.scales": matrices.scales}
     shards = map(Mxfp4, placement.shards(matrices.blocks), placement.shards(matrices.scales))
-    tiled = [_tiled(name, shard) for shard in shards]
-    names = f"{name}.words", f"{name}.scales"
+    tiled: list[Mxfp4Tiles] | list[Mxfp4Joined] = [_tiled(name, shard) for shard in shards]
+    names: tuple[str, ...] = f"{name}.words", f"{name}.scales"
+    if experts == "mosaic_overlap":
+        tiled, names = [_joined(shard) for shard in tiled], (f"{name}.joined",)
     by_field = zip(names, zip(*tiled, strict=True), strict=True)
     return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
 
@@ -269,6 +272,13 @@ def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 _magnitudes = jax.jit(magnitudes)
 _tiles_hold = jax.jit(tiles_hold)
+
+
+@jax.jit
+def _joined(matrices: Mxfp4Tiles) -> Mxfp4Joined:
+    """Return the same with scales behind words, expert by expert, as `_tiles` does."""
+    out: Mxfp4Joined = jax.lax.map(joined, matrices)
+    return out
 
 
 @jax.jit

@@ -202,8 +202,9 @@ def dummy_checkpoint(
     shard_config(config, 1 if mesh is None else mesh.size)
     placement = Placement(config, mesh)
     if quantization == "mxfp4":
-        storage: Storage = "mxfp4_tiles" if experts == "mosaic" else "mxfp4"
-        _require_whole_blocks(config, TILE if experts == "mosaic" else BLOCK)
+        tiled: dict[Implementation, Storage] = {"mosaic": "mxfp4_tiles", "mosaic_overlap": "mxfp4_joined"}
+        storage = tiled.get(experts, "mxfp4")
+        _require_whole_blocks(config, TILE if experts in tiled else BLOCK)
         return config, random_params(config, dtype, seed, mesh, storage)
     params = random_params(config, dtype, seed, mesh)
     formatted: Params = {}
@@ -242,7 +243,8 @@ def random_params(
     for index, (name, leaf) in enumerate(param_shapes(config, dtype, storage).items()):
         target = placement.shape(name, leaf)
         if jnp.issubdtype(leaf.dtype, jnp.integer):
-            make = partial(_random_mxfp4, leaf, target.shape, is_scale=name.endswith(".scales"))
+            make = partial(_random_joined if name.endswith(".joined") else _random_mxfp4, leaf, target.shape)
+            make = partial(make, is_scale=True) if name.endswith(".scales") else make
         else:
             kind, offset = f".{name.rpartition('.')[2]}", config.final_norm.offset
             make = partial(_random, kind, leaf, target.shape, leaf.dtype, offset)
@@ -252,7 +254,9 @@ def random_params(
     return params
 
 
-def _random_mxfp4(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array, *, is_scale: bool) -> jax.Array:
+def _random_mxfp4(
+    whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array, *, is_scale: bool = False
+) -> jax.Array:
     """Return random codes, or scales such that the numbers are about as large as those of `_random`.
 
     A scale is one of two neighbouring powers of two. The root mean square of the numbers is then 2.3 scales.
@@ -265,6 +269,13 @@ def _random_mxfp4(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.
     least = 126 - round(math.log2(2.3 * inputs**0.5))
     scales = jax.random.randint(key, (*shape, 2), least, least + 2)
     return tile_scales(scales) if in_tiles else scales[..., 0].astype(jnp.uint8)
+
+
+def _random_joined(whole: jax.ShapeDtypeStruct, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """Return the same for tiles whose scales lie behind their words."""
+    codes, scales = jax.random.split(key)
+    lines = _random_mxfp4(whole, shape, codes)
+    return lines.at[..., -1, :].set(_random_mxfp4(whole, (*shape[:-2], shape[-1]), scales, is_scale=True))
 
 
 @partial(jax.jit, static_argnums=range(5))

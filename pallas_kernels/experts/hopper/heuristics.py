@@ -1,5 +1,7 @@
 """The default tuning of the Hopper grouped matmul."""
 
+import math
+
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
@@ -7,6 +9,7 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, S
 _MOST_ROWS = 128
 _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
+_LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves room for them
 
 
 def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
@@ -24,6 +27,8 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
         sms: multiprocessors of the GPU.
     """
     mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
+    if shape.joined:
+        return _overlap_tuning(shape, mean, sms)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
     while rows > shape.rows:
         rows //= 2
@@ -38,3 +43,29 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
         stages -= 1
     band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
     return Tuning(rows, consumers, parts, stages, depth, band, sms)
+
+
+def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
+    """Choose a tuning for weights that are unpacked while the product before runs.
+
+    * Rows per tile: the mean of a group and twice its standard deviation, if tokens choose their experts at random: one
+      expert in forty needs a second tile, and rows take half as many bytes of the L2 cache as with twice the mean.
+    * Two consumers and two parts, so that one copy brings four tiles for each unit of inputs. They take the registers
+      of a multiprocessor, whatever the rows.
+    * The largest depth that leaves room for three stages; then as many stages as fit.
+    """
+    spread = mean + 2 * math.isqrt(mean - 1) + 2  # the root is rounded up
+    rows = min(_MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
+    consumers = 2 if shape.outputs >= 2 * UNIT else 1
+    parts = 2 if shape.gated is not None or shape.outputs >= 2 * consumers * UNIT else 1
+    budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
+    band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
+    fitting = []
+    for depth in _DEPTHS:
+        units = shape.inputs // UNIT
+        for stages in range(2, 1 + max(2, min(_MOST_STAGES, units // depth))):
+            tuning = Tuning(rows, consumers, parts, stages, depth, band, sms)
+            fits = Launch.of_shape(shape, tuning).smem_bytes <= budget or stages == 2
+            if units % depth == 0 and fits:
+                fitting.append(tuning)
+    return max(fitting, key=lambda tuning: (min(tuning.stages, _LEAST_STAGES), tuning.depth, tuning.stages))

@@ -16,7 +16,8 @@ The ring follows the protocol of `pallas_kernels.ring`. Its turns go on from til
     WG1       the same for its own columns; the two never wait for each other
 
 A WGMMA runs on while the next one is issued: a stage is released once the products of the next stage are under way.
-Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn.
+Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn; those whose
+scales lie behind their words, while the product before runs (`overlap`).
 """
 
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
+from pallas_kernels.experts.hopper.overlap import Loop
 from pallas_kernels.experts.hopper.plan import UNIT, Launch
-from pallas_kernels.experts.mxfp4 import SHIFT
+from pallas_kernels.experts.mxfp4 import SHIFT, WORD_LINES
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
@@ -47,8 +49,8 @@ class Shared(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        weights: stages of weights [stage, part, input, column]; or, of 4 bits, of words and of scales [stage, part,
-            consumer, tile, ...].
+        weights: stages of weights [stage, part, input, column]; or, of 4 bits, of words and of scales, or of both
+            joined [stage, part, consumer, tile, ...].
         staged: the output [consumer, part, row, column].
         ring: of the stages of both.
     """
@@ -63,8 +65,12 @@ def scratch(plan: Launch) -> Shared:
     """Return the types of a thread block's shared memory and barriers."""
     rows, consumers, parts, stages, depth, *_ = plan.tuning
     weights: tuple[Any, ...]
-    if plan.packed:
-        tiles = (stages, parts, consumers, depth)
+    tiles = (stages, parts, consumers, depth)
+    copies = parts
+    if plan.joined:
+        weights = (plgpu.SMEM((*tiles, WORD_LINES + 1, UNIT), jnp.int16),)
+    elif plan.packed:
+        copies = parts * 2 * consumers
         weights = plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, UNIT), jnp.int16)
     else:
         weights = (mosaic.tiled((stages, parts, UNIT, plan.width), plan.dtype, _SWIZZLE),)
@@ -72,7 +78,7 @@ def scratch(plan: Launch) -> Shared:
         x=mosaic.tiled((stages, rows, UNIT * depth), plan.dtype, _SWIZZLE),
         weights=weights,
         staged=mosaic.tiled((consumers, plan.out_parts, rows, UNIT), plan.dtype, _SWIZZLE),
-        ring=Ring.scratch(stages, 1 + parts * (2 * consumers if plan.packed else 1), consumers=consumers),
+        ring=Ring.scratch(stages, 1 + copies, consumers=consumers),
     )
 
 
@@ -82,7 +88,7 @@ class _Refs:
 
     Attributes:
         tiles: see `groups.list_tiles`.
-        weights: one array, or words and scales.
+        weights: one array, or words and scales in two.
     """
 
     x: Ref
@@ -191,6 +197,7 @@ def _produce(scheduler: _Scheduler, index: Scalar) -> None:
     plan, refs = scheduler.plan, scheduler.refs
     ring, inputs = refs.shared.ring, UNIT * plan.tuning.depth
     tile = scheduler.work_tile(index)
+    copy = _copy_joined if plan.joined else _copy_packed if plan.packed else _copy_weights
 
     def step(number: Scalar, _: None) -> None:
         turn = index * plan.turns + number
@@ -199,7 +206,7 @@ def _produce(scheduler: _Scheduler, index: Scalar) -> None:
         source = refs.x.at[pl.ds(tile.start, plan.tuning.rows), depth]
         plgpu.copy_gmem_to_smem(source, refs.shared.x.at[ring.stage(turn)], ring.producer_barrier(turn))
         for part in range(plan.tuning.parts):
-            (_copy_packed if plan.packed else _copy_weights)(plan, refs, tile, number, turn, part)
+            copy(plan, refs, tile, number, turn, part)
 
     lax.fori_loop(0, plan.turns, step, None)
 
@@ -223,6 +230,14 @@ def _copy_packed(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, tur
             plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn))
 
 
+def _copy_joined(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, turn: Scalar, part: int) -> None:
+    """Start the copy of one part's tiles, of all consumers and units of inputs at once."""
+    ring, tuning, (target,), (weights,) = refs.shared.ring, plan.tuning, refs.shared.weights, refs.weights
+    across = lax.div(tile.first + part * _part_stride(plan), UNIT)
+    source = weights.at[tile.expert, pl.ds(across, tuning.consumers), pl.ds(number * tuning.depth, tuning.depth)]
+    plgpu.copy_gmem_to_smem(source, target.at[ring.stage(turn), part], ring.producer_barrier(turn))
+
+
 def _part_stride(plan: Launch) -> int:
     """Return the columns from one part to the next: gates and ups lie half a row apart, other parts side by side."""
     return plan.outputs if plan.gated is not None else plan.width
@@ -234,7 +249,11 @@ def _consume(scheduler: _Scheduler, part: Part) -> None:
 
     def step(index: Scalar, _: None) -> None:
         tile = scheduler.work_tile(index)
-        if plan.packed:
+        if plan.joined:
+            shared = scheduler.refs.shared
+            loop = Loop(plan, shared.ring, shared.x, shared.weights[0], part, index * plan.turns, scheduler.turns)
+            sums = loop.run()
+        elif plan.packed:
             sums = _mainloop_packed(scheduler, index, part)
         else:
             accumulators = [plgpu.ACC((UNIT, plan.tuning.rows), jnp.float32)] * plan.tuning.parts

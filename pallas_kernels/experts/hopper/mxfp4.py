@@ -9,11 +9,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.experts.mxfp4 import TILE, tile_numbers
+from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, parted, tile_numbers
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, plgpu
 
 _WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four consecutive words for each thread
+_LINES = plgpu.Layout.WG_STRIDED((WORD_LINES, TILE), vec_size=8)  # the same words as numbers of 16 bits
 _PER_ROW = plgpu.Layout.WGMMA.reduce(1)
 _OPERAND = plgpu.Layout.WGMMA
 
@@ -39,12 +40,41 @@ def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
     return out
 
 
+def joined_operand(tile: Ref) -> Float[Array, "64 64"]:
+    """Return the numbers times 2^-SHIFT of a tile whose scales lie behind its words, outputs by inputs."""
+    words, scales = tile.at[:WORD_LINES], tile.at[WORD_LINES]
+    out: Array
+    if interpreting():
+        lines = jnp.concatenate([words[...], scales[...][None]])
+        out = tile_numbers(*parted(Mxfp4Joined(lines)))
+    else:
+        per_row = plgpu.load(scales, layout=_PER_ROW, optimized=False).astype(jnp.int32)
+        out = _unpacked_lines(plgpu.load(words, layout=_LINES), per_row)
+    return out
+
+
 @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
     arg_types=(_WORDS, _PER_ROW),
     return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
 )
 def _unpacked(_: Any, words: Any, scales: Any) -> Any:
     """Return `tile_numbers`, by PTX. The GPU computes exactly with the subnormal numbers that come up on the way."""
+    (vector_of_words,) = words.registers.flat
+    return _operand(vector_of_words, scales)
+
+
+@plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
+    arg_types=(_LINES, _PER_ROW),
+    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
+)
+def _unpacked_lines(_: Any, lines: Any, scales: Any) -> Any:
+    """Return the same of words that are loaded as numbers of 16 bits."""
+    (halves,) = lines.registers.flat
+    return _operand(llvm.bitcast(ir.VectorType.get((4,), ir.IntegerType.get_signless(32)), halves), scales)
+
+
+def _operand(vector_of_words: Any, scales: Any) -> Any:
+    """Return the operand of a thread's four words and the scales of its rows."""
     word = ir.IntegerType.get_signless(32)
     pair = ir.VectorType.get((2,), ir.BF16Type.get())
 
@@ -52,7 +82,6 @@ def _unpacked(_: Any, words: Any, scales: Any) -> Any:
         return c(value, word)
 
     layout = _OPERAND.to_mgpu()
-    (vector_of_words,) = words.registers.flat
     out = np.empty(layout.registers_shape((TILE, TILE)), dtype=object)
     pairs = out.reshape(8, 2)  # columns eight by eight, rows g and g + 8
     for row, both_scales in enumerate(scales.registers.flat):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
-from pallas_kernels.experts.mxfp4 import Mxfp4Tiles
+from pallas_kernels.experts.mxfp4 import WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
@@ -57,6 +57,7 @@ class Shape:
         gated: activation, if any.
         bias: whether there are biases.
         packed: whether weights have 4 bits.
+        joined: whether their scales lie behind their words; they are unpacked while the product before them runs.
     """
 
     rows: int
@@ -67,12 +68,13 @@ class Shape:
     gated: Glu | None
     bias: bool
     packed: bool
+    joined: bool
 
     @classmethod
     def of(
         cls,
         x: Float[Array | jax.ShapeDtypeStruct, "R K"],
-        weights: Float[Array, "E K C"] | Mxfp4Tiles,
+        weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
     ) -> "Shape":
@@ -81,20 +83,22 @@ class Shape:
         Raises NoExpertKernel if the kernel cannot serve them.
         """
         rows, inputs = x.shape
-        packed = isinstance(weights, Mxfp4Tiles)
+        packed = isinstance(weights, Mxfp4Tiles | Mxfp4Joined)
         _check(x, weights, bias)
-        experts, _, columns = weights.shape if not isinstance(weights, Mxfp4Tiles) else _tile_shape(weights)
+        experts, _, columns = _tile_shape(weights) if isinstance(weights, Mxfp4Tiles | Mxfp4Joined) else weights.shape
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
                 raise NoExpertKernel(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
         if rows % ALIGN:
             raise NoExpertKernel(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
-        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, packed)
+        return cls(
+            rows, experts, inputs, outputs, x.dtype, gated, bias is not None, packed, isinstance(weights, Mxfp4Joined)
+        )
 
 
-def _tile_shape(weights: Mxfp4Tiles) -> tuple[int, int, int]:
-    experts, across, along = weights.words.shape[:3]
+def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined) -> tuple[int, int, int]:
+    experts, across, along = weights[0].shape[:3]
     return experts, along * UNIT, across * UNIT
 
 
@@ -149,15 +153,19 @@ class Launch(Shape):
         """Shared memory of a thread block."""
         rows, consumers, parts, stages, depth, *_ = self.tuning
         tiles = stages * parts * consumers * depth  # of 64 columns by 64 inputs
-        weights = (tiles * UNIT * UNIT // 2, tiles * UNIT * 2) if self.packed else (tiles * UNIT * UNIT * 2,)
+        weights: tuple[int, ...] = (tiles * UNIT * UNIT * 2,)
+        if self.joined:
+            weights = (tiles * (WORD_LINES + 1) * UNIT * 2,)
+        elif self.packed:
+            weights = tiles * UNIT * UNIT // 2, tiles * UNIT * 2
         arrays = stages * rows * UNIT * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2
         barriers = 2 * 8 * stages
         return sum(-(-int(size) // SMEM_ALIGN) * SMEM_ALIGN for size in arrays) + barriers
 
     @property
     def moves_registers(self) -> bool:
-        """Whether the producer gives registers to the consumers: many rows take many sums."""
-        return self.tuning.consumers > 1 and self.tuning.rows > FEW_ROWS
+        """Whether the producer gives registers to the consumers: many rows take many sums, overlap two operands."""
+        return self.tuning.consumers > 1 and (self.tuning.rows > FEW_ROWS or self.joined)
 
     @property
     def blocks(self) -> int:
@@ -192,10 +200,10 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
 
 def _check(
     x: Float[Array | jax.ShapeDtypeStruct, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4Tiles,
+    weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
     bias: Float[Array, "E C"] | None,
 ) -> None:
-    if isinstance(weights, Mxfp4Tiles):
+    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
         if x.dtype != jnp.bfloat16:
             raise NoExpertKernel(f"implementation = 'mosaic' with weights of 4 bits needs bfloat16, not {x.dtype}")
         dtypes = {array.dtype for array in (x, bias) if array is not None}

@@ -100,5 +100,7 @@ def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MXFP4 in tiles, in bfloat16: not further from the dense decoder than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
-    kernel, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in ("mosaic", "xla"))
+    names = "mosaic", "mosaic_overlap", "xla"
+    kernel, overlapped, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in names)
     assert 0 < kernel < 2 * plain
+    assert overlapped == kernel

@@ -2,18 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
-from pallas_kernels.experts.api import Implementation, grouped_matmul
+from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
 from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
-from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, tiles, unpack
+from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 from tests.support.kernels.calls import TINY, roundoff
@@ -86,15 +87,16 @@ def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "R N"]:
     """Run a call with an implementation. Hopper kernels run as `device.hopper` says."""
-    if implementation != "mosaic":
+    if implementation not in HOPPER:
         held = call.weights if implementation != "cpu" or isinstance(call.weights, Mxfp4) else in_panels(call.weights)
         out = grouped_matmul(call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation)
         return np.asarray(out.astype(jnp.float32))
-    weights = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
+    weights: Any = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
+    weights = joined(weights) if implementation == "mosaic_overlap" else weights
     with hopper():
         if tuning is None:
             out = grouped_matmul(
-                call.x, weights, call.groups, bias=call.bias, gated=case.gated, implementation="mosaic"
+                call.x, weights, call.groups, bias=call.bias, gated=case.gated, implementation=implementation
             )
         else:
             out = hopper_grouped.grouped_matmul(call.x, weights, call.groups, call.bias, case.gated, tuning)

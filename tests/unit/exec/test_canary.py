@@ -20,6 +20,7 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
 from jswa.model.weights.load import dummy_checkpoint
 from pallas_kernels.attention import reference
+from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
 from pallas_kernels.glue.hopper import norms, rope
@@ -65,22 +66,22 @@ def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monke
     assert not refused.value.difference <= refused.value.bound
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize(("kernel", "broken"), [("mosaic", False), ("mosaic", True), ("mosaic_overlap", False)])
 def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
-    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: Experts, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MXFP4 tiles by the Hopper kernel, interpreted: gates and ups, and downs. A wrong one is refused by name."""
     config, _ = plain_tensors("gpt_oss_base", intermediate_size=64)
     write(tmp_path, {**config, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}, {})
     bfloat16 = jnp.dtype("bfloat16")
-    model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization="mxfp4", experts="mosaic")
+    model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization="mxfp4", experts=kernel)
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     if broken:
         right = hopper.grouped_matmul
         monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
         jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
     with interpreted(), quick_compiles():
-        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends("xla", "mosaic")
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends("xla", kernel)
         if broken:
             with pytest.raises(KernelError, match=r"expert kernel 'mosaic', layers\.0\.mlp\.gate_up, 2 tokens"):
                 check_kernels(*arguments, np.dtype(bfloat16))

@@ -15,7 +15,7 @@ from jswa.model.moe import Moe, Storage, route
 from jswa.model.transformer import Decoder, bind, param_shapes
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import Mxfp4, tiles, unpack
+from pallas_kernels.experts.mxfp4 import Mxfp4, joined, tiles, unpack
 from tests.support.oracles import random_params, small_model
 
 EXPERTS, WIDTH, HIDDEN = 8, 12, 10
@@ -206,7 +206,9 @@ def test_the_hopper_kernel_agrees_with_the_xla_loop() -> None:
     np.testing.assert_allclose(out, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("implementation", "storage"), [("xla", "mxfp4"), ("mosaic", "mxfp4_tiles")])
+@pytest.mark.parametrize(
+    ("implementation", "storage"), [("xla", "mxfp4"), ("mosaic", "mxfp4_tiles"), ("mosaic_overlap", "mxfp4_joined")]
+)
 def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Implementation, storage: Storage) -> None:
     """`bind` recognizes MXFP4 by the names of the experts' parameters."""
     config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
@@ -221,7 +223,10 @@ def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Impl
         numbers = Mxfp4(blocks, jnp.full((experts, columns, inputs // 32), 122, jnp.uint8))
         plain[name] = unpack(numbers, jnp.dtype("bfloat16")).transpose(0, 2, 1)
         stored = numbers if storage == "mxfp4" else tiles(numbers)
-        packed |= {f"{name}.{field}": value for field, value in stored._asdict().items()}
+        if storage == "mxfp4_joined":
+            packed[f"{name}.joined"] = joined(tiles(numbers)).tiles
+        else:
+            packed |= {f"{name}.{field}": value for field, value in stored._asdict().items()}
     assert {name: (value.shape, value.dtype) for name, value in packed.items()} == {
         name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()
     }

@@ -54,6 +54,20 @@ def late_reader(model: Model, ring: Any, turns: int, name: str, tile: int) -> No
                 ring.consumer_release(turn, turns)
 
 
+def unpacking_reader(model: Model, ring: Any, turns: int, name: str, tile: int) -> None:
+    """Record a consumer that unpacks from the next turn before the products of this one are done, tile by tile."""
+    with model.recording(name):
+        for turn in range(turns):
+            if turn % tile == 0:
+                ring.consumer_wait(turn)
+            model.read(ring, turn, done=False)
+            if turn % tile < tile - 1:
+                ring.consumer_wait(turn + 1)
+                model.read(ring, turn + 1)
+            model.done(ring, turn)
+            ring.consumer_release(turn, turns)
+
+
 def ahead_reader(model: Model, ring: Any, turns: int, part: int) -> None:
     """Record a consumer of attention that forms the next scores meanwhile, by turns with the other consumer."""
 
@@ -84,13 +98,13 @@ def ahead_reader(model: Model, ring: Any, turns: int, part: int) -> None:
             schedule()
 
 
-def experts(stages: int, turns: int, tile: int, consumers: int, kind: type[Ring] = Ring) -> Model:
-    """Return the ring of experts of 16 bits."""
+def experts(stages: int, turns: int, tile: int, consumers: int, read: Callable[..., None] = late_reader) -> Model:
+    """Return the ring of experts of 16 bits, or of others whose consumers are recorded by `read`."""
     model = Model()
-    ring = model.ring(kind, stages, 2, consumers=consumers)
+    ring = model.ring(Ring, stages, 2, consumers=consumers)
     producer(model, ring, turns)
     for consumer in range(consumers):
-        late_reader(model, ring, turns, f"consumer {consumer}", tile)
+        read(model, ring, turns, f"consumer {consumer}", tile)
     return model
 
 
@@ -145,6 +159,7 @@ def test_every_order_keeps_the_laws(stages: int, turns: int) -> None:
     assert check(plain(stages, turns, 2, edges=True)) > turns
     if stages > 1:
         assert check(experts(stages, 2 * turns, turns, 2)) > turns
+        assert check(experts(stages, 2 * turns, turns, 2, unpacking_reader)) > turns
 
 
 @pytest.mark.parametrize(("stages", "turns"), [(2, 2), (3, 1), (3, 5)])
@@ -153,7 +168,11 @@ def test_every_order_of_attention_ahead_keeps_the_laws(stages: int, turns: int) 
     assert check(attention_ahead(stages, turns)) > turns
 
 
-@pytest.mark.parametrize("make", [lambda: experts(1, 4, 4, 1), lambda: attention_ahead(2, 3)], ids=["one", "ahead"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: experts(1, 4, 4, 1), lambda: experts(1, 4, 4, 1, unpacking_reader), lambda: attention_ahead(2, 3)],
+    ids=["one", "overlapping", "ahead"],
+)
 def test_too_few_stages_make_no_progress(make: Callable[[], Model]) -> None:
     """The law of progress: a turn that is held while the next is waited for takes a stage, and so does a turn behind.
 

@@ -26,7 +26,7 @@ from tools import gates
 from tools.cases.kernels.attention_layers import LAYERS as ATTENTION
 from tools.cases.kernels.attention_layers import Layer as AttentionLayer
 from tools.cases.kernels.attention_shapes import arguments as of_attention
-from tools.cases.kernels.experts import DECODE_TOKENS, PREFILL_TOKENS
+from tools.cases.kernels.experts import DECODE_TOKENS, MIDDLE_TOKENS, PREFILL_TOKENS
 from tools.cases.kernels.experts import LAYERS as EXPERTS
 from tools.cases.kernels.experts import Layer as ExpertsLayer
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix
@@ -34,6 +34,7 @@ from tools.cases.kernels.experts_shapes import arguments as of_experts
 
 GATES = "copies.json"
 SCALES = 2 * UNIT  # bytes of a tile's scales, which have copies of their own
+TILE_BYTES = UNIT * UNIT // 2 + SCALES  # of 4 bits, with the scales behind its words
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def figures() -> dict[str, dict[str, int]]:
     """Return the figures of all compiled layers of attention and of all matrices of experts, by name."""
     found = {f"attention, {layer.name}": attention_copies(layer) for layer in ATTENTION}
     for layer in EXPERTS:
-        for tokens in (*DECODE_TOKENS, *PREFILL_TOKENS):
+        for tokens in sorted({*DECODE_TOKENS, *PREFILL_TOKENS, *(MIDDLE_TOKENS if layer.overlap else ())}):
             for matrix in MATRICES:
                 found[f"experts, {layer.name} {matrix}, {tokens} tokens"] = experts_copies(layer, matrix, tokens)
     return found
@@ -79,7 +80,11 @@ def experts_copies(layer: ExpertsLayer, matrix: Matrix, tokens: int) -> dict[str
 
     plan = _traced(plan_of, given.x, given.weights, given.bias)
     rows = plan.tuning.rows * UNIT * plan.tuning.depth * plan.dtype.itemsize
-    weights = SCALES * plan.tuning.depth if plan.packed else UNIT * plan.width * plan.dtype.itemsize
+    weights = UNIT * plan.width * plan.dtype.itemsize
+    if plan.joined:
+        weights = TILE_BYTES * plan.tuning.depth * plan.tuning.consumers
+    elif plan.packed:
+        weights = SCALES * plan.tuning.depth
     return {"copies_per_stage": kernel.scratch(plan).ring.arrivals, "smallest_copy": min(rows, weights)}
 
 

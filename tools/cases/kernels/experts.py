@@ -6,6 +6,7 @@ released models, to be compiled and measured with `DECODE_TOKENS` and `PREFILL_T
 
 from dataclasses import dataclass, replace
 
+from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
 
 
@@ -36,10 +37,21 @@ class Case:
         """Whether the Hopper kernels serve the case."""
         return self.dtype != "float32" and self.inputs % 64 == 0
 
+    def served_by(self, implementation: str) -> bool:
+        """Whether an implementation of `grouped_matmul` serves the case."""
+        if implementation == "mosaic_overlap":
+            return self.for_mosaic and self.packed
+        return implementation != "mosaic" or self.for_mosaic
+
 
 @dataclass(frozen=True)
 class Layer:
-    """A mixture of experts of width `hidden`, of which each token chooses `top_k`. `packed`: weights of 4 bits."""
+    """A mixture of experts of width `hidden`, of which each token chooses `top_k`.
+
+    Attributes:
+        packed: weights of 4 bits.
+        overlap: they are unpacked while the product before runs, "mosaic_overlap".
+    """
 
     name: str
     experts: int
@@ -49,6 +61,12 @@ class Layer:
     gated: Glu
     bias: bool = False
     packed: bool = False
+    overlap: bool = False
+
+    @property
+    def implementation(self) -> Implementation:
+        """The implementation that is compiled and measured."""
+        return "mosaic_overlap" if self.overlap else "mosaic"
 
     def weight_bytes(self, experts: float) -> float:
         """Return the bytes of the matrices of that many experts: 16 bits a number, or 4 and a byte per 32 numbers."""
@@ -78,6 +96,7 @@ CASES = (
     Case("4 bits, tiles", (3, 0, 17), 192, 128, dtype="bfloat16", packed=True),
     Case("4 bits, tiles, biases, gpt-oss", (9, 0, 1), 128, 192, GPT_OSS_GLU, True, dtype="bfloat16", packed=True),
     Case("4 bits, edges", EDGES, 64, 128, SILU, dtype="bfloat16", packed=True, quick=False),
+    Case("4 bits, one product a turn", (9, 40), 64, 64, bias=True, dtype="bfloat16", packed=True, quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
 
@@ -89,5 +108,10 @@ LAYERS = (
     replace(_GPT_OSS, name="gpt-oss-120b, 4 bits", experts=128, packed=True),
     Layer("MiMo-V2-Flash", 256, 8, 4096, 2048, SILU),
     Layer("Llama-4-Scout", 16, 1, 5120, 8192, SILU),
+    *(
+        replace(_GPT_OSS, name=f"gpt-oss-{size}, 4 bits, overlap", experts=count, packed=True, overlap=True)
+        for size, count in (("20b", 32), ("120b", 128))
+    ),
 )
+MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps
 DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)

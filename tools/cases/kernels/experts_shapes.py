@@ -8,7 +8,7 @@ from jax.sharding import Sharding
 
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
-from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Tiles
+from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from tools.cases.kernels.experts import Layer
 
 Matrix = Literal["up", "down"]
@@ -19,7 +19,7 @@ class Arguments(NamedTuple):
     """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct | Mxfp4Tiles
+    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -38,13 +38,15 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     columns = 2 * layer.hidden if matrix == "up" else layer.d_model
     return Arguments(
         array(row_count(tokens * layer.top_k, experts), inputs),
-        _tiles(array, experts, inputs, columns) if layer.packed else array(experts, inputs, columns),
+        _tiles(array, layer, inputs, columns) if layer.packed else array(experts, inputs, columns),
         Groups(array(experts, dtype="int32"), array(experts, dtype="int32")),
         array(experts, columns) if layer.bias else None,
         layer.gated if matrix == "up" else None,
     )
 
 
-def _tiles(array: Callable[..., Any], experts: int, inputs: int, columns: int) -> Mxfp4Tiles:
-    tiles = experts, columns // TILE, inputs // TILE
+def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> Mxfp4Tiles | Mxfp4Joined:
+    tiles = layer.experts, columns // TILE, inputs // TILE
+    if layer.overlap:
+        return Mxfp4Joined(array(*tiles, WORD_LINES + 1, TILE, dtype="int16"))
     return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))

@@ -15,7 +15,7 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.hub import TINY
 from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Tiles, tiles, unpack, untiled
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -189,13 +189,15 @@ def test_tiny_predicts_as_well_in_8_bits(mode: QuantizationMode, most: float) ->
 
 def numbers_of(params: Params, name: str) -> np.ndarray:
     """Return the numbers of an MXFP4 matrix [E, outputs, inputs], of blocks or of tiles."""
+    if f"{name}.joined" in params:
+        return np.asarray(untiled(Mxfp4Joined(params[f"{name}.joined"])))
     scales = params[f"{name}.scales"]
     if f"{name}.blocks" in params:
         return np.asarray(unpack(Mxfp4(params[f"{name}.blocks"], scales), FLOAT32))
     return np.asarray(untiled(Mxfp4Tiles(params[f"{name}.words"], scales)))
 
 
-@pytest.mark.parametrize("experts", ["xla", "mosaic"])
+@pytest.mark.parametrize("experts", ["xla", "mosaic", "mosaic_overlap"])
 def test_dummy_experts_in_mxfp4_are_as_large_as_those_in_16_bits(experts: Implementation, tmp_path: Path) -> None:
     """They are made in the form that the kernel reads, all 16 codes among them, and the logits are usual ones."""
     config, _ = plain_tensors("gpt_oss_base", intermediate_size=64)
@@ -203,7 +205,7 @@ def test_dummy_experts_in_mxfp4_are_as_large_as_those_in_16_bits(experts: Implem
     model, params = dummy_checkpoint(tmp_path, FLOAT32, 0, quantization="mxfp4", experts=experts)
     assert not any(name.endswith((".gate_up", ".down")) for name in params)
     found = 0
-    for name in (key.rpartition(".")[0] for key in params if key.endswith((".blocks", ".words"))):
+    for name in (key.rpartition(".")[0] for key in params if key.endswith((".blocks", ".words", ".joined"))):
         numbers = numbers_of(params, name)
         assert len(np.unique(numbers)) > 16
         assert 0.7 < numbers.std() * numbers.shape[-1] ** 0.5 < 1.5

@@ -12,7 +12,7 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.experts.api import Implementation, grouped_matmul
+from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
 from tests.support.kernels.grouped_calls import check, make_call, run
 from tests.support.turns import has_turn
@@ -24,8 +24,8 @@ def served() -> list[ParameterSet]:
     out = []
     for index, case in enumerate(CASES):
         for implementation in get_args(Implementation):
-            if implementation != "mosaic" or case.for_mosaic:
-                slow = implementation == "mosaic" and not (case.quick and has_turn(index, 2))
+            if case.served_by(implementation):
+                slow = implementation in HOPPER and not (case.quick and has_turn(index, 2))
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out

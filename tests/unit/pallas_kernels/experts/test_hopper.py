@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import interpreter
-from pallas_kernels.experts.api import grouped_matmul
+from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
@@ -94,15 +94,15 @@ def test_only_weights_of_experts_with_rows_are_read() -> None:
 )
 def test_layers_lower_for_hopper(layer: Layer, tokens: int, matrix: Matrix) -> None:
     """Lowering needs no GPU packages; `tools.aot.experts` runs the rest of the compilation."""
-    lower(arguments(layer, matrix, tokens))
+    lower(arguments(layer, matrix, tokens), layer.implementation)
 
 
-def lower(given: Arguments) -> None:
+def lower(given: Arguments, implementation: Implementation) -> None:
     """Lower a call for a Hopper GPU, which checks register layouts, tiles, copies, shared memory and TMA's rules."""
 
     def call(x: jax.Array, weights: Any, starts: jax.Array, sizes: jax.Array, bias: Any) -> jax.Array:
         out: jax.Array = grouped_matmul(
-            x, weights, Groups(starts, sizes), bias=bias, gated=given.gated, implementation="mosaic"
+            x, weights, Groups(starts, sizes), bias=bias, gated=given.gated, implementation=implementation
         )
         return out
 
@@ -118,7 +118,7 @@ def test_default_tuning_keeps_enough_bytes_in_flight(layer: Layer, matrix: Matri
     """At least 48 KB of weights on each multiprocessor, which two thread blocks share if tiles are small."""
     shape = shape_of(arguments(layer, matrix, tokens))
     plan = launch(shape, default_tuning(shape))
-    alone = plan.tuning.rows > 16
+    alone = plan.tuning.rows > 16 or shape.joined
     assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     assert plan.blocks == (132 if alone else 264)
     held = plan.tuning.stages * plan.tuning.parts * plan.tuning.consumers * plan.tuning.depth
@@ -185,6 +185,6 @@ def test_rows_and_weights_of_two_types_are_an_error() -> None:
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
     """Tuning tables are data, so they may be wrong."""
-    shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, bias=True, packed=False)
+    shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, bias=True, packed=False, joined=False)
     with pytest.raises(ValueError, match=message):
         launch(shape, tuning)

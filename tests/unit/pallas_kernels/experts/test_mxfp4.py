@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float, UInt8
 
-from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, tile_numbers, tiles, tiles_hold, unpack, untiled
+from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, joined, parted, tile_numbers, tiles, tiles_hold, unpack, untiled
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -58,6 +58,19 @@ def test_tiles_are_undone_exactly() -> None:
     """The numbers of tiles, outputs first."""
     weights, expected = random_weights()
     np.testing.assert_array_equal(np.asarray(untiled(tiles(weights))), expected.astype(np.float32))
+
+
+def test_joined_tiles_are_the_same_tiles() -> None:
+    """Words come first, as pairs of 16 bits, then the scales: the bytes of both arrays in order."""
+    weights, expected = random_weights()
+    apart = tiles(weights)
+    together = joined(apart)
+    for expert, across, along in np.ndindex(2, 2, 3):
+        words, scales = (np.asarray(part[expert, across, along]).tobytes() for part in apart)
+        assert np.asarray(together.tiles[expert, across, along]).tobytes() == words + scales
+    for one, other in zip(parted(together), apart, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    np.testing.assert_array_equal(np.asarray(untiled(together)), expected.astype(np.float32))
 
 
 def test_each_thread_unpacks_its_part_of_the_operand() -> None:

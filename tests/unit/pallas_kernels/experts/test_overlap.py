@@ -1,0 +1,110 @@
+"""Tests of the Hopper kernel that unpacks weights of 4 bits while the product before runs; see also test_hopper."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import interpreter
+from pallas_kernels.errors import NoExpertKernel
+from pallas_kernels.experts.api import Implementation, grouped_matmul
+from pallas_kernels.experts.hopper import overlap
+from pallas_kernels.experts.hopper.heuristics import default_tuning
+from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.mxfp4 import Mxfp4
+from pallas_kernels.quantized import Quantized
+from pallas_kernels.ring import Ring
+from tests.support.kernels.grouped_calls import check, make_call, run
+from tools.cases.kernels.experts import GPT_OSS_GLU, SILU, Case
+
+GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16", packed=True)
+PLAIN = Case("", (9, 0, 17), 384, 256, dtype="bfloat16", packed=True)
+NAME: Implementation = "mosaic_overlap"
+
+
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (GATED, Tuning(8, 1, 2, 2)),
+        (replace(GATED, sizes=(9, 1)), Tuning(8, 2, 2, 2, sms=1, band=1)),
+        (PLAIN, Tuning(24, 2, 2, 2, depth=2)),
+        (replace(PLAIN, sizes=(9, 0, 40)), Tuning(48, 1, 1, 3, depth=3, sms=1)),
+        (replace(PLAIN, sizes=(9,)), Tuning(16, 2, 1, 2)),
+    ],
+    ids=str,
+)
+def test_all_tunings_give_the_bits_of_the_simple_kernel(case: Case, tuning: Tuning) -> None:
+    """Rings of as few stages as there may be, refilled many times, from tile to tile; tiles of any multiple of 8."""
+    call = make_call(case)
+    out = run(call, case, NAME, tuning)
+    check(out, call, case)
+    np.testing.assert_array_equal(out[call.owned], run(call, case, "mosaic", tuning)[call.owned])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rows", [8, 24, 48, 80, 128])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("gated", [None, GPT_OSS_GLU], ids=["plain", "gpt-oss"])
+def test_all_tilings_of_edges(rows: int, depth: int, gated: Any) -> None:
+    """Groups end just before, at and after the end of a tile."""
+    case = replace(GATED, sizes=(0, 1, rows - 1, rows, rows + 1, 130, 0), inputs=384, outputs=320, gated=gated)
+    call = make_call(case, seed=rows)
+    check(run(call, case, NAME, Tuning(rows, 2, 2, 2, depth, sms=4)), call, case)
+
+
+def test_a_stage_that_is_released_while_a_product_reads_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter reads a product's rows as late as a WGMMA may, so a wait too few is a race."""
+    wait, release = overlap.Interpreted.wait, Ring.consumer_release
+    late: list[overlap.Interpreted] = []
+
+    def release_first(ring: Ring, turn: Any, turns: Any) -> None:
+        release(ring, turn, turns)
+        wait(late.pop(), 0)
+
+    monkeypatch.setattr(overlap.Interpreted, "wait", lambda own, count: wait(own, count) if count else late.append(own))
+    monkeypatch.setattr(Ring, "consumer_release", release_first)
+    call = make_call(PLAIN)
+    with pytest.raises(AssertionError):
+        run(call, PLAIN, NAME, Tuning(8, 1, 2, 2))
+    assert interpreter.races_found()
+
+
+def test_three_copies_bring_a_stage() -> None:
+    """Rows, and of each part the words and scales of all consumers and units of inputs."""
+    case = replace(PLAIN, sizes=(0, 3, 0, 8))
+    call = make_call(case)
+    with interpreter.counted_copies() as made:
+        run(call, case, NAME, Tuning(8, 2, 2, 2, depth=3))
+    assert made.count == 2 * 2 * 3  # experts, turns of 3 times 64 inputs, copies
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 65, 96, 128, 256, 384, 511])
+@pytest.mark.parametrize(("experts", "gated"), [(32, None), (32, GPT_OSS_GLU), (128, GPT_OSS_GLU)])
+def test_tiles_have_the_rows_of_most_groups(tokens: int, experts: int, gated: Any) -> None:
+    """At least the mean and two standard deviations, and fewer than 10 rows more. A ring has three stages or more."""
+    rows = 4 * tokens + 7 * min(experts, 4 * tokens)
+    shape = Shape(-(-rows // 8) * 8, experts, 2880, 2880, jnp.dtype(jnp.bfloat16), gated, True, True, True)
+    tuning = launch(shape, default_tuning(shape)).tuning
+    mean = -(-4 * tokens // experts)
+    assert mean + 2 * (mean * (1 - 1 / experts)) ** 0.5 <= tuning.rows < mean + 2 * mean**0.5 + 10
+    assert tuning.depth == 3
+    assert tuning.stages >= 3
+    assert (tuning.consumers, tuning.parts) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (jnp.zeros((1, 64, 64), jnp.bfloat16), "takes weights in MXFP4 alone, not bfloat16: must be 'mosaic' or 'xla'"),
+        (Quantized(jnp.zeros((1, 64, 64), jnp.int8), jnp.ones((1, 64))), "takes no weights of 8 bits"),
+        (Mxfp4(jnp.zeros((1, 64, 32), jnp.uint8), jnp.zeros((1, 64, 2), jnp.uint8)), r"\(mxfp4.joined\)"),
+    ],
+    ids=["plain", "int8", "blocks"],
+)
+def test_other_weights_are_an_error(weights: Any, message: str) -> None:
+    """The call raises: no other implementation takes over."""
+    call = make_call(Case("", (8,), 64, 64, dtype="bfloat16"))
+    with pytest.raises(NoExpertKernel, match=message):
+        grouped_matmul(call.x, weights, call.groups, implementation=NAME)
