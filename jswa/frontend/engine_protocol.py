@@ -221,6 +221,26 @@ class EngineLike(Protocol):
         ...
 
 
+class Readers(Protocol):
+    """Other processes that get the events of all steps, in place of the requests of this one."""
+
+    def deliver(self, events: StepEvents) -> None:
+        """Send a step to them, on the event loop."""
+        ...
+
+    def send(self, events: StepEvents) -> bool:
+        """Do so in the engine's thread, once `deliver` has had all earlier steps; False: `deliver` must do it."""
+        ...
+
+    def wait(self, most: int) -> None:
+        """Wait, in the engine's thread, while one of them has more than `most` steps to handle."""
+        ...
+
+    def flush(self) -> None:
+        """Send what `send` has kept for them: the engine's thread does something else than steps next."""
+        ...
+
+
 class Figures(NamedTuple):
     """Figures of an engine between two steps, and its grammars, which have their own."""
 

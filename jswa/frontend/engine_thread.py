@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from jswa.errors import EngineDead, EngineError, EngineRestarting, InternalError, JswaError
-from jswa.frontend.engine_protocol import EngineLike, figures_of
+from jswa.frontend.engine_protocol import EngineLike, Readers, figures_of
 from jswa.frontend.late_programs import LatePrograms, resolve
 from jswa.frontend.outputs import Receiver, distribute
 from jswa.plan import Request, StepEvents, TokenEvent
@@ -48,9 +48,9 @@ class EngineThread:
     Attributes:
         ahead: steps with events by which the engine may be ahead of the handling of events.
         loading: held while weights or adapters are loaded.
-        on_step: gets the events of all steps if it is set, and a function to call when they are handled; requests
-            then get only errors, and their last events if they are aborted. `on_state` is called when `state` changes.
-        send_step: asked in the engine's thread, once `on_step` has had all earlier steps, to take one; True if it has.
+        readers: get the events of all steps if they are set; requests then get only errors, and their last events if
+            they are aborted.
+        on_state: called when `state` changes.
     """
 
     def __init__(
@@ -64,9 +64,8 @@ class EngineThread:
     ) -> None:
         self.on_death = on_death
         self.on_leaving = on_leaving
-        self.on_step: Callable[[StepEvents, Callable[[], None]], None] | None = None
+        self.readers: Readers | None = None
         self.on_state: Callable[[], None] = lambda: None
-        self.send_step: Callable[[StepEvents, Callable[[], None]], bool] = lambda events, handled: False
         self.state: State = "up"
         self.steps, self.ahead = 0, 2
         self.restarts = 0
@@ -76,8 +75,7 @@ class EngineThread:
         self._rebuild = rebuild
         self._step_timeout = step_timeout
         self._busy_since: float | None = None
-        self._sent = self._delivered = 0  # steps with events: sent, and handled by those who get them
-        self._queued = self._taken = 0  # those sent by way of the event loop, and those that it has taken
+        self._queued = self._delivered = 0  # steps with events: given to the event loop, and delivered by it
         self._caught_up = threading.Event()
         self._failures: deque[float] = deque(maxlen=_RESTARTS)
         self._watch: asyncio.Task[None] | None = None
@@ -256,14 +254,16 @@ class EngineThread:
 
     def _hand_over(self, events: StepEvents) -> None:
         """Send the events of a step, and wait if their handling is too far behind, as /health needs the lock too."""
-        self._sent += 1
-        if self._queued > self._taken or not self.send_step(events, self._handled):
+        readers = self.readers
+        if readers is None or self._queued > self._delivered or not readers.send(events):
             self._queued += 1
             self._notify(self._deliver_step, events)
-        if self._sent - self._delivered > self.ahead:
+        if self._queued - self._delivered > self.ahead:
             self._caught_up.clear()
-            if self._sent - self._delivered > self.ahead:
+            if self._queued - self._delivered > self.ahead:
                 self._caught_up.wait(1.0)  # not for ever: the event loop may have ended
+        if readers is not None:
+            readers.wait(max(0, self.ahead - self._queued + self._delivered))
 
     def _drain(self, engine: EngineLike) -> bool:
         """Run the closures of the inbox; wait for one if the engine has no work. Return False to stop the thread."""
@@ -273,6 +273,8 @@ class EngineThread:
                 self._read_figures(engine)
             if not idle and self._inbox.empty():
                 return True
+            if self.readers is not None:
+                self.readers.flush()
             work = self._inbox.get()  # nobody else takes from it
             if work is None:
                 return False
@@ -338,19 +340,15 @@ class EngineThread:
             _log.debug("the event loop has closed")
 
     def _deliver_step(self, events: StepEvents) -> None:
-        if self.on_step is None:
+        if self.readers is None:
             distribute(events, self._receivers)
-            self._handled()
         else:
-            self.on_step(events, self._handled)
-        self._taken += 1
+            self.readers.deliver(events)
+        self._delivered += 1
+        self._caught_up.set()
         for event in events.others:
             if event.finish_reason is not None:
                 self._receivers.pop(event.request_id, None)
-
-    def _handled(self) -> None:
-        self._delivered += 1
-        self._caught_up.set()
 
     def _deliver_last(self, request_id: str, last: JswaError | TokenEvent) -> None:
         receiver = self._receivers.pop(request_id, None)

@@ -23,6 +23,11 @@ _TELL, _CALL, _REPLY, _ERROR, _CANCEL = range(5)
 _LARGE = 2**16  # bytes of a call's body that is decoded in a thread
 
 
+def _only(held: list[Any]) -> Any:
+    [message] = held
+    return message
+
+
 class Lost(Exception):
     """The other process has ended."""
 
@@ -36,9 +41,10 @@ class Channel(asyncio.Protocol):
         hear: gets what the other end tells, in its order.
         lost: called when the other process has ended.
         read: called when all messages of one read have been heard.
+        join: makes one message of the parts that were held; by default of one part only.
 
     Attributes:
-        socket: that of the transport, for `tell_at_once`.
+        socket: that of the transport, for `flush`.
     """
 
     def __init__(
@@ -48,12 +54,14 @@ class Channel(asyncio.Protocol):
         hear: Callable[[Any], None],
         lost: Callable[[], None],
         read: Callable[[], None] = lambda: None,
+        join: Callable[[list[Any]], Any] = _only,
     ) -> None:
         self._decode = decode
         self._answer = answer
         self._hear = hear
         self._lost = lost
         self._read = read
+        self._join = join
         self._buffer = bytearray()
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[bytes]] = {}
@@ -63,12 +71,19 @@ class Channel(asyncio.Protocol):
         self.socket: socket.socket | None = None
         self._writing = threading.Lock()
         self._paused = False  # whether the transport has bytes to send
-        self._rest = b""  # what it must send next
+        self._held: list[Any] = []  # parts of the next message
+        self._rest = b""  # what must be sent next
+        self._woken = False  # whether the event loop knows of it
 
     @property
     def open(self) -> bool:
         """Whether the other process is there."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def holds(self) -> bool:
+        """Whether a part waits for the next `flush`."""
+        return bool(self._held)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -101,26 +116,30 @@ class Channel(asyncio.Protocol):
         """Send a message without an answer. It is dropped if the other process has ended."""
         self._send(_TELL, 0, encode(message))
 
-    def tell_at_once(self, message: Any) -> None:
-        """Do so in another thread than the event loop's, which is not woken if the socket takes all."""
-        body = encode(message)
-        frame = _HEAD.pack(len(body), _TELL, 0) + body
+    def hold(self, part: Any) -> None:
+        """Send a part of a message before the next message, or at the next `flush`. Any thread may call this."""
         with self._writing:
-            if not self.open:
+            if self.open:
+                self._held.append(part)
+
+    def flush(self) -> None:
+        """Send what is held, from another thread than the event loop's, which is not woken if the socket takes all."""
+        with self._writing:
+            self._collect()
+            if not self._rest or self._woken or not self.open:
                 return
             assert self._loop is not None
             assert self.socket is not None
-            if not self._rest:
-                try:
-                    frame = frame if self._paused else frame[self.socket.send(frame) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    return  # the event loop will see that the other process has ended
-                if not frame:
-                    return
+            try:
+                if not self._paused:
+                    self._rest = self._rest[self.socket.send(self._rest) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # the event loop will see that the other process has ended
+            if self._rest:
+                self._woken = True
                 self._loop.call_soon_threadsafe(self._send_rest)
-            self._rest += frame
 
     async def call[T](self, message: Any, kind: type[T]) -> T:
         """Send a message and return its answer, of type `kind`. Raises ApiError, and Lost if the process ends."""
@@ -190,9 +209,17 @@ class Channel(asyncio.Protocol):
 
     def _write(self, frame: bytes) -> None:
         with self._writing:
-            frame, self._rest = self._rest + frame, b""
+            self._collect()
+            frame, self._rest, self._woken = self._rest + frame, b"", False
             if frame and self._transport is not None and not self._transport.is_closing():
                 self._transport.write(frame)
+
+    def _collect(self) -> None:
+        """Make a frame of what is held."""
+        if self._held:
+            body = encode(self._join(self._held))
+            self._rest += _HEAD.pack(len(body), _TELL, 0) + body
+            self._held.clear()
 
 
 def problem(error: ApiError) -> Problem:

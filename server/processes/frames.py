@@ -115,12 +115,6 @@ class Store(Message):
     messages: bytes
 
 
-class Done(Message):
-    """A front end has handled its next so many `Step`s."""
-
-    steps: int
-
-
 class Ready(Message):
     """A front end listens."""
 
@@ -173,7 +167,10 @@ class Event(msgspec.Struct, array_like=True):
 
 
 class Step(Message):
-    """The events of one step for one front end. `numbers` (int64), `tokens` (int32): of texts with a token alone."""
+    """The events of one step for one front end, or the tokens of several steps of the same texts.
+
+    `numbers` (int64): texts with a token alone. `tokens` (int32): theirs in the first step, the second, and so on.
+    """
 
     numbers: bytes
     tokens: bytes
@@ -213,9 +210,7 @@ class End(Message):
     now: bool = False
 
 
-FromFrontEnd = (
-    Submit | Claim | Admit | Stored | Compile | Operate | Abort | GiveBack | Leave | Store | Done | Ready | Counted
-)
+FromFrontEnd = Submit | Claim | Admit | Stored | Compile | Operate | Abort | GiveBack | Leave | Store | Ready | Counted
 FromEngine = GetReport | AbortNamed | Condition | Step | Last | Failed | Drain | End
 encode = msgspec.msgpack.Encoder().encode
 from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode

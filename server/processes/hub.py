@@ -4,9 +4,8 @@ import asyncio
 import itertools
 import logging
 import socket
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,14 +22,14 @@ from ..engine.local import LocalEngine
 from ..http.errors import ApiError
 from . import frames
 from .channel import Channel, Lost, problem
+from .progress import Progress
 
 _log = logging.getLogger("jswa.server")
-_LAGS = 1.0  # seconds for which the engine waits for a front end that does not handle its steps
-_STUCK = 30.0  # seconds after which such a front end counts as lost
+_STUCK = 30.0  # seconds after which a front end that does not handle its steps counts as lost
 _AHEAD = 4  # steps by which the engine may be ahead: it runs a few while its caches are warm, and is woken less often
+_JOIN = 1e-3  # seconds for which a front end that has steps to handle may wait for the next one
 _BITS = 40  # of a text's number
 _LOW = 2**_BITS - 1
-Handled = Callable[[], None]
 
 
 class Route(NamedTuple):
@@ -38,6 +37,10 @@ class Route(NamedTuple):
 
     at: Int[np.ndarray, " n"]
     numbers: bytes
+
+    def of(self, tokens: Int[np.ndarray, " rows"]) -> bytes:
+        """Return the tokens of these texts as int32."""
+        return tokens.take(self.at).astype(np.int32, copy=False).tobytes()
 
 
 _NOTHING = Route(np.zeros(0, np.intp), b"")
@@ -57,23 +60,17 @@ class Hub:
         self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
         self._next = itertools.count(1)
         self._routes: tuple[list[str], dict[int, Route]] = [], {}  # texts of the last step, and by front end
-        self.sending = threading.Lock()  # held while steps are sent, and noted as handled
         engine.thread.ahead = _AHEAD
-        engine.thread.on_step = self._step
-        engine.thread.send_step = self._send_at_once
+        engine.thread.readers = self
         engine.thread.on_state = self.tell_state
 
-    def new_connection(self) -> "Connection":
-        """Return the protocol of the next front end's socket."""
+    async def connect(self, end: socket.socket, counter: int) -> "Connection":
+        """Serve the front end at the other end of a socket, which adds the steps that it has handled to an eventfd."""
         number = next(self._next)
-        connection = self.connections[number] = Connection(self, number)
-        self.engine.front_ends.append(connection)
-        return connection
-
-    async def connect(self, end: socket.socket) -> "Connection":
-        """Serve the front end at the other end of a socket."""
-        connection = self.new_connection()
+        connection = Connection(self, number, Progress(number, counter))
         connection.channel.socket = end
+        self.connections = {**self.connections, number: connection}
+        self.engine.front_ends.append(connection)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection.channel, sock=end)
         connection.tell_state()
         return connection
@@ -89,17 +86,14 @@ class Hub:
             connection.tell_state()
 
     def check(self) -> list["Connection"]:
-        """Wait no longer for front ends that lag; return those that are stuck."""
-        now = time.monotonic()
-        late = [one for one in self.connections.values() if one.steps and now - one.steps[0][0] > _LAGS]
-        for one in late:
-            one.lag()
-        return [one for one in late if now - one.steps[0][0] > _STUCK]
+        """Return the front ends that are stuck."""
+        return [one for one in self.connections.values() if one.progress.late() > _STUCK]
 
     def drop(self, connection: "Connection") -> None:
         """Forget a front end that is lost: its requests end, and what it held is free."""
-        if self.connections.pop(connection.number, None) is None:
+        if connection.number not in self.connections:
             return
+        self.connections = {number: one for number, one in self.connections.items() if one is not connection}
         self._routes = [], {}
         self.engine.front_ends.remove(connection)
         self.engine.ended = added(self.engine.ended, connection.refusals())
@@ -107,50 +101,48 @@ class Hub:
         connection.end()
         self.lost(connection)
 
-    def _step(self, events: StepEvents, handled: Handled) -> None:
-        """Send each front end its part of a step."""
+    def deliver(self, events: StepEvents) -> None:
+        """Send each front end its part of a step, on the event loop."""
         names = events.request_ids.tolist()
         if names != self._routes[0]:  # mostly they are those of the step before
             self._routes = names, self._route(names)
-        self._send(self._routes[1], events, self._others(events), Channel.tell, handled)
+        routes, others, now = self._routes[1], self._others(events), time.monotonic()
+        for number in routes.keys() | others.keys():
+            if (connection := self.connections.get(number)) is not None:
+                connection.progress.sent(now)
+                route = routes.get(number, _NOTHING)
+                connection.channel.tell(frames.Step(route.numbers, route.of(events.tokens), others.get(number, [])))
 
-    def _send_at_once(self, events: StepEvents, handled: Handled) -> bool:
-        """Do so in the engine's thread, if the texts are those of the step before, and none begins or ends."""
+    def send(self, events: StepEvents) -> bool:
+        """Do so in the engine's thread, if the texts are those of the step before, and none begins or ends.
+
+        A front end that has steps to handle gets several in one write, if the engine makes them fast.
+        """
         names, routes = self._routes
         if events.others or not routes or events.request_ids.tolist() != names:
             return False
-        self._send(routes, events, {}, Channel.tell_at_once, handled)
+        connections, now = self.connections, time.monotonic()
+        for number, route in routes.items():
+            if (connection := connections.get(number)) is not None:
+                connection.progress.sent(now)
+                connection.channel.hold((route, events.tokens))
+                if now - connection.progress.busy > _JOIN:
+                    connection.flush(now)
         return True
 
-    def _send(
-        self,
-        routes: dict[int, Route],
-        events: StepEvents,
-        others: dict[int, list[frames.Event]],
-        tell: Callable[[Channel, frames.Step], None],
-        handled: Handled,
-    ) -> None:
-        """Send the texts by front end, and their other events, and call `handled` when all have handled them."""
-        parts: list[tuple[Connection, frames.Step]] = []
-        for number in routes.keys() | others.keys():
-            if (connection := self.connections.get(number)) is not None:
-                route = routes.get(number, _NOTHING)
-                tokens = events.tokens.take(route.at).astype(np.int32, copy=False).tobytes()
-                parts.append((connection, frames.Step(route.numbers, tokens, others.get(number, []))))
-        missing = len(parts)
+    def wait(self, most: int) -> None:
+        """Wait while a front end has more than `most` steps to handle, until it has half as many."""
+        late = [one for one in self.connections.values() if one.progress.behind > most]
+        if late:
+            self.flush()
+        for one in late:
+            one.progress.wait(most // 4)
 
-        def one_less() -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                handled()
-
-        with self.sending:
-            for connection, part in parts:
-                tell(connection.channel, part)
-                connection.sent(one_less)
-            if not parts:
-                handled()
+    def flush(self) -> None:
+        """Send what front ends have not got yet."""
+        now = time.monotonic()
+        for one in self.connections.values():
+            one.flush(now)
 
     def _others(self, events: StepEvents) -> dict[int, list[frames.Event]]:
         """Return the events of a step that are no tokens alone, by front end; forget the texts that end."""
@@ -181,17 +173,21 @@ class Hub:
         return routes
 
 
+def _joined(parts: list[tuple[Route, Int[np.ndarray, " n"]]]) -> frames.Step:
+    """Return the tokens of consecutive steps of the same texts, as `send` has held them, as one message."""
+    return frames.Step(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
+
+
 class Connection:
     """One front end, as the engine asks it (`FrontEnd`), and what it holds."""
 
-    def __init__(self, hub: Hub, number: int) -> None:
+    def __init__(self, hub: Hub, number: int, progress: Progress) -> None:
         self.number = number
-        self.channel = Channel(frames.from_front_end, self._answer, self._hear, lambda: hub.drop(self))
+        self.progress = progress
+        self.channel = Channel(frames.from_front_end, self._answer, self._hear, lambda: hub.drop(self), join=_joined)
         self.ready = asyncio.Event()
-        self.steps: deque[tuple[float, Handled]] = deque()  # that it has not handled: when they were sent
         self._hub = hub
         self._engine = hub.engine
-        self._lags = False
         self._names: dict[int, str] = {}
         self._held: dict[str, Counter[Key]] = {"bodies": Counter(), "answers": Counter()}
         self._admitted: Counter[tuple[Key, int]] = Counter()
@@ -224,24 +220,11 @@ class Connection:
         """Tell it the state of the engine."""
         self.channel.tell(frames.Condition(self._engine.state, list(self._engine.adapters)))
 
-    def sent(self, handled: Handled) -> None:
-        """Note a step that was sent; `handled` is called when it has handled it, or lags. The hub is locked."""
-        self.steps.append((time.monotonic(), handled))
-        if self._lags:
-            handled()
-
-    def lag(self) -> None:
-        """Do not wait for it until it has handled all its steps."""
-        if not self._lags:
-            _log.warning("front end %d does not keep up; the engine goes on", self.number)
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Count all its steps as handled, and those that follow."""
-        with self._hub.sending:
-            for _, handled in () if self._lags else self.steps:
-                handled()
-            self._lags = True
+    def flush(self, now: float) -> None:
+        """Send what it has not got yet, in the engine's thread; `now` is the time of `time.monotonic`."""
+        if self.channel.holds:
+            self.progress.busy = now
+            self.channel.flush()
 
     def end(self) -> None:
         """End its requests, and release what it holds."""
@@ -252,8 +235,7 @@ class Connection:
         for (key, tokens), times in self._admitted.items():
             for _ in range(times):
                 self._engine.leave(key, tokens)
-        self._let_go()
-        self.steps.clear()
+        self.progress.end()
 
     def _budget(self, name: str) -> Budget:
         return self._engine.bodies if name == "bodies" else self._engine.answers
@@ -269,15 +251,6 @@ class Connection:
         """Forget a text that has ended."""
         self._names.pop(number, None)
 
-    def _done(self, steps: int) -> None:
-        """Note that it has handled its oldest steps."""
-        with self._hub.sending:
-            for _ in range(steps):
-                _, handled = self.steps.popleft()
-                if not self._lags:
-                    handled()
-            self._lags &= bool(self.steps)
-
     def _abort(self, asked: frames.Abort) -> None:
         names = [self._names[number] for number in asked.numbers if number in self._names]
         if not asked.deliver_last:
@@ -286,8 +259,6 @@ class Connection:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case frames.Done(steps):
-                self._done(steps)
             case frames.Abort():
                 self._abort(message)
             case frames.GiveBack(budget, key, amount):

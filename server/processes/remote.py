@@ -1,6 +1,7 @@
 """The engine as a front end's routes see it: in another process, at the other end of a socket."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -51,7 +52,15 @@ class RemoteEngine:
         on_lost: called when that process has ended.
     """
 
-    def __init__(self, end: socket.socket, facts: Facts, tokenizer: Tokenizer | None, config: ServeConfig) -> None:
+    def __init__(
+        self, end: socket.socket, counter: int, facts: Facts, tokenizer: Tokenizer | None, config: ServeConfig
+    ) -> None:
+        """Prepare to connect.
+
+        Args:
+            end: the socket to the other process.
+            counter: the eventfd that counts the steps which this process has handled; see `Progress`.
+        """
         self.limits = facts.limits
         self.state: State = "up"
         self.adapters: Sequence[str] = ()
@@ -61,9 +70,10 @@ class RemoteEngine:
         self.on_end: Callable[[bool], None] = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
         self._end = end
+        self._counter = counter
         self._known = asyncio.Event()
         self._channel = Channel(frames.from_engine, self._answer, self._hear, self._lost, self._read)
-        self._steps = 0  # handled, and not told
+        self._steps = 0  # handled, and not counted
         self._receivers: dict[int, Receiver] = {}
         self._front_end: FrontEnd | None = None
         self._reports: asyncio.Task[None] | None = None
@@ -260,18 +270,20 @@ class RemoteEngine:
     def _step(self, step: frames.Step) -> None:
         receivers = self._receivers
         numbers, tokens = np.frombuffer(step.numbers, np.int64), np.frombuffer(step.tokens, np.int32)
-        for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
-            receiver = receivers.get(number)
-            if receiver is not None:
-                receiver.token(token)
+        by_text = tokens.reshape(-1, len(numbers)).T.tolist() if len(numbers) else []
+        for number, some in zip(numbers.tolist(), by_text, strict=True):
+            for token in some:
+                receiver = receivers.get(number)
+                if receiver is not None:
+                    receiver.token(token)
         for event in step.events:
             self._event(event)
-        self._steps += 1
+        self._steps += len(tokens) // len(numbers) if len(numbers) else 1
 
     def _read(self) -> None:
-        """Tell that steps are handled: once for all that came in one read."""
+        """Count the steps that are handled: once for all that came in one read."""
         if self._steps:
-            self._channel.tell(frames.Done(self._steps))
+            os.eventfd_write(self._counter, self._steps)
             self._steps = 0
 
     def _event(self, event: frames.Event) -> None:

@@ -67,8 +67,8 @@ def receive_hello(end: socket.socket) -> Hello:
     return Hello._make((*pickle.loads(model), listen, metrics))  # noqa: S301
 
 
-def serve(control: int) -> int:
-    """Serve the engine at the other end of a socket, and return the exit status."""
+def serve(control: int, counter: int) -> int:
+    """Serve the engine at the other end of a socket, and return the exit status. `counter`: see `RemoteEngine`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process says when to end
     end = socket.socket(fileno=control)
     hello = receive_hello(end)
@@ -76,7 +76,7 @@ def serve(control: int) -> int:
     set_up_logging(config)
     most_files()
     served = Served(_no_engine, hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling)
-    engine = RemoteEngine(end, Facts(*hello.facts), hello.tokenizer, config)
+    engine = RemoteEngine(end, counter, Facts(*hello.facts), hello.tokenizer, config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

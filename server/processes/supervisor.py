@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -127,17 +128,19 @@ class Fleet:
 
     async def _begin(self, place: Place) -> None:
         own, other = socket.socketpair()
+        counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with other:
-            place.process = _spawned(place, other)
+            place.process = _spawned(place, other, counter)
         try:
             metrics = -1 if place.metrics is None else place.metrics.fileno()
             await asyncio.to_thread(send_hello, own, self._hello, place.listen.fileno(), metrics)
         except OSError:  # it has ended, which `watch` sees
             own.close()
+            os.close(counter)
             place.connection = None
             return
         own.setblocking(False)
-        place.connection = await self._hub.connect(own)
+        place.connection = await self._hub.connect(own, counter)
         if self.draining:
             place.connection.channel.tell(frames.Drain())
 
@@ -271,13 +274,13 @@ class _Serving:
         self._end.set()
 
 
-def _spawned(place: Place, control: socket.socket) -> subprocess.Popen[bytes]:
+def _spawned(place: Place, control: socket.socket, counter: int) -> subprocess.Popen[bytes]:
     root, package = str(Path(jswa.__file__).parent.parent), __package__.rpartition(".")[0]
     return subprocess.Popen(  # not asyncio's: uvloop forks, which jax's threads do not survive
         # With -P the folder of the script does not precede the libraries on the module path.
-        [sys.executable, "-P", str(_SCRIPT), root, package, str(control.fileno())],
+        [sys.executable, "-P", str(_SCRIPT), root, package, str(control.fileno()), str(counter)],
         stdin=subprocess.DEVNULL,
-        pass_fds=[one.fileno() for one in (control, place.listen, place.metrics) if one is not None],
+        pass_fds=[counter, *(one.fileno() for one in (control, place.listen, place.metrics) if one is not None)],
         start_new_session=True,  # Ctrl-C must reach the engine's process only
     )
 

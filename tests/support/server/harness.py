@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import socket
 import threading
@@ -218,6 +219,7 @@ def split(
     engine = LocalEngine(served.build, served.tokenizer, config)
     hub, sockets = Hub(engine), same_port("127.0.0.1", 0, count)
     services, servers, stop = list[Service](), list[Server](), threading.Event()
+    counters = list[int]()
 
     async def run() -> None:
         engine.thread.start()
@@ -225,8 +227,10 @@ def split(
             own, other = socket.socketpair()
             for end in (own, other):
                 end.setblocking(False)
-            await hub.connect(own)
-            remote = RemoteEngine(other, facts_of(served, engine.thread.engine), served.tokenizer, config)
+            counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # the hub's
+            await hub.connect(own, counter)
+            counters.append(os.dup(counter))
+            remote = RemoteEngine(other, counters[-1], facts_of(served, engine.thread.engine), served.tokenizer, config)
             services.append(Service(served, config, remote, services[0].created if services else None))
             app = wrap(create_app(services[-1]))
             settings = uvicorn.Config(app, http=HeaderLimit, log_config=None, access_log=False)
@@ -239,6 +243,8 @@ def split(
             one.should_exit = True
         await asyncio.gather(*serving)
         await engine.close()
+        for counter in counters:
+            os.close(counter)
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
