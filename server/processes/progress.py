@@ -12,7 +12,6 @@ import time
 from collections import deque
 
 _log = logging.getLogger("jswa.server")
-_LAGS = 1.0  # seconds for which the engine waits for a front end that does not handle its steps
 
 
 class Progress:
@@ -22,12 +21,13 @@ class Progress:
         busy: time of `time.monotonic` at which it was last known to have steps to handle.
     """
 
-    def __init__(self, number: int, counter: int) -> None:
+    def __init__(self, number: int, counter: int, lags: float = 1.0) -> None:
         """Begin with no step.
 
         Args:
             number: that of the front end, for the log.
             counter: an eventfd that does not block. This object closes it at its `end`.
+            lags: seconds for which the engine waits for a front end that does not handle its steps.
         """
         self.busy = 0.0
         self._number = number
@@ -37,6 +37,7 @@ class Progress:
         self._ready.register(counter, select.POLLIN)
         self._lock = threading.Lock()
         self._waiting = False  # whether the engine's thread sleeps on the eventfd: nobody else may take its count
+        self._longest = lags
         self._lags = self._ended = False
 
     @property
@@ -54,7 +55,7 @@ class Progress:
         """Return the seconds for which its oldest step has waited; 0 if it has handled all."""
         with self._lock:
             now = time.monotonic()
-            if self._times and now - self._times[0] > _LAGS and not self._waiting and not self._ended:
+            if self._times and now - self._times[0] > self._longest and not self._waiting and not self._ended:
                 self._take(now)
             return now - self._times[0] if self._times else 0.0
 
@@ -89,7 +90,7 @@ class Progress:
             if len(self._times) <= most:
                 self._lags = False
             elif not self._lags:
-                left = max(0.0, self._times[0] + _LAGS - now)
+                left = max(0.0, self._times[0] + self._longest - now)
                 if not left:
                     self._lags = True
                     _log.warning("front end %d does not keep up; the engine goes on", self._number)
