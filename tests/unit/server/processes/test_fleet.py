@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from tests.support.server.fronts import Stream, front_ends
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
 from tests.support.turns import in_turn
@@ -27,34 +27,6 @@ def serving(engine: Mapping[str, Any] | None = None, **options: Any) -> Iterator
     options = {"api_server_count": 2, "admin_api_key": "root", **options}
     with started([SCRIPT, json.dumps(engine or {}), json.dumps(options)], environ={"PYTHONPATH": ROOT}) as process:
         yield process
-
-
-def front_ends(server: Process) -> list[int]:
-    """Return the processes of the front ends."""
-    pid = server.process.pid
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found if "front_end" in Path(f"/proc/{one}/cmdline").read_text()]
-
-
-class Stream:
-    """A stream of tokens on a connection of its own."""
-
-    def __init__(self, server: Process, tokens: int) -> None:
-        body = json.dumps({"prompt": "abc", "max_tokens": tokens, "stream": True})
-        self._socket = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
-        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        self.data = self._socket.recv(2**16)
-        while b"data: {" not in self.data:
-            self.data += self._socket.recv(2**16)
-
-    def rest(self, seconds: float = 30.0) -> bytes:
-        """Return all that is sent until the connection is closed. Raises TimeoutError."""
-        self._socket.settimeout(seconds)
-        with self._socket, contextlib.suppress(ConnectionResetError):
-            while piece := self._socket.recv(2**16):
-                self.data += piece
-        return self.data
 
 
 def load(server: Process) -> dict[str, int]:
