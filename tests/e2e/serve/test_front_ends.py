@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.server.fronts import Stream, front_ends
+from tests.support.server.fronts import Stream, front_ends, is_replaced
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
 from tests.support.tiny import ONE_SHAPE_FLAGS
@@ -56,7 +56,7 @@ def test_processes_are_killed_and_engines_fail_under_load(server: Process, plans
     assert 0 < len(whole) < 12, "the kernel has given each front end some of twelve connections"
     assert all(_text(data) == wanted for data in whole)
     assert all(wanted.startswith(_text(data)) for data in ended if data not in whole)
-    until(lambda: len(front_ends(server)) == 2 and before[0] not in front_ends(server))
+    until(lambda: is_replaced(server, before[0]))
     assert before[1] in front_ends(server)
     until(lambda: not any(_load(server)[name] for name in ("requests", "running", "waiting", "full_pages", "texts")))
 

@@ -16,6 +16,12 @@ def front_ends(server: Process) -> list[int]:
     return [int(one) for one in found if "front_end" in Path(f"/proc/{one}/cmdline").read_text()]
 
 
+def is_replaced(server: Process, killed: int) -> bool:
+    """Return whether another one of two front ends runs in the place of one that was killed."""
+    now = front_ends(server)  # asked once: the killed one vanishes before the other is there
+    return len(now) == 2 and killed not in now
+
+
 class Stream:
     """A stream of tokens on a connection of its own."""
 

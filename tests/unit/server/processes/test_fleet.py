@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from tests.support.server.fronts import Stream, front_ends
+from tests.support.server.fronts import Stream, front_ends, is_replaced
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
 from tests.support.turns import in_turn
@@ -52,7 +52,7 @@ def test_a_front_end_that_is_killed_takes_only_its_own_connections() -> None:
         cut = len(ended) - len(whole)
         assert 0 < len(whole) < 8, "the kernel has given each front end some of eight connections"
         assert all(data.count(b"data: {") == 150 for data in whole)
-        until(lambda: len(front_ends(server)) == 2 and killed not in front_ends(server))
+        until(lambda: is_replaced(server, killed))
         assert stays in front_ends(server)
         until(lambda: load(server)["requests"] == 0)
         now = load(server)
@@ -73,7 +73,7 @@ def test_no_connection_waits_for_a_front_end_that_starts() -> None:
     with serving() as server:
         before = front_ends(server)
         os.kill(before[0], signal.SIGKILL)
-        until(lambda: len(front_ends(server)) == 2 and before[0] not in front_ends(server))
+        until(lambda: is_replaced(server, before[0]))
         begins = next(pid for pid in front_ends(server) if pid not in before)
         os.kill(begins, signal.SIGSTOP)  # it does not listen yet
         try:
