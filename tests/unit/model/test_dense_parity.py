@@ -22,7 +22,7 @@ from tests.support.oracles import dense_logits, quick_compiles
 from tests.support.turns import by_turns
 
 # Of a difference of sketches: what docs/design.md §7 promises for logits, and a limit that no fixture exceeds.
-PROMISED, USUAL = 2e-4, 1.5e-4
+PROMISED, USUAL = 2e-4, 1.75e-4
 USUAL_LOG_PROB = 5e-5
 OTHERS = [name for name in names() if name not in CHOSEN]
 
