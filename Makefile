@@ -24,8 +24,8 @@ TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_pre
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
 SAMPLES := gpt-oss gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
-           tests/unit/pallas_kernels/experts/test_routing.py tests/unit/exec/test_canary.py \
-           tests/e2e/kernels/test_triton.py
+           tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
+           tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 DRAFT   ?= jswa/assets/tiny_draft
@@ -138,6 +138,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.small.glue --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.sampling --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.routing --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.small.grouped --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
@@ -147,6 +148,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  .venv-gpu/bin/python -m tools.aot.small.glue --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \
+	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu a100 b200 && \
 	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and

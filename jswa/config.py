@@ -76,7 +76,8 @@ class EngineConfig:
             in float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
             kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4 on Hopper, which are unpacked
-            while those before are multiplied; no GPU has measured it yet. reference is for tests.
+            while those before are multiplied; triton is for experts in 16 or 32 bits on one NVIDIA GPU since
+            Ampere; no GPU has measured these two yet. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
@@ -130,7 +131,7 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_splits", "triton", "reference"] = "auto"
-    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "reference"] = "auto"
+    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "triton", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
     routing_backend: Literal["auto", "xla", "triton"] = "auto"

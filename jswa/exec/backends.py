@@ -89,9 +89,13 @@ def choose_backends(
         "xla" if options.sampling_backend == "auto" else options.sampling_backend,
         "xla" if options.routing_backend == "auto" else options.routing_backend,
     )
-    for option, small in (("sampling_backend", chosen.sampling), ("routing_backend", chosen.routing)):
-        if small == "triton":
-            _require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
+    for option, named in (
+        ("moe_backend", chosen.experts),
+        ("sampling_backend", chosen.sampling),
+        ("routing_backend", chosen.routing),
+    ):
+        if named == "triton":
+            require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
@@ -113,7 +117,7 @@ def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dt
     return chosen if kv_dtype.itemsize > 1 else chosen._replace(glue="xla")
 
 
-def _require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
+def require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
     """Raise ConfigError if kernels that are for one GPU cannot run on Triton."""
     faults = {
         "needs jax-triton: install jswa[cuda12] or jswa[cuda13]": not installed,

@@ -4,6 +4,7 @@ Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, 
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -19,10 +20,13 @@ from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
+from pallas_kernels.experts.triton import call as triton
+from pallas_kernels.experts.triton import plan as triton_plan
 from pallas_kernels.quantized import Quantized, dequantized
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap"]
+Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 HOPPER = ("mosaic", "mosaic_overlap")
+TILED = (*HOPPER, "triton")  # read a list of tiles; take no weights of 8 bits, and no integers of 4
 Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
 Weights = Plain | Mxfp4Tiles | Mxfp4Joined | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
@@ -47,18 +51,20 @@ def grouped_matmul(
     Args:
         x: rows, sorted by expert.
         weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic", `Mxfp4Joined` for "mosaic_overlap" and `Mxfp4`
-            for the others; or of 8 bits or `Int4`, but not for these two.
+            for the others but "triton"; or of 8 bits or `Int4`, but not for these three.
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`),
             "mosaic" (Hopper; 16-bit types; no loop outside of the kernel), "mosaic_overlap" (the same for MXFP4 alone,
-            unpacked while the product before runs).
+            unpacked while the product before runs), "triton" (NVIDIA since Ampere, with jax-triton; no loop outside of
+            the kernel).
         sms: multiprocessors of the device, for Hopper. None: as many as an H200 has.
-        tiles: the list of tiles of `tiling_of`, for Hopper; None: it is made from the groups.
+        tiles: the list of tiles of `tiling_of`, for Hopper and Triton; None: it is made from the groups.
 
     Raises:
+        ImportError: the implementation is "triton", and jax-triton is missing.
         NoExpertKernel: the implementation cannot serve these shapes or types.
         ValueError: there is no such implementation.
     """
@@ -71,6 +77,8 @@ def grouped_matmul(
         from pallas_kernels.experts.hopper import call as mosaic
 
         return mosaic.grouped_matmul(x, held, groups, bias, gated, sms=sms, tiles=tiles)
+    if implementation == "triton":
+        return triton.grouped_matmul(x, _for_triton(weights), groups, bias, gated, tiles=tiles)
     if implementation == "cpu":
         if not isinstance(weights, Panels | Mxfp4):
             raise NoExpertKernel("implementation = 'cpu' takes weights in panels, laid out at load, or as Mxfp4")
@@ -104,6 +112,17 @@ def _for_hopper(weights: Weights, implementation: Implementation) -> Float[Array
     return weights
 
 
+def _for_triton(weights: Weights) -> Float[Array, "E K C"]:
+    """Return weights that the Triton kernel takes. Raises NoExpertKernel for all but plain ones."""
+    name = "implementation = 'triton'"
+    if isinstance(weights, Panels):
+        raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
+    if isinstance(weights, Quantized | int4.Int4 | Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
+        kind = {Quantized: "of 8 bits", int4.Int4: "in integers of 4 bits"}.get(type(weights), "in MXFP4")
+        raise NoExpertKernel(f"{name} takes no weights {kind}: must be 'xla'")
+    return weights
+
+
 def tiling_of(
     x: Float[Array | jax.ShapeDtypeStruct, "R K"],
     weights: Weights,
@@ -116,6 +135,9 @@ def tiling_of(
 
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
+    if implementation == "triton":
+        own = triton_plan.Shape.of(x, _for_triton(weights), bias, gated)
+        return own.tiling(triton_plan.default_tuning(own))
     if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
@@ -136,6 +158,9 @@ def variant(
 
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
+    if implementation == "triton":
+        own = triton_plan.Shape.of(x, _for_triton(weights), bias, gated)
+        return replace(own, rows=0), triton_plan.default_tuning(own)
     if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of

@@ -24,7 +24,7 @@ BAD: dict[str, list[Any]] = {
     "quantization": ["awq", None, 8],
     "load_format": ["pickle", None],
     "attention_backend": ["flash", "", None],
-    "moe_backend": ["triton", None, ["xla"]],
+    "moe_backend": ["cuda", None, ["xla"]],
     "gpu_memory_utilization": [0.0, -0.1, 1.01, math.nan],
     "cudagraph_capture_sizes": [(0,), (1.5,), (True,), ("64",), [64], 64, None],
     "seed": [-1, 2**63, 1.0, True, None],

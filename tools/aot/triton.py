@@ -161,10 +161,11 @@ def forget_kernels() -> None:
     """Make jax-triton compile and dump all kernels anew: it caches equal kernels, and fails to dump one twice."""
     from pallas_kernels.attention.triton.kernel import attend
     from pallas_kernels.experts.routing import kernel as routing
+    from pallas_kernels.experts.triton.kernel import multiply
     from pallas_kernels.sampling import kernel as sampling
 
     drawing = sampling.scan, sampling.plan, sampling.collect, sampling.choose
-    for kernel in (attend, *drawing, routing.route, routing.choose, routing.place):
+    for kernel in (attend, multiply, *drawing, routing.route, routing.choose, routing.place):
         kernel.__dict__.pop("_jT_kernel_cache", None)
     for dump in dumped():
         shutil.rmtree(dump)
@@ -197,9 +198,9 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
     config = StepConfig(model, layout, bucket, spec, Backends(attention="triton", sms=card.sms))
     with compiling_for(card) as sharding:
-        state = _on(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)
-        params = _on(param_shapes(model, BFLOAT16), sharding)
-        packed = _on(jax.eval_shape(lambda: jnp.zeros(spec.size, jnp.int32)), sharding)
+        state = placed(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)
+        params = placed(param_shapes(model, BFLOAT16), sharding)
+        packed = placed(jax.eval_shape(lambda: jnp.zeros(spec.size, jnp.int32)), sharding)
         begin = time.perf_counter()
         compiled = jax.jit(partial(step, config=config), donate_argnums=1).lower(params, state, packed).compile()
         seconds = time.perf_counter() - begin
@@ -218,7 +219,8 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     return StepFacts(f"{name}, {card.name}", launched, calls, memory.temp_size_in_bytes, seconds, faults)
 
 
-def _on(tree: Any, sharding: Sharding) -> Any:
+def placed(tree: Any, sharding: Sharding) -> Any:
+    """Return the shapes of arrays, placed on devices."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),  # type: ignore[no-untyped-call]
         tree,

@@ -39,7 +39,7 @@ class Gpu:
         return cls(
             _find(r'device_description_str: "NVIDIA (\w+)"', target),
             target,
-            f"sm_{capability}a" if capability == "90" else f"sm_{capability}",
+            f"sm_{capability}a" if capability in ("90", "100") else f"sm_{capability}",
             number("shared_memory_per_block_optin"),
             number("shared_memory_per_core"),
             number("registers_per_core_limit"),

@@ -24,7 +24,7 @@ from jswa.model.weights.packed.int4 import CODES, Groups, groups_of, is_4_bit, l
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
-from pallas_kernels.experts.api import HOPPER, Implementation
+from pallas_kernels.experts.api import HOPPER, TILED, Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Joined, Mxfp4Tiles, joined, tiles, tiles_hold
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
 
@@ -69,7 +69,7 @@ def choose_formats(
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
             found[name] = mode
-        elif not (name in stacks and experts in HOPPER):
+        elif not (name in stacks and experts in TILED):
             stored = _stored_format(name, table[name], weights, reader)
             found |= {} if stored is None else {name: stored}
     return found
@@ -108,7 +108,7 @@ def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Im
     """Raise ConfigError if a matrix of 4 bits should be held in another form, or its kernel cannot read it."""
     if mode not in ("auto", "mxfp4"):
         raise ConfigError("quantization", mode, f"{name} is stored in 4 bits: must be auto")
-    if axes == 3 and experts in HOPPER:
+    if axes == 3 and experts in TILED:
         raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla")
 
 
@@ -120,8 +120,8 @@ def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
 
 
 def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
-    """Raise ConfigError for experts in 8 bits if the Hopper kernel is to run them."""
-    if axes == 3 and experts in HOPPER:
+    """Raise ConfigError for experts in 8 bits if a kernel of a GPU is to run them."""
+    if axes == 3 and experts in TILED:
         raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla")
 
 
@@ -237,7 +237,13 @@ def _load_mxfp4(
 
 
 def _mxfp4_params(name: str, matrices: Mxfp4, experts: Implementation, placement: Placement) -> Params:
-    """Return MXFP4 matrices in the form that the kernel reads. Raises CheckpointError if the Hopper kernel cannot."""
+    """Return MXFP4 matrices in the form that the kernel reads. Raises CheckpointError if the Hopper kernel cannot.
+
+    Raises ConfigError for Triton's kernel, which reads none.
+    """
+    if experts == "triton":
+        limit = f"{name} is in MXFP4, which it does not read: choose quantization = none or moe_backend = xla"
+        raise ConfigError("moe_backend", experts, limit)
     if experts not in HOPPER:
         return {f"{name}.blocks": matrices.blocks, f"{name}.scales": matrices.scales}
     shards = map(Mxfp4, placement.shards(matrices.blocks), placement.shards(matrices.scales))

@@ -110,6 +110,24 @@ def test_kernels_on_triton_run_only_if_they_are_named(monkeypatch: pytest.Monkey
         choose_backends(EngineConfig(**named), *given)
 
 
+def test_experts_run_on_triton_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one NVIDIA GPU since Ampere, with jax-triton; never on a CPU."""
+    half, named = jnp.dtype("bfloat16"), EngineConfig(moe_backend="triton")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for capability in ("8.0", "8.9", "9.0", "10.0"):
+        assert choose_backends(EngineConfig(), half, "gpu", capability).experts != "triton"
+        assert choose_backends(named, half, "gpu", capability).experts == "triton"
+    both = EngineConfig(moe_backend="triton", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="moe_backend = 'triton': is for one device"):
+        choose_backends(both, half, "gpu", "8.0")
+    for device in (("gpu", "7.5"), ("cpu", None)):
+        with pytest.raises(ConfigError, match=f"moe_backend = 'triton': this device is a {device[0]}"):
+            choose_backends(named, half, *device)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="moe_backend = 'triton': needs jax-triton"):
+        choose_backends(named, half, "gpu", "8.0")
+
+
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
     """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
     chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)

@@ -23,6 +23,7 @@ from pallas_kernels.attention import reference
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
+from pallas_kernels.experts.triton import call as triton_experts
 from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
@@ -140,3 +141,22 @@ def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, m
             return
         with pytest.raises(KernelError, match=rf"{fault} kernels 'triton', .*(700 logits|8 experts of which 2)"):
             small_checks(chosen, experts=True)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("broken", [False, True])
+def test_experts_on_triton_are_checked(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates and ups, and downs, interpreted. Both buckets lead to one tuning. A wrong kernel is refused by name."""
+    from tests.support.kernels import triton_interpreter
+
+    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
+    if broken:
+        right = triton_experts.grouped_matmul
+        monkeypatch.setattr(triton_experts, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
+    jax.clear_caches()  # type: ignore[no-untyped-call]  # the other kernel may have been traced
+    with interpreted():  # one after the other: Triton's interpreter is not made for threads
+        if not broken:
+            assert small_checks(Backends(experts="triton"), experts=True) == 2
+            return
+        with pytest.raises(KernelError, match=r"expert kernel 'triton', layers\.0\.mlp\.gate_up, 2 tokens"):
+            small_checks(Backends(experts="triton"), experts=True)

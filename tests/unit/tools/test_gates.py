@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tools.aot.measures import copies
+from tools.aot.triton_facts import gpu
 from tools.cases.kernels.attention_layers import SPLIT_LAYERS
+from tools.cases.kernels.experts import TRITON_GPUS, TRITON_LAYERS, TRITON_TOKENS
+from tools.cases.kernels.experts_shapes import MATRICES
 from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
 from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
@@ -63,6 +66,19 @@ def test_routing_has_gates() -> None:
     assert kernels["gpt-oss-20b, 256 tokens"] == 1
     assert kernels["MiMo-V2-Flash, 64 tokens"] == 2
     assert len(committed) == len(kernels) + sum(kernels.values())
+
+
+def test_the_grouped_product_on_triton_has_gates() -> None:
+    """On each GPU, of each matrix with the fewest and the most tokens; no register is spilled."""
+    committed = json.loads((FOLDER / "grouped.json").read_text())["figures"]
+    for card in map(gpu, TRITON_GPUS):
+        for layer in TRITON_LAYERS:
+            for matrix in MATRICES:
+                for tokens in (TRITON_TOKENS[0], TRITON_TOKENS[-1]):
+                    figures = committed[f"{layer.name} {matrix}, {tokens} tokens, {card.name}"]
+                    assert figures["spills"] == 0
+                    assert figures["smem"] <= card.smem
+                    assert figures["blocks_per_sm"] >= 1
 
 
 def test_kernels_of_the_glue_have_gates() -> None:

@@ -41,6 +41,8 @@ class Case:
         """Whether an implementation of `grouped_matmul` serves the case."""
         if implementation == "mosaic_overlap":
             return self.for_mosaic and self.packed
+        if implementation == "triton":
+            return not self.packed
         return implementation != "mosaic" or self.for_mosaic
 
 
@@ -115,3 +117,7 @@ LAYERS = (
 )
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps
 DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)
+# For the kernel on Triton: a mixture of gpt-oss held in 16 bits, many small experts, and few large ones.
+TRITON_LAYERS = tuple(layer for layer in LAYERS if layer.name in ("gpt-oss-20b", "MiMo-V2-Flash", "Llama-4-Scout"))
+TRITON_TOKENS = (1, 64, 256, 2048)
+TRITON_GPUS = ("a100", "l4", "h200", "b200")  # files in pallas_kernels/tuning

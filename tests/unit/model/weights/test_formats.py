@@ -162,6 +162,19 @@ def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -
     assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "mosaic")
 
 
+def test_formats_that_experts_on_triton_cannot_read_are_refused(tmp_path: Path) -> None:
+    """By the name of the option; experts that are widened at load run."""
+    write_gpt_oss_mxfp4(tmp_path)
+    with pytest.raises(ConfigError, match=r"moe_backend = 'triton': layers\..* is in MXFP4"):
+        load(tmp_path, "auto", "triton")
+    assert "layers.0.mlp.gate_up" in load(tmp_path, "none", "triton")
+    fixture = load_fixture("gpt_oss_base")
+    write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
+    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need moe_backend = xla"):
+        load(tmp_path / "plain", "fp8", "triton")
+    assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "triton")
+
+
 @pytest.mark.parametrize("mode", ["int8", "fp8"])
 @pytest.mark.parametrize("name", ["gpt_oss_base", "gemma3_text_p2"])
 def test_logits_agree_with_the_dequantized_weights(name: str, mode: QuantizationMode, tmp_path: Path) -> None:

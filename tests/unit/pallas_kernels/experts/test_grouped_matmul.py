@@ -20,10 +20,13 @@ from tools.cases.kernels.experts import CASES, Case
 
 
 def served() -> list[ParameterSet]:
-    """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
+    """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds.
+
+    Triton is not in this environment: `test_triton`.
+    """
     out = []
     for index, case in enumerate(CASES):
-        for implementation in get_args(Implementation):
+        for implementation in (name for name in get_args(Implementation) if name != "triton"):
             if case.served_by(implementation):
                 slow = implementation in HOPPER and not (case.quick and has_turn(index, 2))
                 marks = [pytest.mark.nightly] if slow else []
