@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -130,6 +131,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print how to repeat a failure of drawn examples, and of tests that run by turns."""
     terminalreporter.write_line(f"hypothesis drew its examples with --hypothesis-seed={config.option.hypothesis_seed}")
     terminalreporter.write_line(f"TEST_TURN={turn()} chooses the same cases by turns")
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put Triton's interpreter in the place of jax-triton, for tests marked `triton`."""
+    from tests.support.kernels import triton_interpreter
+
+    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
+    triton_interpreter.READS.clear()
+    return triton_interpreter
 
 
 gc.set_threshold(100_000, 50, 100)  # modules of JAX hold millions of objects: fewer collections save 7 % of the time

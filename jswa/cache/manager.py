@@ -90,7 +90,7 @@ class CacheManager:
 
     def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
-        return self.prefix.match(tree_key(salt, self.version), tokens, limit) if self._sharing else _DISABLED
+        return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
@@ -125,7 +125,7 @@ class CacheManager:
         if not self.table.free:
             raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")
         row = self.table.free.pop()
-        lease = self.table.owners[row] = Lease(self.table, row, salt=tree_key(salt, self.version))
+        lease = self.table.owners[row] = Lease(self.table, row, salt=self.tree_key(salt))
         self._leases[lease] = None
         if match.path and not self._share(lease, match):
             self._release(lease)

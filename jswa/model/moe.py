@@ -33,6 +33,7 @@ from pallas_kernels.experts.routing.plan import Router, RouterWeights
 from pallas_kernels.glue.plan import Pairs, Parts
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles", "mxfp4_joined"]
+_STORAGES: dict[str, Storage] = {"words": "mxfp4_tiles", "joined": "mxfp4_joined", "blocks": "mxfp4"}  # by a parameter
 
 
 class Experts(NamedTuple):
@@ -77,14 +78,13 @@ class Packed(nnx.Module):
 
     def __init__(self, storage: Storage, experts: int, inputs: int, columns: int) -> None:
         self.storage = storage
+        tiles = experts, columns // TILE, inputs // TILE
         if storage == "mxfp4":
             self.blocks = zeros(experts, columns, inputs // 2, dtype=jnp.dtype(jnp.uint8))
             self.scales = zeros(experts, columns, inputs // BLOCK, dtype=jnp.dtype(jnp.uint8))
         elif storage == "mxfp4_joined":
-            tiles = experts, columns // TILE, inputs // TILE
             self.joined = zeros(*tiles, WORD_LINES + 1, TILE, dtype=jnp.dtype(jnp.int16))
         else:
-            tiles = experts, columns // TILE, inputs // TILE
             self.words = zeros(*tiles, 4, 128, dtype=jnp.dtype(jnp.int32))
             self.scales = zeros(*tiles, TILE, dtype=jnp.dtype(jnp.int16))
 
@@ -92,9 +92,8 @@ class Packed(nnx.Module):
         """Return the arrays as `grouped_matmul` expects them."""
         if self.storage == "mxfp4_joined":
             return Mxfp4Joined(self.joined[...])
-        if self.storage == "mxfp4":
-            return Mxfp4(self.blocks[...], self.scales[...])
-        return Mxfp4Tiles(self.words[...], self.scales[...])
+        scales = self.scales[...]
+        return Mxfp4(self.blocks[...], scales) if self.storage == "mxfp4" else Mxfp4Tiles(self.words[...], scales)
 
 
 class Moe(nnx.Module):
@@ -335,12 +334,7 @@ def router_of(config: RouterConfig, top_k: int) -> Router:
 
 def storage_of(params: Iterable[str]) -> Storage:
     """Return the storage format of the experts' matrices from the names of all parameters."""
-    names = list(params)
-    if any(name.endswith("gate_up.words") for name in names):
-        return "mxfp4_tiles"
-    if any(name.endswith("gate_up.joined") for name in names):
-        return "mxfp4_joined"
-    return "mxfp4" if any(name.endswith("gate_up.blocks") for name in names) else "plain"
+    return next((_STORAGES[end] for name in params if (end := name.rpartition("gate_up.")[2]) in _STORAGES), "plain")
 
 
 def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:

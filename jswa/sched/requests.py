@@ -260,7 +260,7 @@ class Requests:
             given = [event._replace(drafts=sequence.drafts) for event in given]
         results = [with_results(event, sequence, at + place, logprobs) for place, event in enumerate(given)]
         if sequence.rows is not None:
-            self.rows.plain[sequence.row_id] = _is_plain(sequence)
+            self.rows.plain[sequence.row_id] = sequence.is_plain
         return results
 
     def apply_plain(
@@ -350,7 +350,7 @@ class Requests:
             lease, row_id = lease_of(sequence), sequence.row_id
             assert self.by_row[row_id] is sequence
             assert lease.row == row_id
-            assert not self.rows.plain[row_id] or _is_plain(sequence), "a row that must publish is plain"
+            assert not self.rows.plain[row_id] or sequence.is_plain, "a row that must publish is plain"
         claims = Claims(self.rows, self._cache)
         assert claims.most is None or claims.claimed() <= claims.most, "rows claim more than their bound"
         self.masks.check(running)
@@ -397,16 +397,3 @@ class Requests:
         if sequence.returning:
             self._returning[row_id, generation] = sequence
         self.changes += 1
-
-
-def needs_one(sequence: Sequence) -> bool:
-    """Return whether a running row has one token to run: the last that was sampled, or the last of a known text."""
-    return sequence.num_known - 1 <= sequence.launched < sequence.limit - 1
-
-
-def _is_plain(sequence: Sequence) -> bool:
-    request, lease = sequence.request, lease_of(sequence)
-    reported = sequence.hit_counted and sequence.first_scheduled_time is None and not sequence.failed_to
-    wants_more = request.params.wants_logprobs or sequence.foretold
-    launched = sequence.launched >= sequence.begun_at
-    return reported and launched and not wants_more and not lease.window_ends

@@ -171,7 +171,7 @@ class Rows:
         self.launched[row], self.limit[row], self.known[row] = launched, limit, known
         self.mark[row] = min(limit, known + RECENT)
         self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
-        if params.logprobs is not None or params.prompt_logprobs is not None:
+        if params.wants_logprobs:
             self.wants_logprobs[row] = params.logprobs is not None
             self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
             self.logprob_rows += 1

@@ -126,14 +126,27 @@ class Sequence:
     @property
     def tokens(self) -> Int[np.ndarray, " T"]:
         """The known tokens. The array is valid until the next token is known."""
-        if self.rows is not None:
-            self.copy_recent()
+        self.copy_recent()
         return self._text[: self._length]
 
     @property
     def reads_cache(self) -> bool:
         """Whether the row may start from cached KV."""
         return not self.failed_to and self.request.params.prompt_logprobs is None
+
+    @property
+    def needs_one(self) -> bool:
+        """Whether a running row has one token to run: the last that was sampled, or the last of a known text."""
+        return self.num_known - 1 <= self.launched < self.limit - 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token of a running row needs no more than the arrays of `Rows`: see `Rows.plain`."""
+        assert self.lease is not None
+        reported = self.hit_counted and self.first_scheduled_time is None and not self.failed_to
+        wants_more = self.request.params.wants_logprobs or self.foretold
+        launched = self.launched >= self.begun_at
+        return reported and launched and not wants_more and not self.lease.window_ends
 
     def copy_recent(self) -> None:
         """Copy the tokens that `Rows` has got since the last call. It has room for `RECENT` of them."""

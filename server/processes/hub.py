@@ -131,7 +131,7 @@ class Hub:
         return True
 
     def wait(self, most: int) -> None:
-        """Wait while a front end has more than `most` steps to handle, until it has half as many."""
+        """Wait while a front end has more than `most` steps to handle, until it has a quarter as many."""
         late = [one for one in self.connections.values() if one.progress.behind > most]
         if late:
             self.flush()

@@ -10,7 +10,7 @@ from jswa.config import Limits
 from jswa.sched.admission.checks import fewest, is_passed, match_of, open_lease
 from jswa.sched.admission.recalling import Recalling
 from jswa.sched.draft import Draft, lease_of
-from jswa.sched.requests import Requests, needs_one
+from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence
 
 
@@ -41,7 +41,7 @@ class Prompts:
             waits = self.recalling.waits(draft, sequence, match_of(self._cache, sequence))
             victims = [] if waits else self._victims(draft, sequence)
             for victim in victims:
-                draft.reserved -= needs_one(victim)
+                draft.reserved -= victim.needs_one
                 self._requests.preempt(victim)
                 draft.claims = None
             room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
@@ -60,7 +60,7 @@ class Prompts:
         rows = list(self._turns.victims(sequence, use, [r for r in self._requests if r not in draft.prompts]))
 
         def begins(count: int) -> bool:
-            budget = draft.budget - draft.reserved + sum(map(needs_one, rows[:count]))
+            budget = draft.budget - draft.reserved + sum(row.needs_one for row in rows[:count])
             room = self._turns.room(sequence, budget, draft.for_others)
             return room > 0 and self._requests.admissible(draft, sequence, match, spare, rows[:count])
 

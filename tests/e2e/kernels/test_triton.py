@@ -1,6 +1,5 @@
 """The engine on the Triton kernel, interpreted: `make test-triton`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,6 @@ from jswa.exec import backends
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
 
 BOUND = 2e-5  # float32: 16 roundings by 2^-24 of numbers of up to 4, in sums of some 5 terms of that size
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton."""
-    from tests.support.kernels import triton_interpreter
-
-    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
-    triton_interpreter.READS.clear()
-    return triton_interpreter
 
 
 @pytest.mark.triton

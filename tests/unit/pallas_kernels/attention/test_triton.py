@@ -50,16 +50,6 @@ TUNINGS = [
 NAMED_TUNINGS = {f"{case.name}, {tuning}": (case, tuning) for case, tuning in TUNINGS}
 
 
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton."""
-    from tests.support.kernels import triton_interpreter
-
-    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
-    triton_interpreter.READS.clear()
-    return triton_interpreter
-
-
 def compare(case: Case) -> None:
     """Compare the interpreted kernel with the oracle."""
     for rows in case.rows:

@@ -4,7 +4,6 @@ Tests marked `triton` interpret the kernels: `make test-triton` runs them in .ve
 """
 
 import dataclasses
-import sys
 from functools import partial
 from typing import Any
 
@@ -22,15 +21,6 @@ from pallas_kernels.experts.routing import api
 from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.small.routing import CASES, GPT_OSS, Case, make_logits
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton."""
-    from tests.support.kernels import triton_interpreter
-
-    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
-    return triton_interpreter
 
 
 def operands(case: Case, seed: int = 0) -> tuple[np.ndarray, RouterWeights]:

@@ -3,7 +3,6 @@
 Tests marked `triton` interpret it: `make test-triton` runs them in .venv-gpu, because Triton takes 1 GB.
 """
 
-import sys
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
@@ -35,16 +34,6 @@ TUNINGS = [
     (GATED, Tuning(64, 16, 32, 4, 2, 5)),
     (GATED, Tuning(16, 128, 16, 4, 2, 2)),
 ]
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton."""
-    from tests.support.kernels import triton_interpreter
-
-    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
-    triton_interpreter.READS.clear()
-    return triton_interpreter
 
 
 @pytest.mark.triton

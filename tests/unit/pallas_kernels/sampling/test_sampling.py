@@ -3,7 +3,6 @@
 Tests marked `triton` interpret the kernels: `make test-triton` runs them in .venv-gpu, because Triton takes 1 GB.
 """
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -27,16 +26,6 @@ from tools.cases.kernels.small.sampling import KINDS, ROWS, Row, make_logits
 VOCAB = 490
 SMALL = Tuning(sub=16, tile=8, cap=128)  # of VOCAB 31 blocks in 4 chunks, the last ones not full
 POSITION = 7
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton."""
-    from tests.support.kernels import triton_interpreter
-
-    monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
-    triton_interpreter.READS.clear()
-    return triton_interpreter
 
 
 def make(rows: Sequence[Row], seed: int = 0, vocab: int = VOCAB) -> tuple[Float[np.ndarray, "R V"], Sampling]:
