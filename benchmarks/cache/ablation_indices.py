@@ -36,13 +36,13 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import jit_step
+from jswa.exec.compile.program import jit_step
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs import indices as indices_module
 from jswa.exec.programs import step as step_module
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.indices import StepIndices
 from jswa.exec.programs.state import DeviceState, state_shapes
-from jswa.exec.programs.step import StepConfig
 from jswa.exec.runner import Runner
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes

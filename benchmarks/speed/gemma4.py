@@ -28,8 +28,9 @@ from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec, unpack
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import init_state
-from jswa.exec.programs.step import StepConfig, forward
+from jswa.exec.programs.step import forward
 from jswa.exec.runner import Runner
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.gemma4 import unfolded

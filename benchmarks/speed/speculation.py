@@ -7,6 +7,7 @@ same prompts, seeds and lengths; the tokens are compared. Texts:
 
     records   JSON lines, continued greedily: `tiny` writes JSON of its own, calls of tools with some talk between them
     copies    unrelated words, which the model writes again, as it has been taught
+    forms     records in the form of a JSON schema: the host makes the masks behind every draft
     edits     the same for a version in which every eleventh word differs from what stands twice before it
     stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
     replays   stories whose prompts and seeds were asked before: suffixes from the prefix cache
@@ -25,7 +26,7 @@ from benchmarks import result_file
 from jswa.engine import DraftingRunner
 from jswa.llm import LLM
 from jswa.text.speculation import PROGRAMS
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 from tools.tiny.tasks import words
 
 TOKENS = 160
@@ -61,8 +62,26 @@ def stories(row: int) -> str:
     return f"Once upon a time there was a {_PETS[row % 8]} and its friend {_NAMES[row % 15]}"
 
 
+FORM = StructuredOutputsParams(
+    json={
+        "type": "array",
+        "minItems": 20,
+        "items": {
+            "type": "object",
+            "properties": {
+                "id": {"type": "integer", "minimum": 1, "maximum": 99},
+                "name": {"type": "string", "maxLength": 8},
+                "pet": {"enum": list(_PETS)},
+                "likes": {"type": "string", "maxLength": 16},
+            },
+            "required": ["id", "name", "pet", "likes"],
+            "additionalProperties": False,
+        },
+    }
+)
 KINDS: dict[str, tuple[Any, float, str]] = {
     "records": (records, 0.0, "ngram"),
+    "forms": (records, 0.0, "ngram"),
     "copies": (copies, 0.0, "ngram"),
     "edits": (edits, 0.0, "ngram"),
     "stories": (stories, 0.8, "ngram"),
@@ -76,12 +95,16 @@ def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[in
     """Return generated tokens per second, behind prompts that are cached, and the tokens."""
     prompt_of, temperature, _ = KINDS[kind]
     prompts = [prompt_of(row + 16 * seed) for row in range(rows)]
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True)
+    form = FORM if kind == "forms" else None
+    params = SamplingParams(
+        max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True, structured_outputs=form
+    )
     llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)  # so that the prompts are cached
     begin = time.perf_counter()
     found = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
-    return rows * TOKENS / seconds, [output.outputs[0].token_ids for output in found]
+    tokens = [output.outputs[0].token_ids for output in found]
+    return sum(map(len, tokens)) / seconds, tokens
 
 
 def measure(method: str, kinds: Sequence[str], rows: int, repeats: int) -> Iterator[dict[str, Any]]:
@@ -121,7 +144,7 @@ def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
     runner, quiet = both[1].engine.runner, 0
     assert isinstance(runner, DraftingRunner)
-    while runner.lengths(rows, split=False, logprobs=False) != PROGRAMS:
+    while runner.lengths(rows, split=kind == "forms", logprobs=False) != PROGRAMS:
         time.sleep(0.5)
     while quiet < 2:
         before = [llm.engine.step_stats().compiled_beside for llm in both]

@@ -77,10 +77,16 @@ class LeaseTable:
         places = _spans(rows, np.zeros_like(rows), counts[rows]) if len(rows) else (rows, rows)
         self.full[places] = renamed[self.full[places]]
 
-    def take_new(self, but: Collection[int] = ()) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
+    def take_new(
+        self, but: Collection[int] = (), only: Collection[int] | None = None
+    ) -> tuple[Int[np.ndarray, "F 3"], Int[np.ndarray, "L 3"]]:
         """Return the entries of full and of local pages that the device does not have; it has them from now on.
 
-        An entry is of a page table: row, page position, page id. `but`: rows whose whole page tables are sent.
+        An entry is of a page table: row, page position, page id.
+
+        Args:
+            but: rows whose whole page tables are sent.
+            only: rows whose entries are wanted; those of others are left for later. None: all.
         """
         if but:
             self._drop_new(but)
@@ -88,6 +94,12 @@ class LeaseTable:
         if not full and not local:
             return _NO_ENTRIES, _NO_ENTRIES
         self.new_full, self.new_local = [], []
+        if only is not None:
+            width = self.full.shape[1]
+            self.new_full = [place for place in full if place // width not in only]
+            self.new_local = [place for place in local if place // width not in only]
+            full = [place for place in full if place // width in only]
+            local = [place for place in local if place // width in only]
         entries = _entries(self.full, full)
         if full != local:
             return entries, _entries(self.local, local)

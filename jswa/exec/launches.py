@@ -3,7 +3,7 @@
 The first host runs its launches and broadcasts them to the other hosts, one message per step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -33,25 +33,24 @@ class Launch(NamedTuple):
 
 def plan_launches(
     plan: StepPlan,
-    step: int,
-    spec: PackSpec,
+    steps: Mapping[int, PackSpec],
     num_pages: int,
     pages_per_row: int,
     vocab: int,
     speculation: Speculation | None = None,
 ) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows (32 a launch), extras and texts, then the step of that number.
+    """Return the launches of a plan: moves, table rows (32 a launch), extras and texts, then the programs of its step.
 
-    `step`: the number of a program of whole steps, or of first halves.
+    `steps`: by number, a program of whole steps; or one of first halves, behind the one of its drafts if it has any.
     """
+    (max_rows,) = {spec.max_rows for spec in steps.values()}
     out = list(move_launches(plan.moves, num_pages))
-    out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, spec.max_rows)]
-    out += extras_launches(plan.extras, plan.masks, spec.max_rows, vocab)
+    out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, max_rows)]
+    out += extras_launches(plan.extras, plan.masks, max_rows, vocab)
     if speculation is not None and plan.texts:
-        batches = text_batches(plan.texts, speculation.history, speculation.reference, spec.max_rows)
+        batches = text_batches(plan.texts, speculation.history, speculation.reference, max_rows)
         out += [Launch(SET_TEXTS, (batch,)) for batch in batches]
-    out.append(Launch(STEP + step, (pack(plan, spec),)))
-    return out
+    return [*out, *(Launch(STEP + number, (pack(plan, spec),)) for number, spec in steps.items())]
 
 
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
@@ -106,14 +105,26 @@ class Pending:
 
     Args:
         outputs: None if only the first half has been launched; `finish` launches the other half with these masks.
+        drafts: those of a step in two halves, if it can have any.
     """
 
     def __init__(
-        self, plan: StepPlan, outputs: StepOutputs | None, finish: Callable[[tuple[RowMask, ...]], StepOutputs]
+        self,
+        plan: StepPlan,
+        outputs: StepOutputs | None,
+        finish: Callable[[tuple[RowMask, ...]], StepOutputs],
+        drafts: jax.Array | None = None,
     ) -> None:
         self.plan = plan
+        self._drafts = drafts
         self._outputs = outputs
         self._finish = finish
+
+    def drafts(self) -> Int[np.ndarray, "R K"]:
+        """Return the drafts of the plan's rows in a step with late masks, negative behind the last; wait for these."""
+        if self._drafts is None:
+            return np.zeros((self.plan.num_rows, 0), np.int32)
+        return np.asarray(self._drafts)[: self.plan.num_rows]
 
     def finish(self, masks: tuple[RowMask, ...]) -> None:
         """Launch the second half, after the first: set the masks that the plan has left out, and sample."""

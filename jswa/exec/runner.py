@@ -19,7 +19,8 @@ from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
-from jswa.exec.compile.steps import StepPrograms, compile_beside, described, step_input
+from jswa.exec.compile.program import no_drafts, step_input
+from jswa.exec.compile.steps import StepPrograms, compile_beside, described
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.launches import (
     COPY_PAGES,
@@ -139,6 +140,7 @@ class Runner:
         self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
+        self._drafts: jax.Array | None = None  # of a step whose first half takes them
         self._end_beside: Callable[[], None] = lambda: None
         if len(first) < len(self.buckets):
             self._end_beside = compile_beside(self._steps, self)
@@ -176,10 +178,10 @@ class Runner:
                 idle = step_input(config, self.params)
                 if isinstance(idle, Half):
                     self._half = [self._put(idle), Beside()]
+                self._drafts = self._put(no_drafts(config))
                 self._run([Launch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
-            milliseconds = 1e3 * (time.perf_counter() - since)
-            _log.info("%s: %.0f ms", described(config), milliseconds)
+            _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -187,19 +189,21 @@ class Runner:
 
         Uploads once, and once per batch of moves, of table rows, or extras.
         """
-        number, *rest = self._steps.choose(plan)
-        spec = self.configs[number].pack
-        vocab = self._model.vocab_size
-        limits = self.limits
+        numbers = self._steps.choose(plan)
+        begin = numbers[:-1] or numbers  # without a second half
+        vocab, limits = self._model.vocab_size, self.limits
         sizes = self._num_pages, limits.pages_per_row, vocab, limits.speculation
-        outputs = self._send(plan_launches(plan, number, spec, *sizes))
+        outputs = self._send(plan_launches(plan, {number: self.configs[number].pack for number in begin}, *sizes))
+        drafts = self._drafts if plan.late and len(begin) > 1 else None
+        if drafts is not None and not self._on_cpu:
+            drafts.copy_to_host_async()
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
-            outputs = self._send([*extras_launches((), masks, spec.max_rows, vocab), Launch(STEP + rest[0], ())])
+            outputs = self._send([*extras_launches((), masks, limits.max_rows, vocab), Launch(STEP + numbers[-1], ())])
             assert outputs is not None
             return outputs
 
-        return Pending(plan, finish(()) if rest and not plan.late else outputs, finish)
+        return Pending(plan, finish(()) if len(numbers) > 1 and not plan.late else outputs, finish, drafts)
 
     def _send(self, launches: list[Launch]) -> StepOutputs | None:
         """Run launches here and on the other hosts; return the outputs of the step among them, on their way here."""
@@ -336,8 +340,8 @@ class Runner:
 
     def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
-        for number in self._late(launches):
-            self._steps.compiled_in_steps += self._steps.compile_once(number)
+        for number in [program - STEP for program, _ in launches if program >= STEP]:
+            self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_once(number)
         outputs = None
         # In steady state nothing is traced, and only explicit puts move data to the device.
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
@@ -377,10 +381,14 @@ class Runner:
             self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
 
     def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
-        """Run a step, or one of its halves; a first half has no outputs for the host yet."""
-        program, part = self.compiled[number], self.configs[number].part
+        """Run a step, its drafts or one of its halves; only a whole step and a second half have outputs."""
+        program, config, part = self.compiled[number], self.configs[number], self.configs[number].part
+        if part == "propose":
+            self.state, self._drafts = program(self.params, self.state, *packed)
+            return None
         if part == "forward":
-            self.state, *self._half = program(self.params, self.state, *packed)
+            drafts = [self._drafts] if config.bucket.drafts else []
+            self.state, *self._half = program(self.params, self.state, *packed, *drafts)
             return None
         if part == "finish":
             half, beside = self._half
@@ -390,7 +398,3 @@ class Runner:
             return outputs._replace(**beside._asdict())  # type: ignore[no-any-return]
         self.state, outputs = program(self.params, self.state, *packed)
         return outputs  # type: ignore[no-any-return]
-
-    def _late(self, launches: Sequence[Launch]) -> list[int]:
-        """Return the step programs among the launches that are not compiled yet."""
-        return [program - STEP for program, _ in launches if program >= STEP and program - STEP not in self.compiled]

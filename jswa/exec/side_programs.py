@@ -58,7 +58,7 @@ def compile_extras(extras: Extras, store: ProgramStore | None = None) -> dict[in
 
 def compile_set_masks(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile `set_masks` ahead of time, for each number of masks that a batch may have. The tables are donated."""
-    width = 1 + extras["mask"].shape[1]
+    width = 2 + extras["mask"].shape[1]
     return {size: _compile(store, set_masks, extras, np.zeros((size, width), np.int32)) for size in MASKS}
 
 
@@ -102,7 +102,7 @@ def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
     line[0] = max_rows
     yield Launch(SET_BITS, (line,))
     for size in MASKS:
-        masks = np.zeros((size, 1 + words), np.int32)
+        masks = np.zeros((size, 2 + words), np.int32)
         masks[:, 0] = max_rows
         yield Launch(SET_MASKS, (masks,))
     if state["texts"] is not None:

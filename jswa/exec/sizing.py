@@ -16,11 +16,11 @@ from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, bucket_table
-from jswa.exec.compile.steps import compile_step
+from jswa.exec.compile.program import compile_step
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.exec.programs.step import StepConfig
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Scheme, Schemes

@@ -270,6 +270,46 @@ def fill_all(
             out[row] = target[row, : out.shape[1]]
 
 
+def fill_behind(
+    matchers: Sequence[Matcher], drafts: Sequence[list[int]], out: Int[np.ndarray, "R K W"], *, threads: int = THREADS
+) -> None:
+    """Write the masks behind the first 1 … K drafts of each matcher, whose own text stays as it is, in several threads.
+
+    The mask behind the first n drafts is at n - 1. A mask is empty, and no token is drawn there, behind a wrong draft,
+    behind one that completes the text, where only an end token may follow, and where a matcher has fewer drafts.
+    `fill_all` writes the masks in front of the drafts, and is called before.
+
+    Args:
+        drafts: K or fewer of each matcher.
+        out: C-contiguous.
+    """
+    out[:] = 0
+    if not any(drafts):
+        return
+    assert out.flags.c_contiguous
+    assert out.dtype == np.int32
+    vocabulary = matchers[0].grammar.vocabulary
+    words, places = vocabulary.words, 1 + out.shape[1]
+    filled = np.zeros((len(matchers), places, words), np.int32)
+    order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
+    computed = [i for i in order if drafts[i] and not matchers[i].run and not matchers[i].inner.is_error()]
+    if computed:
+        asked = [(matchers[i].inner, places * i, drafts[i]) for i in computed]
+        lines = places * len(matchers)
+        _executor(threads).unsafe_compute_mask_ptr_with_draft_token(asked, filled.ctypes.data, words * 4, lines)
+    for i, (matcher, tokens) in enumerate(zip(matchers, drafts, strict=True)):
+        if matcher.inner.is_error():
+            filled[i] = 0
+        for place, token in enumerate(reversed(matcher.run[-places:-1]) if tokens else (), 1):
+            if tokens[:place] == matcher.run[: -place - 1 : -1]:
+                filled[i, place].view(np.uint32)[token // 32] = 1 << token % 32
+    ends = np.zeros(words, np.int32)
+    for token in vocabulary.end_ids:
+        ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+    behind = filled[:, 1:, : out.shape[2]]
+    out[:] = np.where((behind & ~ends[: out.shape[2]]).any(axis=2, keepdims=True), behind, 0)
+
+
 @lru_cache
 def _executor(threads: int) -> Any:
     import llguidance

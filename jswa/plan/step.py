@@ -40,10 +40,16 @@ class ExtrasEntry(NamedTuple):
 
 
 class RowMask(NamedTuple):
-    """Words of a row's mask that change before this step."""
+    """Words of a row's mask that change before this step.
+
+    Attributes:
+        place: the number of drafts behind which the mask holds: 0 for the token behind the row's last one. Behind
+            drafts, only rows that are held to a grammar have masks of their own, which are sent whole.
+    """
 
     row_id: int
     words: Words | AllWords
+    place: int = 0
 
 
 class RowText(NamedTuple):
@@ -103,6 +109,7 @@ class Transfers(NamedTuple):
 SAMPLING_ROW = np.dtype([
     ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
     ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
+    ("by_place", "i4"),
 ])  # fmt: skip
 SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits
 # What a step sends of each row, as int32 columns too.
@@ -126,7 +133,8 @@ class StepPlan:
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
         extras, masks: rows of the extras tables to set before the step, `extras` first.
         late: ids of the rows whose masks depend on tokens that the host does not know yet. If there are any, the step
-            runs in two halves, and the host sets these masks between them.
+            runs in two halves, and the host sets these masks between them. If the step has drafts, the device returns
+            them before the first half.
         full_pages, local_pages: new page-table entries (row id, page position, page id).
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
             table): pages that compaction moves, and copies of cached pages that a row will write to.

@@ -42,6 +42,15 @@ class PendingStep(Protocol):
 
 
 @runtime_checkable
+class DraftedStep(PendingStep, Protocol):
+    """A launched step whose plan has drafts and late masks."""
+
+    def drafts(self) -> Int[np.ndarray, "R K"]:
+        """The drafts of the plan's rows, negative behind the last of a row; waits for these, not for the step."""
+        ...
+
+
+@runtime_checkable
 class StepRunner(Protocol):
     """The device side as the engine sees it; tests use a fake."""
 
@@ -156,7 +165,11 @@ class Stepping:
         if launched is None or not launched.plan.late:
             return ()
         begin = time.perf_counter()
-        self._late_masks, events = self._scheduler.late_masks(launched.plan)
+        drafts = None
+        if launched.plan.drafts:
+            assert isinstance(launched, DraftedStep)
+            drafts = launched.drafts()
+        self._late_masks, events = self._scheduler.late_masks(launched.plan, drafts)
         filled = time.perf_counter()
         launched.finish(self._late_masks)
         self.log.finished(len(events), begin, filled, time.perf_counter())

@@ -1,14 +1,15 @@
 """Biases of tokens and masks of allowed tokens: made from sampling parameters, and changed as a row's text grows."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import InvalidSampling, NothingAllowed
-from jswa.grammar.llg import fill_all
+from jswa.grammar.llg import fill_all, fill_behind
 from jswa.plan import (
     BAN_TOKENS,
     EVERY_TOKEN,
@@ -21,8 +22,9 @@ from jswa.plan import (
     Words,
     bits_of,
 )
-from jswa.sched.rows import Rows, TokenCounts
+from jswa.sched.rows import Rows
 from jswa.sched.sequence import Sequence
+from jswa.sched.token_counts import TokenCounts
 from jswa.types import SamplingParams
 
 _FEW = 1_024  # allowed tokens up to which only the words of the mask that are not zero are held
@@ -84,6 +86,18 @@ def mask_words(constraint: Constraint, banned: frozenset[int], *, early: bool) -
     bits[np.searchsorted(at, words.at)] = words.bits
     bits[np.searchsorted(at, lost.at)] &= ~lost.bits
     return Words(at, bits)
+
+
+def forced_tokens(sequence: Sequence) -> list[int]:
+    """Return the tokens that a row's grammar forces behind its text, up to a stop token or the end of its length.
+
+    A request that wants log probabilities has none: its tokens are left to the steps.
+    """
+    request = sequence.request
+    if sequence.matcher is None or request.params.logprobs is not None:
+        return []
+    tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
+    return tokens[: sequence.limit - sequence.num_known]
 
 
 def nothing_allowed(sequence: Sequence) -> NothingAllowed:
@@ -253,20 +267,23 @@ class Masks:
         return found
 
     def late(
-        self, sequences: Items[Sequence | None], row_ids: Int[np.ndarray, " R"]
+        self, sequences: Items[Sequence | None], drafts: Mapping[int, list[int]]
     ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
-        """Return the masks of running rows that change for the token behind the known ones.
+        """Return the masks of running rows that change for the token behind the known ones, and behind their drafts.
 
-        The second result has the rows whose grammar allows a single token there.
+        The second result has the rows whose grammar allows a single token behind the known ones.
+
+        `drafts`: by row id, of all rows whose masks may change; only rows that are held to a grammar have any.
         """
+        row_ids = np.fromiter(drafts, np.int64, len(drafts))
         may_change = self._lacks[row_ids] | self._last.among(self._rows.last_tokens(row_ids))
         running = row_ids[may_change & self._changes[row_ids]]
         of_grammar = self._has_grammar[running]
         changed = self._masks(sequences, running[~of_grammar], self._rows.known[running[~of_grammar]])
-        masks, forced = self._grammar_masks(
-            [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None]
-        )
-        return (*changed, *masks), forced
+        held = [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None and s.matcher is not None]
+        masks, forced = self._grammar_masks(held)
+        behind = self._masks_behind([s for s in held if drafts[s.row_id]], drafts)
+        return (*changed, *masks, *behind), forced
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
@@ -298,7 +315,7 @@ class Masks:
         filled, changed, forced = self._filled[: len(matchers)], [], []
         fill_all(matchers, filled, range(len(matchers)))
         for sequence, bits in zip(sequences, filled, strict=True):
-            self._forbid(sequence, sequence.num_known, bits)
+            self._forbid(sequence, [], bits)
             if self._bits.get(sequence.row_id) == (words := bits.tobytes()):
                 continue  # a single token twice is left to the steps
             self._bits[sequence.row_id] = words
@@ -307,14 +324,30 @@ class Masks:
                 forced.append(sequence)
         return changed, forced
 
-    def _forbid(self, sequence: Sequence, position: int, bits: Int[np.ndarray, " words"]) -> None:
-        """Clear what the other constraints of a row that is held to a grammar forbid at `position`."""
+    def _masks_behind(self, sequences: list[Sequence], drafts: Mapping[int, list[int]]) -> list[RowMask]:
+        """Return the masks behind each draft of rows that are held to a grammar."""
+        if not sequences:
+            return []
+        matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
+        proposed = [drafts[sequence.row_id] for sequence in sequences]
+        words = -(-matchers[0].grammar.vocabulary.size // 32)
+        filled, masks = np.empty((len(matchers), max(map(len, proposed)), words), np.int32), list[RowMask]()
+        fill_behind(matchers, proposed, filled)
+        for sequence, tokens, places in zip(sequences, proposed, filled, strict=True):
+            for place, bits in enumerate(places[: len(tokens)], 1):
+                self._forbid(sequence, tokens[:place], bits)
+                masks.append(RowMask(sequence.row_id, AllWords(bits), place))
+        return masks
+
+    def _forbid(self, sequence: Sequence, drafts: list[int], bits: Int[np.ndarray, " words"]) -> None:
+        """Clear what the other constraints of a row that is held to a grammar forbid behind its text and drafts."""
         constraint = sequence.request.constraint
         assert constraint is not None
-        early = position < constraint.min_length
+        early = sequence.num_known + len(drafts) < constraint.min_length
         if constraint.allowed is EVERY_TOKEN and not early and not constraint.bad_words:
             return
-        banned = banned_at(constraint, sequence.tokens[len(sequence.request.prompt) : position])
+        text = sequence.tokens[len(sequence.request.prompt) :]
+        banned = banned_at(constraint, np.concatenate([text, np.array(drafts, np.int32)]) if drafts else text)
         allowed, words = constraint.allowed.words(np.arange(len(bits))), mask_words(constraint, banned, early=early)
         allowed[words.at] = words.bits
         bits &= allowed

@@ -110,7 +110,9 @@ def make_plan(
     kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)
-    full_pages, local_pages = cache.table.take_new(but={row.row_id for row in table_rows})
+    # A bucket has room for the new pages of its rows alone; a row that has got pages ahead may not run in this step.
+    only = set(ids.tolist()) if len(ids) < len(cache.leases) else None
+    full_pages, local_pages = cache.table.take_new(but={row.row_id for row in table_rows}, only=only)
     changed, late = masks.changes(sequences, ids, rows.launched[ids] + records[:, _COUNT]) if len(masks) else ((), ())
     plan = StepPlan(
         rows=records,

@@ -3,7 +3,6 @@
 import bisect
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
@@ -16,7 +15,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
-from jswa.sched.constraint import Masks, nothing_allowed
+from jswa.sched.constraint import Masks, forced_tokens, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import Claims, Rows, Slots
@@ -103,7 +102,7 @@ class Requests:
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
         self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
-        sequence.begun_at = len(tokens)
+        sequence.run_to = len(tokens)
         if sequence.reads_cache:
             sequence.cached_to, sequence.cache_epoch = match.resume.full_to, self._cache.epoch
         note_admission(sequence, match, prefix_cache=self._limits.prefix_cache)
@@ -160,20 +159,17 @@ class Requests:
     def foretell(self, sequence: Sequence) -> list[TokenEvent]:
         """Append the tokens that a row's grammar forces, and return their events; no step need sample them.
 
-        The step in flight samples the first of them, and the next step runs all. A single token is left to the step,
-        and so are those of a request that wants log probabilities.
+        The step in flight samples the first of them, and more if its drafts are right; a later step runs those that
+        are left. A single token is left to the step.
         """
-        request = sequence.request
-        if sequence.matcher is None or request.params.logprobs is not None:
-            return []
-        tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
-        tokens = tokens[: sequence.limit - sequence.num_known]
+        tokens = forced_tokens(sequence)
         if len(tokens) < 2:
             return []
-        sequence.foretold += 1
+        sequence.foretold_from = sequence.num_known
         self.rows.plain[sequence.row_id] = False
         sequence.extend(np.array(tokens, np.int32))
-        *events, last = [TokenEvent(request.request_id, token) for token in tokens]
+        sequence.run_to = sequence.num_known
+        *events, last = [TokenEvent(sequence.request.request_id, token) for token in tokens]
         if sequence.num_known == sequence.limit:
             return [*events, self.accept(sequence, tokens[-1])]
         return [*events, last, *self.follow_grammars(np.array([sequence.row_id]))]
@@ -215,7 +211,7 @@ class Requests:
             count_hit(self._cache, sequence)
             why = GenerationError("no next token: the logits are not finite")
             return self.finish(sequence, None, "error", error=why)
-        sequence.failed_to, sequence.discard, sequence.foretold = end, sequence.in_flight, 0
+        sequence.failed_to, sequence.discard, sequence.foretold_from = end, sequence.in_flight, 0
         if sequence.num_known == len(sequence.request.prompt):
             sequence.prefix = None
         self._leave(sequence)
@@ -236,9 +232,9 @@ class Requests:
         """
         events: list[TokenEvent | None] = []
         sampled = bool(plan.samples[row])
-        # What a row samples follows the tokens that are known, if it was not known before.
-        follows = sampled and not sequence.foretold
-        end = sequence.num_known - 1 + len(tokens) if follows else int(plan.starts[row] + plan.counts[row])
+        # What a row samples follows the tokens that are known, but for those that its grammar has foretold.
+        known = sequence.foretold_from or sequence.num_known
+        end = known - 1 + len(tokens) if sampled else int(plan.starts[row] + plan.counts[row])
         if sequence.discard:
             sequence.discard -= 1
         elif tokens[:1] == [NOT_FINITE]:
@@ -248,11 +244,8 @@ class Requests:
                 self.confirm(sequence, end)
             if sampled and tokens[:1] == [NOTHING_ALLOWED]:
                 events.append(self.finish(sequence, None, "error", error=nothing_allowed(sequence)))
-            elif sampled and sequence.foretold:
-                sequence.foretold -= 1
-                assert tokens == [sequence.tokens[end]], "a grammar has forced another token"
             elif sampled:
-                events += self.extend(sequence, tokens)
+                events += self.extend(sequence, sequence.untold(tokens))
         if sequence.status is Status.PREEMPTED and not sequence.returning:
             self.requeue(sequence)
         given = [event for event in events if event is not None]
@@ -370,8 +363,8 @@ class Requests:
         found, rows = {}, self.rows
         for sequence in self:
             launched, drafts = sequence.launched, int(rows.speculative[sequence.row_id])
-            most = self._cache.layout.page_size + (2 * (1 + drafts) if drafts else 0)
-            furthest = min(launched + most, max(launched, sequence.limit - 1))
+            most = launched + self._cache.layout.page_size + (2 * (1 + drafts) if drafts else 0)
+            furthest = min(most, max(launched, sequence.limit - 1))
             found[lease_of(sequence)] = launched + sequence.ahead, furthest
         return found
 

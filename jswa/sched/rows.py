@@ -14,8 +14,7 @@ length of the row on the device is in [launched, launched + ahead]. `settle` nar
 Pages are taken for its end, windows slide at its start. Without drafts ahead is 0.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -28,8 +27,8 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
+from jswa.sched.token_counts import TokenCounts
 
-_FEW = 8  # ids up to which one comparison each is faster than a search
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
 _START, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _LIMIT, _EXTRAS = map(
@@ -67,44 +66,11 @@ class Slots(NamedTuple):
 
 def record_of(request: Request, limit: int) -> Int[np.ndarray, " C"]:
     """Return the plan's record of a row that runs one token and samples the next, but for its row id and start."""
-    params, record = request.params, np.zeros(1, _RECORD)
+    params, record, length = request.params, np.zeros(1, _RECORD), len(request.prompt)
     sampling = (params.temperature, max(params.top_k, 0), params.top_p, params.min_p, params.repetition_penalty)
     penalties = (params.presence_penalty, params.frequency_penalty)
-    record[0] = (0, 0, 1, 0, 0, 1, limit), (*sampling, *penalties, *request.key, 0, len(request.prompt))
+    record[0] = (0, 0, 1, 0, 0, 1, limit), (*sampling, *penalties, *request.key, 0, length, request.grammar is not None)
     return record.view(np.int32)
-
-
-class TokenCounts:
-    """Token ids that matter to some running rows, counted by row."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-        self._ids = np.zeros(0, np.int32)  # those that matter to any
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def count(self, tokens: Iterable[int], rows: int) -> None:
-        """Count a row more for each of these tokens (`rows` = 1), or one less (-1)."""
-        before = len(self._counts)
-        for token in tokens:
-            self._counts[token] += rows
-            if not self._counts[token]:
-                del self._counts[token]
-        if len(self._counts) != before:
-            self._ids = np.array(list(self._counts), np.int32)
-
-    def among(self, tokens: Int[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
-        """Return which of the tokens matter to some row."""
-        if len(self._ids) > _FEW:
-            return np.isin(tokens, self._ids)
-        if not len(self._ids):
-            return np.zeros(len(tokens), bool)
-        first, *others = self._ids.tolist()
-        found: Bool[np.ndarray, " R"] = tokens == first
-        for token in others:
-            found |= tokens == token
-        return found
 
 
 class Rows:
@@ -180,7 +146,7 @@ class Rows:
             self.adapters[row] = request.adapter
         if self.speculates:
             self.counts_drafts[row] = bool(params.stop)
-            if constraint is None or (constraint.fits_device and request.grammar is None):
+            if constraint is None or constraint.fits_device or request.grammar is not None:
                 self.speculative[row] = self._speculative
         own = self._records[row]
         own[:] = record
@@ -258,8 +224,13 @@ class Rows:
         self.known[row_ids] += counts
 
     def ready(self) -> Bool[np.ndarray, " max_rows"]:
-        """Return which rows can run: their last token is not launched."""
+        """Return which rows can run: their last token is not launched.
+
+        A row of which a grammar has foretold tokens while it runs drafts waits: how far these are right is not known.
+        """
         ready: Bool[np.ndarray, " max_rows"] = self.launched < self.limit - 1
+        if self.unsettled:
+            ready &= (self.ahead == 0) | (self.launched >= self.known)
         return ready
 
     def next_positions(self) -> Int[np.ndarray, " max_rows"]:
@@ -304,6 +275,12 @@ class Rows:
         self.launched[row_ids] = launched
         self.ahead[row_ids] = np.minimum(end, self.limit[row_ids] - 1) - launched
         self.unsettled, self.moved = bool(self.ahead.any()), True
+
+    def settle_at(self, row: int, length: int) -> None:
+        """Set the length of a row on the device, if it was not known: no step in flight runs the row."""
+        if self.ahead[row]:
+            self.launched[row], self.ahead[row], self.moved = length, 0, True
+            self.unsettled = bool(self.ahead.any())
 
     def in_flight(self, row: int) -> int:
         """Return the number of steps on the device that run a row for its present sequence."""

@@ -138,16 +138,24 @@ class Scheduler:
         """
         return plan_copies(self.cache)
 
-    def late_masks(self, plan: StepPlan) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
+    def late_masks(
+        self, plan: StepPlan, drafts: Int[np.ndarray, "R K"] | None = None
+    ) -> tuple[tuple[RowMask, ...], tuple[TokenEvent, ...]]:
         """Return the masks that change in a step in flight, whose plan left them out. All its tokens are known by now.
 
         Rows that have ended meanwhile need none: their tokens are ignored. The second result has the ends of the texts
         that their grammars complete, and the tokens that grammars force, which are known without a step: the first of
         a row is the one that this step will sample.
+
+        `drafts`: of the step's rows, negative behind the last; None: no row has any.
         """
         requests, row_ids = self._requests, np.array(plan.late, np.int64)
         events = requests.follow_grammars(requests.masks.of_grammars(row_ids))
-        masks, forced = requests.masks.late(requests.by_row, row_ids)
+        proposed: dict[int, list[int]] = {row_id: [] for row_id in plan.late}
+        if drafts is not None:
+            own = zip(plan.row_ids.tolist(), drafts.tolist(), strict=True)
+            proposed |= {row: [token for token in tokens if token >= 0] for row, tokens in own if row in proposed}
+        masks, forced = requests.masks.late(requests.by_row, proposed)
         return masks, (*events, *(event for sequence in forced for event in requests.foretell(sequence)))
 
     def apply(

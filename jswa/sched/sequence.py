@@ -34,7 +34,8 @@ class Sequence:
         rows, row_id, lease: what it has while it runs; None and -1 otherwise.
         returning: steps in flight that run a row which the sequence has left.
         discard: the tokens of this many of them are ignored, because the sequence starts again.
-        begun_at: the number of known tokens when it last began to run.
+        run_to: the number of tokens that it must run before it samples one that is not known: those that were known
+            when it last began to run, and those that its grammar has foretold.
         cached_to: end of the full KV that it started from.
         cache_epoch: `CacheManager.epoch` when it started there.
         failed_to: end of the step that was not finite and may have read cached KV that is not. The row runs without
@@ -44,7 +45,8 @@ class Sequence:
         slots: those of `Requests.slots_of`, for the length that it had.
         matcher: follows the text in the request's grammar, if it has one. Before the mask of a next token is filled, it
             has accepted all generated tokens.
-        foretold: steps in flight whose token is known already, since the grammar forces it.
+        foretold_from: position of the token that the step in flight samples first, if it is known already, since the
+            grammar forces it; otherwise 0.
         accepted, rejected: drafts that were right or not, in the rows that it has left.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
@@ -60,7 +62,7 @@ class Sequence:
     returning: int = 0
     preemptions: int = 0
     discard: int = 0
-    begun_at: int = 0
+    run_to: int = 0
     cached_to: int = 0
     cache_epoch: int = 0
     failed_to: int = 0
@@ -70,7 +72,7 @@ class Sequence:
     disk_gain: tuple[int, int] = (0, 0)
     blocked: tuple[int, ...] | None = None
     slots: Slots | None = None
-    foretold: int = 0
+    foretold_from: int = 0
     accepted: int = 0
     rejected: int = 0
     hit_counted: bool = False
@@ -144,8 +146,8 @@ class Sequence:
         """Whether a token of a running row needs no more than the arrays of `Rows`: see `Rows.plain`."""
         assert self.lease is not None
         reported = self.hit_counted and self.first_scheduled_time is None and not self.failed_to
-        wants_more = self.request.params.wants_logprobs or self.foretold
-        launched = self.launched >= self.begun_at
+        wants_more = self.request.params.wants_logprobs or self.foretold_from
+        launched = self.launched >= self.run_to
         return reported and launched and not wants_more and not self.lease.window_ends
 
     def copy_recent(self) -> None:
@@ -167,6 +169,17 @@ class Sequence:
         self._extend(tokens)
         if self.rows is not None:
             self.rows.set_known(self.row_id, self.tokens)
+
+    def untold(self, tokens: list[int]) -> list[int]:
+        """Return those of the tokens that a step has sampled that the sequence's grammar has not foretold."""
+        begin, self.foretold_from = self.foretold_from, 0
+        if not begin:
+            return tokens
+        told = self.tokens[begin:].tolist()
+        assert tokens[: len(told)] == told[: len(tokens)], "a grammar has forced another token"
+        if self.rows is not None:
+            self.rows.settle_at(self.row_id, begin - 1 + len(tokens))
+        return tokens[len(told) :]
 
     def leave(self) -> None:
         """Give the row id back: the pages are free, and the tokens of steps in flight are yet to come."""
@@ -192,7 +205,8 @@ class Sequence:
         if self.matcher is not None:
             generated = self.num_known - len(self.request.prompt)
             assert self.matcher.accepted <= generated, "the grammar has accepted a token that the text lacks"
-        assert 0 <= self.foretold <= self.in_flight
+        assert 0 <= self.foretold_from < self.num_known
+        assert self.in_flight or not self.foretold_from
 
     def _extend(self, tokens: Int[np.ndarray, " n"]) -> None:
         end = self._length + len(tokens)

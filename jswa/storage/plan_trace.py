@@ -66,8 +66,8 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         for entry in fields["extras"]
     )
     masks = tuple(
-        RowMask(entry["row_id"], (Words if "at" in entry["words"] else AllWords)(**_arrays(entry["words"])))
-        for entry in fields["masks"]
+        RowMask(row, (Words if "at" in words else AllWords)(**_arrays(words)), place)
+        for row, words, place in (entry.values() for entry in fields["masks"])
     )
     rows = tuple(
         TableRow(row["row_id"], np.array(row["full"], np.int32), row["first_local"], np.array(row["local"], np.int32))

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.engine import Engine
 from jswa.exec import runner as runner_module
 from jswa.exec.compile import steps as steps_module
+from jswa.exec.compile.program import compile_step
 from jswa.exec.launches import Pending
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
@@ -46,6 +47,12 @@ class LateStep:
         self.whole = not plan.late  # whether the step, or its second half too, has run
         self._run_through = run_through
         self._queue = queue
+
+    def drafts(self) -> Int[np.ndarray, "R K"]:
+        """Return the drafts of the plan's rows in a step with late masks, once its first half has run."""
+        while self.done is None:
+            self._queue.popleft()()
+        return self.done.drafts()
 
     def finish(self, masks: tuple[RowMask, ...]) -> None:
         """Queue the second half of the step."""
@@ -159,7 +166,7 @@ def programs_compiled_when_run() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner_module, "ThreadPoolExecutor", _Inline)
-        patch.setattr(steps_module, "compile_step", partial(_CompiledWhenRun, steps_module.compile_step))
+        patch.setattr(steps_module, "compile_step", partial(_CompiledWhenRun, compile_step))
         yield
 
 

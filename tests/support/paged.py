@@ -23,9 +23,10 @@ from jswa.config import Limits
 from jswa.env import Switches
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.pack import PackSpec, pack, unpack
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.pages import move_batches, rename_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState, init_state
-from jswa.exec.programs.step import StepConfig, forward
+from jswa.exec.programs.step import forward
 from jswa.exec.side_programs import compile_copy_pages
 from jswa.model.transformer import Params, bind
 from jswa.plan import NOT_FINITE, Request, StepPlan

@@ -23,11 +23,11 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import jit_step
+from jswa.exec.compile.program import jit_step
 from jswa.exec.mesh import REPLICATED
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.exec.programs.step import StepConfig
 from jswa.exec.sizing import weight_bytes
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config

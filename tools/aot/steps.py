@@ -15,10 +15,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import jit_step, step_arguments
+from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.programs.step import Part, StepConfig
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
@@ -216,7 +216,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
     arguments = step_arguments(config, params, state)
-    arguments = *arguments[:2], device.on_h200(jax.eval_shape(lambda: arguments[2]))
+    arguments = *arguments[:2], *device.on_h200(jax.eval_shape(lambda: arguments[2:]))
     begin = time.perf_counter()
     with device.captured() as kernels, triton.compiling_for(gpu("h200")):
         compiled = jit_step(config, params, state).lower(*arguments).compile()
@@ -224,7 +224,12 @@ def facts_of(spec: StepSpec) -> StepFacts:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    name = {"step": "jit_step", "forward": "jit_forward_half", "finish": "jit_finish_half"}[spec.part]
+    name = {
+        "step": "jit_step",
+        "forward": "jit_forward_half",
+        "propose": "jit_propose_drafts",
+        "finish": "jit_finish_half",
+    }[spec.part]
     found, outermost = launches(text), top_level(device.thunks(name))
     faults = [fault for facts in kernels for fault in facts.faults()]
     if memory.alias_size_in_bytes != state_bytes(arguments[1]):

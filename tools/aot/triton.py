@@ -36,8 +36,9 @@ from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.exec.programs.step import StepConfig, step
+from jswa.exec.programs.step import step
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import param_shapes
 from pallas_kernels.attention.api import paged_attention

@@ -25,8 +25,9 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.small import Case, small_cases
 from jswa.exec.pack import PackSpec, padding, unpack
+from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
-from jswa.exec.programs.step import StepConfig, attend_layer, layer_tile_tokens
+from jswa.exec.programs.step import attend_layer
 from jswa.model.transformer import Params, run_dtype
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS

@@ -5,50 +5,37 @@ import ctypes
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from threading import Event, Lock, Thread
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.errors import ConfigError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, pick_bucket
-from jswa.exec.compile.store import ProgramStore, compiled
-from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
-from jswa.exec.pack import PackSpec, padding, unpack
+from jswa.exec.compile.program import compile_step
+from jswa.exec.compile.store import ProgramStore
+from jswa.exec.mesh import mesh_of
+from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.programs.step import Half, Part, StepConfig, finish_half, forward_half, sampling_state, step
-from jswa.exec.programs.verify import ABSENT
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
-from jswa.model.transformer import Params, head_names, run_dtype
+from jswa.model.transformer import Params
 from jswa.plan import Feature, Logprobs, StepPlan
-from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoRoutingKernel, NoSamplingKernel
 
 _log = logging.getLogger("jswa")
 Family = tuple[Part, Logprobs]
 _WHOLE: tuple[Family, ...] = (("step", "none"), ("step", "sampled"), ("step", "prompt"))
-_HALVES: tuple[Family, ...] = (("finish", "none"), ("finish", "sampled"), ("forward", "none"), ("forward", "prompt"))
-_FUNCTIONS: Mapping[Part, Callable[..., Any]] = {"step": step, "forward": forward_half, "finish": finish_half}
-# XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
-# short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
-# layers to float32 before the first product; the one for memory widens each matrix when its product comes.
-_SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-# A CPU's code is made by one thread: two need 10 MB more, and take both cores from the steps beside them.
-_OPTIONS = {
-    "xla_disable_hlo_passes": "rematerialization",
-    "xla_cpu_scheduler_type": _SCHEDULER,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+_DRAFTS: Family = ("propose", "none")
+_HALVES: tuple[Family, ...] = (
+    ("finish", "none"), ("finish", "sampled"), _DRAFTS, ("forward", "none"), ("forward", "prompt"),
+)  # fmt: skip
+_NAMES: Mapping[Part, str] = {
+    "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
+}  # fmt: skip
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
 _threads: dict[Thread, Callable[[], None]] = {}  # those that compile beside steps, and what ends them
 
@@ -106,6 +93,7 @@ class StepPrograms:
         # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
         by_rows = tuple(sorted({_finishing(bucket) for bucket in buckets}))
         self._buckets = {family: by_rows if family[0] == "finish" else buckets for family in (*_WHOLE, *_HALVES)}
+        self._buckets[_DRAFTS] = tuple(bucket for bucket in buckets if bucket.drafts)
         self.configs = [config(bucket, *family) for family, shapes in self._buckets.items() for bucket in shapes]
         self._numbers = {(c.part, c.logprobs, c.bucket): number for number, c in enumerate(self.configs)}
 
@@ -152,7 +140,7 @@ class StepPrograms:
         return [*(number for family in first for number in self.family(family)), *rest]
 
     def choose(self, plan: StepPlan) -> tuple[int, ...]:
-        """Return the number of the program that a plan runs in, or of both halves.
+        """Return the number of the program that a plan runs in; or of its drafts, if it has any, and of both halves.
 
         They may not be compiled, if none of their family has been prepared.
         """
@@ -160,7 +148,9 @@ class StepPrograms:
         families: tuple[Family, ...] = (("step", plan.logprobs),)
         if self._deterministic or plan.late:
             prompt, sampled = plan.logprobs == "prompt", plan.logprobs != "none"
-            families = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
+            halves: tuple[Family, Family]
+            halves = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
+            families = (_DRAFTS, *halves)
 
         def programs(bucket: Bucket) -> tuple[int, ...]:
             return self._programs(families, bucket)
@@ -183,8 +173,11 @@ class StepPrograms:
         """
         if self._deterministic:
             return tuple(sorted({bucket.drafts for bucket in self.buckets if bucket.drafts}))
-        sampled: Logprobs = "sampled" if logprobs else "none"
-        families: list[Family] = [("step", sampled), *((("forward", "none"), ("finish", sampled)) if split else ())]
+        # The rows that want log probabilities, or have late masks, need not be among those of the step.
+        kinds: list[Logprobs] = ["none", "sampled"] if logprobs else ["none"]
+        families: list[Family] = [("step", kind) for kind in kinds]
+        if split:
+            families += [_DRAFTS, ("forward", "none"), *(("finish", kind) for kind in kinds)]
         best: dict[int, tuple[int, ...]] = {}
         for bucket in self.buckets:
             if bucket.drafts and bucket.rows >= rows:
@@ -195,7 +188,8 @@ class StepPrograms:
         return tuple(drafts for drafts, numbers in sorted(best.items()) if numbers not in missing)
 
     def _programs(self, families: Collection[Family], bucket: Bucket) -> tuple[int, ...]:
-        return tuple(self._numbers[*f, _finishing(bucket) if f[0] == "finish" else bucket] for f in families)
+        own = [family for family in families if bucket.drafts or family != _DRAFTS]
+        return tuple(self._numbers[*f, _finishing(bucket) if f[0] == "finish" else bucket] for f in own)
 
     def _want(self, numbers: tuple[int, ...]) -> None:
         self._wanted[numbers] = self._wanted.get(numbers, 0) + 1
@@ -275,53 +269,7 @@ def _finishing(bucket: Bucket) -> Bucket:
 
 def described(config: StepConfig) -> str:
     """Return the name of a program in the log."""
-    half = "" if config.part == "step" else f", {config.part} half"
-    return f"{config.bucket}{half} (log probabilities: {config.logprobs})"
-
-
-def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
-    """Return the jitted program of a bucket, state donated. Accepts arrays or shapes.
-
-    Its arguments are (params, state, packed). A second half gets the parameters of the head, the part of the state
-    that sampling writes, and a `Half`.
-    """
-    mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
-    arguments = step_arguments(config, params, state)
-    outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
-    run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
-    return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
-
-
-def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray, " size"] | Half:
-    """Return the third argument of a program for a step without rows, which changes nothing on the device."""
-    packed = padding(config.pack)
-    if config.part != "finish":
-        return packed
-    rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
-    hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
-    first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
-    carry = None if config.drafter is None else jnp.zeros((*hidden.shape[:2], config.drafter.carry), hidden.dtype)
-    absent, finite = jnp.full((len(rows), drafts), ABSENT, jnp.int32), jnp.ones((len(rows), 1 + drafts), bool)
-    return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite, carry)
-
-
-def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, Any, Any]:
-    """Return the arguments of a program, or their shapes."""
-    given = step_input(config, params)
-    if config.part != "finish":
-        return params, state, given
-    return {name: params[name] for name in head_names(config.model, params)}, sampling_state(state), given
-
-
-def compile_step(
-    config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None = None
-) -> jax.stages.Compiled:
-    """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
-    precision = "highest" if run_dtype(params) == jnp.float32 else "default"
-    arguments = step_arguments(config, params, state)
-    with jax.default_matmul_precision(precision), _unsupported(config.backends):
-        function = jit_step(config, params, state)
-        return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
+    return f"{config.bucket}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
 
 
 def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:
@@ -372,20 +320,3 @@ def _release_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-@contextmanager
-def _unsupported(backends: Backends) -> Iterator[None]:
-    """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""
-    try:
-        yield
-    except NoKernel as error:
-        raise ConfigError("attention_backend", backends.attention, str(error)) from error
-    except NoExpertKernel as error:
-        raise ConfigError("moe_backend", backends.experts, str(error)) from error
-    except NoGlueKernel as error:
-        raise ConfigError("glue_backend", backends.glue, str(error)) from error
-    except NoRoutingKernel as error:
-        raise ConfigError("routing_backend", backends.routing, str(error)) from error
-    except NoSamplingKernel as error:
-        raise ConfigError("sampling_backend", backends.sampling, str(error)) from error

@@ -42,6 +42,7 @@ class Extras(TypedDict):
             it, in the highest. Counts stop between `MOST` - 2^13 and `MOST`.
         bias_ids, bias: token ids, and the biases that are added to their logits; ids past the vocabulary are padding.
         mask: bits of the allowed tokens, 32 a word.
+        ahead: of a row that is held to a grammar, the masks behind its first K drafts of a step; others have none.
         bans: sequences whose last token is forbidden behind the others (`Constraint.bans`); lines of zeros are none.
         recent: the last tokens of the row, each at its position % `_RING`.
     """
@@ -50,17 +51,20 @@ class Extras(TypedDict):
     bias_ids: Int[Array, "max_rows B"]
     bias: Float[Array, "max_rows B"]
     mask: Int[Array, "max_rows words"]
+    ahead: Int[Array, "max_rows K words"]
     bans: Int[Array, "max_rows N columns"]
     recent: Int[Array, "max_rows ring"]
 
 
-def init_extras(rows: int, vocab: int) -> Extras:
-    """Return tables in which no row has a penalty or a constraint."""
+def init_extras(rows: int, vocab: int, drafts: int = 0) -> Extras:
+    """Return tables in which no row has a penalty or a constraint. `drafts`: of a row and step, at most."""
+    words = -(-vocab // 32)
     return Extras(
         seen=jnp.zeros((rows, vocab), jnp.uint16),
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
         bias=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
-        mask=jnp.full((rows, -(-vocab // 32)), -1, jnp.int32),
+        mask=jnp.full((rows, words), -1, jnp.int32),
+        ahead=jnp.zeros((rows, drafts, words), jnp.int32),
         bans=jnp.zeros((rows, BANS, 1 + BAN_TOKENS), jnp.int32),
         recent=jnp.zeros((rows, _RING), jnp.int32),
     )
@@ -90,6 +94,7 @@ def set_extras(extras: Extras, batch: Int[Array, " size"]) -> Extras:
         seen=seen,
         bias_ids=bias_ids.at[only(_BIAS), slots].set(at, mode="drop"),
         bias=extras["bias"].at[only(_BIAS), slots].set(value.view(jnp.float32), mode="drop"),
+        ahead=extras["ahead"],
         mask=mask.at[only(_CHANGED), at].set(value, mode="drop"),
     )
     return count_tokens(begun, at, only(_SKIPPED), jnp.ones(len(at), bool))
@@ -108,8 +113,14 @@ def set_bits(extras: Extras, line: Int[Array, " size"]) -> Extras:
 
 
 def set_masks(extras: Extras, batch: Int[Array, "n size"]) -> Extras:
-    """Set whole masks: a line of a batch (`mask_batches`) has row id and words. The tables are donated."""
-    return {**extras, "mask": extras["mask"].at[batch[:, 0]].set(batch[:, 1:], mode="drop")}
+    """Set whole masks: a line of a batch (`mask_batches`) has row id, place and words. The tables are donated."""
+    row_ids, places, words = batch[:, 0], batch[:, 1], batch[:, 2:]
+    own = jnp.where(places == 0, row_ids, len(extras["mask"]))
+    mask = extras["mask"].at[own].set(words, mode="drop")
+    if not extras["ahead"].shape[1]:
+        return {**extras, "mask": mask}
+    behind = jnp.where(places > 0, places - 1, extras["ahead"].shape[1])
+    return {**extras, "mask": mask, "ahead": extras["ahead"].at[row_ids, behind].set(words, mode="drop")}
 
 
 def count_tokens(
@@ -180,6 +191,18 @@ def seen_tokens(
     return (seen > 0) | (counts > 0), counts
 
 
+def masks_of(
+    extras: Extras, row_ids: Int[Array, " R"], by_place: Int[Array, " R"], drafts: Int[Array, "R K"] | None
+) -> Int[Array, "R words"]:
+    """Return the masks of rows: of rows `by_place` those behind these drafts. Ids that are negative are none."""
+    mask = extras["mask"][row_ids]
+    if drafts is None or not extras["ahead"].shape[1]:
+        return mask
+    place = (drafts >= 0).sum(axis=1, dtype=jnp.int32)
+    ahead = extras["ahead"][row_ids, jnp.maximum(place - 1, 0)]
+    return jnp.where(((by_place != 0) & (place > 0))[:, None], ahead, mask)
+
+
 def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"]:
     """Return the tokens that masks allow."""
     return _unpacked(mask, vocab) == 1
@@ -217,15 +240,15 @@ def extras_batches(
 
 def mask_batches(masks: Sequence[RowMask], max_rows: int) -> Iterator[Int[np.ndarray, "n size"]]:
     """Yield the arguments of `set_masks` for whole masks that change, padded with rows that do not exist."""
-    whole = [(mask.row_id, mask.words.bits) for mask in masks if isinstance(mask.words, AllWords)]
+    whole = [(mask.row_id, mask.place, mask.words.bits) for mask in masks if isinstance(mask.words, AllWords)]
     for start in range(0, len(whole), MASKS[-1]):
         some = whole[start : start + MASKS[-1]]
         lines = next(count for count in MASKS if count >= len(some))
-        out = np.empty((lines, 1 + len(some[0][1])), np.int32)
+        out = np.empty((lines, 2 + len(some[0][2])), np.int32)
         out[len(some) :] = 0
         out[len(some) :, 0] = max_rows
-        for line, (row_id, bits) in zip(out, some, strict=False):
-            line[0], line[1:] = row_id, bits
+        for line, (row_id, place, bits) in zip(out, some, strict=False):
+            line[0], line[1], line[2:] = row_id, place, bits
         yield out
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
-from jswa.exec.programs.extras import Extras, allowed_tokens, banned_tokens, seen_tokens
+from jswa.exec.programs.extras import Extras, allowed_tokens, banned_tokens, masks_of, seen_tokens
 from jswa.exec.programs.logprobs import LogprobRows, log_softmax, logprob_rows
 from jswa.model.collectives import (
     argmax_columns,
@@ -46,6 +46,7 @@ class Sampling(NamedTuple):
     keys: UInt[Array, "R 2"]
     extras: Int[Array, " R"]
     prompt_length: Int[Array, " R"]
+    by_place: Int[Array, " R"]
 
     @staticmethod
     def of(columns: Int[Array, "R C"]) -> "Sampling":
@@ -60,6 +61,7 @@ class Sampling(NamedTuple):
             keys=lax.bitcast_convert_type(keys, jnp.uint32),
             extras=column["extras"],
             prompt_length=column["prompt_length"],
+            by_place=column["by_place"],
         )
 
 
@@ -183,7 +185,7 @@ def apply_constraints(
     changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
     changed -= rows.frequency[:, None] * counts
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
-    allowed = shard_columns(allowed_tokens(extras["mask"][row_ids], vocab), devices)
+    allowed = shard_columns(allowed_tokens(masks_of(extras, row_ids, rows.by_place, drafts), vocab), devices)
     changed = jnp.where(allowed, changed, -jnp.inf)
     banned = banned_tokens(extras, row_ids, positions, rows.prompt_length)
     banned = jnp.where(constrained[:, None], banned, vocab)

@@ -72,7 +72,7 @@ def init_state(
         local_table=jnp.zeros(table, jnp.int32),
         length=jnp.zeros(limits.max_rows, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
-        extras=init_extras(limits.max_rows, vocab),
+        extras=init_extras(limits.max_rows, vocab, 0 if speculation is None else speculation.programs[-1]),
         texts=texts,
         carry=None if carry is None else jnp.zeros((limits.max_rows, carry.size), carry.dtype),
         draft_lanes=[jnp.zeros((*lane[:2], elems), dtype) for elems in layout.draft_block_elems],

@@ -1,26 +1,23 @@
 """The jitted functions of a step: (params, state, packed inputs) -> (state, tokens). State is donated.
 
 `step` runs a whole step. A step in which some row's mask depends on a token that the host does not know yet runs in two
-halves: `forward_half` ends at hidden states, the host fills the masks meanwhile, and `finish_half` samples.
+halves: `forward_half` ends at hidden states, the host fills the masks meanwhile, and `finish_half` samples. Since masks
+depend on drafts too, `propose_drafts` runs before if rows have any.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.architecture import ModelConfig
-from jswa.cache.layout import KVLayout
-from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.pack import Inputs, PackSpec, column, unpack
-from jswa.exec.programs.drafting import with_drafts
-from jswa.exec.programs.drafts.models import Placed
+from jswa.exec.pack import Inputs, column, unpack
+from jswa.exec.programs.config import StepConfig, decoder_of, layer_tile_tokens
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
+from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
 from jswa.exec.programs.indices import StepIndices, step_indices
 from jswa.exec.programs.logprobs import prompt_logprobs
@@ -28,54 +25,14 @@ from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
-from jswa.model.drafters.seam import Drafter
 from jswa.model.glue.projection import Projection
-from jswa.model.transformer import Decoder, Params, bind, bind_head
+from jswa.model.transformer import Params, bind_head
 from jswa.model.weights.kv_scales import scales_of
-from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING, Logprobs
-from jswa.text.speculation import Speculation
-from pallas_kernels.attention.api import tile_tokens
+from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 
 _LOGPROB_BLOCK = 128  # tokens
-Part = Literal["step", "forward", "finish"]
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
-
-
-@dataclass(frozen=True)
-class StepConfig:
-    """The static configuration of a program; each value is one compiled program.
-
-    If several devices share the model, `model` and `layout` are those of one device's part.
-
-    Attributes:
-        part: the whole step, or one of its halves. The second half depends on the number of rows of its bucket alone.
-        logprobs: names the lazy families.
-        deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
-        speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
-        drafter: one with weights, one device's part of it; None without.
-        experts: whether the experts that routers have chosen are among the outputs.
-    """
-
-    model: ModelConfig
-    layout: KVLayout
-    bucket: Bucket
-    pack: PackSpec
-    backends: Backends = PORTABLE
-    logprobs: Logprobs = "none"
-    part: Part = "step"
-    deterministic: bool = False
-    speculation: Speculation | None = None
-    drafter: Drafter | None = None
-    experts: bool = False
-
-    @property
-    def placed(self) -> Placed | None:
-        """The drafter and where it is."""
-        if self.drafter is None:
-            return None
-        per_row = self.bucket.per_row if self.bucket.decode else self.bucket.tokens
-        return Placed(self.drafter, self.model, self.layout, self.backends, per_row)
 
 
 class Half(NamedTuple):
@@ -111,11 +68,28 @@ def step(
     return {**state, **sampled}, outputs._replace(**beside._asdict())
 
 
-def forward_half(
+def propose_drafts(
     params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
+) -> tuple[DeviceState, Int[Array, "R K"]]:
+    """Return the state and the drafts of a step, ABSENT behind the last of a row; the step itself has yet to run."""
+    inputs = unpack(packed, config.pack)
+    state, tokens, indices = _begin(state, inputs, config)
+    return _make_drafts(params, state, tokens, indices, inputs, config)
+
+
+def forward_half(
+    params: Params,
+    state: DeviceState,
+    packed: Int[Array, " size"],
+    drafts: Int[Array, "R K"] | None = None,
+    *,
+    config: StepConfig,
 ) -> tuple[DeviceState, Half, Beside]:
-    """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested."""
-    state, half, beside = _forward_rows(params, state, packed, config)
+    """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested.
+
+    `drafts`: those of `propose_drafts`; None if the step can have none.
+    """
+    state, half, beside = _forward_rows(params, state, packed, config, drafts)
     with named_scope("sampling"):
         return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), beside
 
@@ -204,14 +178,20 @@ def _count_right(
 
 
 def _forward_rows(
-    params: Params, state: DeviceState, packed: Int[Array, " size"], config: StepConfig
+    params: Params,
+    state: DeviceState,
+    packed: Int[Array, " size"],
+    config: StepConfig,
+    drafts: Int[Array, "R K"] | None = None,
 ) -> tuple[DeviceState, Half, Beside]:
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
     # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
     # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
     every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
-    state, hidden, indices, drafts, finite, carry, experts = forward(params, state, inputs, config=config, every=every)
+    state, hidden, indices, drafts, finite, carry, experts = forward(
+        params, state, inputs, config=config, every=every, drafts=drafts
+    )
     with named_scope("logprobs"):
         prompt = None
         if config.logprobs == "prompt":
@@ -247,9 +227,15 @@ def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
 
 
 def forward(
-    params: Params, state: DeviceState, inputs: Inputs, *, config: StepConfig, every: bool
+    params: Params,
+    state: DeviceState,
+    inputs: Inputs,
+    *,
+    config: StepConfig,
+    every: bool,
+    drafts: Int[Array, "R K"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried, Experts]:
-    """Set the plan's page-table entries, draft tokens, and run the plan's tokens through the model.
+    """Set the plan's page-table entries, draft tokens unless they are given, and run the tokens through the model.
 
     Returns a hidden state for `every` token, or for each row's last token; then the layers at the end that store no KV
     run for the last tokens alone. The last results are the rows' drafts, whether this device's KV of its tokens (see
@@ -257,25 +243,12 @@ def forward(
     the experts of each token that has a hidden state (`StepOutputs.experts`), if the program gives them.
     """
     placed, decoder = config.placed, decoder_of(config, params)
-    with named_scope("indices"):
-        full_table = _enter(state["full_table"], inputs.full_pages)
-        local_table = _enter(state["local_table"], inputs.local_pages)
-        state = {**state, "full_table": full_table, "local_table": local_table}
-        sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
-        sizes += [] if placed is None else placed.tile_sizes
-        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
-        # A row whose next token the host does not know yet runs the token that it sampled last.
-        previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
-        tokens = jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens)
-
-    def scales(layer: int) -> Float[Array, "2 K"] | None:
-        in_8_bits = state["lanes"][0].dtype.itemsize == 1
-        return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
-
+    state, tokens, indices = _begin(state, inputs, config)
+    if drafts is None:
+        state, drafts = _make_drafts(params, state, tokens, indices, inputs, config)
     with named_scope("drafts"):
-        rows = Sampling.of(inputs.rows[:, -len(SAMPLING) :])
-        propose = None if placed is None else partial(placed.propose, params, decoder, rows=rows, scales=scales)
-        state, tokens, drafts = with_drafts(state, tokens, indices, config.bucket, config.speculation, propose)
+        tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
+        state = note_texts(state, tokens, indices)
     with named_scope("extras"):
         generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
         if config.bucket.drafts:  # which count if they are right
@@ -285,7 +258,7 @@ def forward(
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
         places = indices.first_token, indices.starts, indices.counts
         extras = note_recent(extras, tokens, inputs.column("extras"), *places)
-    lanes, taps = list(state["lanes"]), dict[int, Array]()
+    lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(_scales, params, state, config)
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
     def attend(
@@ -316,18 +289,52 @@ def forward(
     return state, hidden, indices, drafts, finite, carry, experts
 
 
+def _begin(state: DeviceState, inputs: Inputs, config: StepConfig) -> tuple[DeviceState, Int[Array, " T"], StepIndices]:
+    """Set the plan's page-table entries; return the state, the tokens without drafts, and the indices of the step."""
+    with named_scope("indices"):
+        full_table = _enter(state["full_table"], inputs.full_pages)
+        local_table = _enter(state["local_table"], inputs.local_pages)
+        state = {**state, "full_table": full_table, "local_table": local_table}
+        sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
+        sizes += [] if config.placed is None else config.placed.tile_sizes
+        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
+        # A row whose next token the host does not know yet runs the token that it sampled last.
+        previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
+        return state, jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens), indices
+
+
+def _make_drafts(
+    params: Params,
+    state: DeviceState,
+    tokens: Int[Array, " T"],
+    indices: StepIndices,
+    inputs: Inputs,
+    config: StepConfig,
+) -> tuple[DeviceState, Int[Array, "R K"]]:
+    """Return the state and the rows' drafts, ABSENT behind the last; of a bucket without drafts none."""
+    if config.speculation is None or not config.bucket.drafts:
+        return state, jnp.zeros((config.bucket.rows, 0), jnp.int32)
+    with named_scope("drafts"):
+        propose, placed = None, config.placed
+        if placed is not None:
+            rows, decoder = Sampling.of(inputs.rows[:, -len(SAMPLING) :]), decoder_of(config, params)
+            scales = partial(_scales, params, state, config)
+            propose = partial(placed.propose, params, decoder, rows=rows, scales=scales)
+        return make_drafts(state, tokens, indices, config.bucket, config.speculation, propose)
+
+
+def _scales(params: Params, state: DeviceState, config: StepConfig, layer: int) -> Float[Array, "2 K"] | None:
+    """Return the scales of a layer's KV, if it has 8 bits."""
+    in_8_bits = state["lanes"][0].dtype.itemsize == 1
+    return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
+
+
 def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: int) -> Int[Array, "N L k"]:
     """Return the experts of each token that has a hidden state; layers from `tail` on run for the selected alone."""
     most = max(ids.shape[1] for ids in chosen.values())
     own = [ids if select is None or layer >= tail else ids[select] for layer, ids in sorted(chosen.items())]
     padded = [jnp.pad(ids, ((0, 0), (0, most - ids.shape[1])), constant_values=-1) for ids in own]
     return jnp.stack(padded, axis=1).astype(jnp.int16)
-
-
-def decoder_of(config: StepConfig, params: Params) -> Decoder:
-    """Return the decoder over these parameters, with the step's kernels."""
-    own = config.backends
-    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue, own.routing)
 
 
 def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepConfig) -> Bool[Array, "R S"]:
@@ -384,13 +391,6 @@ def attend_layer(
         attend=static(config.model.layers[layer].attention),
         backends=config.backends,
     )
-
-
-def layer_tile_tokens(config: StepConfig, layer: int) -> int:
-    """Return the query tokens per tile of a layer's attention."""
-    attention, bucket = config.model.layers[layer].attention, config.bucket
-    group = attention.num_heads // attention.num_kv_heads
-    return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
 
 
 def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:

@@ -111,7 +111,7 @@ def fewest(most: int, enough: Callable[[int], bool]) -> int:
 def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:
     """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
     length, at = len(sequence.request.prompt), match.resume
-    if sequence.prefix is not None or sequence.begun_at > length:
+    if sequence.prefix is not None or sequence.run_to > length:
         return
     sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
     reason: MissReason = match.reason

@@ -20,9 +20,10 @@ from jswa.exec.launches import Pending
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs import indices as indices_module
 from jswa.exec.programs import step as step_module
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.pages import move_batches
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.programs.step import StepConfig, step
+from jswa.exec.programs.step import step
 from jswa.exec.runner import Runner
 from jswa.exec.side_programs import compile_copy_pages
 from jswa.model.transformer import param_shapes

@@ -12,6 +12,7 @@ from jswa.llm import LLM
 from jswa.sched.requests import Requests
 from jswa.types import CompletionOutput, SamplingParams, StructuredOutputsParams
 from tests.support import oracles
+from tests.support.late import programs_compiled_when_run
 from tests.support.tiny import SHAPES
 
 SCHEMA: dict[str, Any] = {
@@ -80,6 +81,23 @@ def test_forced_tokens_take_no_step(llm: LLM, answers: list[CompletionOutput], m
     assert [a.token_ids for a in texts(llm, params({"json": SCHEMA}, n=2))] == [a.token_ids for a in answers]
     after = llm.engine.step_stats()
     assert between.steps - before.steps < after.steps - between.steps
+
+
+def test_a_forced_text_may_be_longer_than_a_step_takes() -> None:
+    """Four rows have 16 tokens a step: the tokens that a grammar has foretold run in pieces."""
+    told = "the dog and the cat were very good friends and they played in the park all day long"
+    form = {"regex": f"({told} and (he|she) said: (yes|no) ){{2}}"}
+    asked = [params(form, seed=seed, max_tokens=120) for seed in range(4)]
+    shape: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4}
+    with oracles.quick_compiles(), programs_compiled_when_run():
+        with LLM("tiny", **shape, max_num_batched_tokens=16) as small:
+            few = texts(small, asked)
+            small.engine.check()
+        with LLM("tiny", **shape, max_num_batched_tokens=256) as large:
+            assert [text.token_ids for text in few] == [text.token_ids for text in texts(large, asked)]
+    for text in few:
+        assert text.finish_reason == "stop"
+        assert text.text.count(told) == 2
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

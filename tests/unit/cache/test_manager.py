@@ -33,6 +33,21 @@ def test_pages_are_uploaded_once_with_their_current_ids() -> None:
     assert manager.table.take_new()[0].tolist() == [[lease.row, 3, lease.full.held[3]]]
 
 
+def test_new_entries_of_rows_that_are_not_asked_for_are_kept_for_later() -> None:
+    """They have the ids that the pages have by then."""
+    manager = CacheManager(make_layout(4, 8, num_full=1, num_local=1), 10, 20, 3)
+    leases = [manager.open() for _ in range(3)]
+    for lease in leases:
+        manager.grow(lease, 6)
+    every = [[lease.row, at, page] for lease in leases for at, page in enumerate(lease.full.held.tolist())]
+    full, local = manager.table.take_new(only={leases[1].row})
+    assert full.tolist() == every[2:4]
+    assert local[:, :2].tolist() == [entry[:2] for entry in every[2:4]]
+    assert not len(manager.table.take_new(only={leases[1].row})[0])
+    assert manager.table.take_new((leases[0].row,), only={leases[2].row})[0].tolist() == every[4:]
+    assert not len(manager.table.take_new()[0])
+
+
 def test_a_model_without_local_layers_holds_no_local_pages() -> None:
     """Its leases never slide."""
     manager = CacheManager(make_layout(4, None, num_full=1, num_local=0), 10, 9, 1)

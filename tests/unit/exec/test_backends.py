@@ -15,10 +15,10 @@ from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends, choose_backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import compile_step
+from jswa.exec.compile.program import compile_step
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
-from jswa.exec.programs.step import StepConfig
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.hopper.call import plan_of as attention_plan
 from pallas_kernels.cpu import library

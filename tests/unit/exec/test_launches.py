@@ -64,7 +64,7 @@ def test_rows_that_start_on_cached_pages_share_a_launch() -> None:
     assert len(plan.table_rows) == rows
     bucket = pick_bucket(bucket_table(limits, on_gpu=False), plan)
     spec = PackSpec.of(bucket, page_size=page, max_rows=rows)
-    launches = plan_launches(plan, 3, spec, limits.num_blocks * layout.pages_per_block, limits.pages_per_row, 64)
+    launches = plan_launches(plan, {3: spec}, limits.num_blocks * layout.pages_per_block, limits.pages_per_row, 64)
     copies = -(-len(plan.moves) // 32)
     assert copies > 0
     assert [launch.program for launch in launches] == [COPY_PAGES] * copies + [SET_ROWS, STEP + 3]

@@ -6,10 +6,10 @@ import pytest
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
-from jswa.exec.compile.steps import compile_step
+from jswa.exec.compile.program import compile_step
 from jswa.exec.pack import PackSpec
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
-from jswa.exec.programs.step import StepConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat

@@ -22,13 +22,16 @@ from jswa.exec.programs.extras import (
     count_tokens,
     extras_batches,
     init_extras,
+    mask_batches,
+    masks_of,
     note_recent,
     set_bits,
     set_extras,
+    set_masks,
 )
 from jswa.exec.programs.logprobs import logprob_rows
 from jswa.exec.programs.sampling import Sampling
-from jswa.plan import BAN_TOKENS, EVERY_TOKEN, ExtrasEntry, Mask, RowMask, Words
+from jswa.plan import BAN_TOKENS, EVERY_TOKEN, AllWords, ExtrasEntry, Mask, RowMask, Words
 from jswa.sched.constraint import banned_at, make_constraint
 from jswa.types import MAX_LOGPROBS, SamplingParams
 from tests.support import oracles
@@ -378,3 +381,18 @@ def test_logprobs_are_the_log_softmax_with_rank_and_most_likely_tokens(vocab: in
     assert (np.asarray(found.rank) == (wide > wide[np.arange(ROWS), chosen][:, None]).sum(axis=-1) + 1).all()
     assert (np.asarray(found.ids) == order).all()
     assert np.asarray(found.rank)[0] == 1
+
+
+def test_masks_of_rows_with_drafts_are_chosen_by_their_number() -> None:
+    """Of a row whose masks come by place; any other row has one mask."""
+    rng = np.random.default_rng(7)
+    words = rng.integers(-(2**31), 2**31, (3, 4, WORDS)).astype(np.int32)
+    masks = [RowMask(row, AllWords(words[row, place]), place) for row in range(3) for place in range(4)]
+    extras = init_extras(TABLE, VOCAB, 3)
+    for batch in mask_batches([mask for mask in masks if mask.row_id != 1 or not mask.place], TABLE):
+        extras = set_masks(extras, jnp.asarray(batch))
+    row_ids, by_place = jnp.array([0, 1, 2, 2, 2]), jnp.array([1, 0, 1, 1, 0])
+    drafts = jnp.array([[4, 5, 6], [4, 5, -1], [-1, -1, -1], [4, -1, -1], [4, 5, 6]])
+    found = np.asarray(masks_of(extras, row_ids, by_place, drafts))
+    np.testing.assert_array_equal(found, words[[0, 1, 2, 2, 2], [3, 0, 0, 1, 0]])
+    np.testing.assert_array_equal(np.asarray(masks_of(extras, row_ids, by_place, None)), words[np.asarray(row_ids), 0])

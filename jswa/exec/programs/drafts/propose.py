@@ -16,45 +16,49 @@ ProposeFn = Callable[[DeviceState, Int[Array, " R"], StepIndices, int], tuple[De
 _MIX = 0x9E3779B1  # odd, so that products differ
 
 
-def with_drafts(
+def make_drafts(
     state: DeviceState,
     tokens: Int[Array, " T"],
     indices: StepIndices,
     bucket: Bucket,
-    speculation: Speculation | None,
+    speculation: Speculation,
     model: ProposeFn | None = None,
-) -> tuple[DeviceState, Int[Array, " T"], Int[Array, "R K"]]:
-    """Return the state, the step's tokens with drafts among them, and the drafts of each row, ABSENT behind the last.
+) -> tuple[DeviceState, Int[Array, "R K"]]:
+    """Return the state and the drafts of each row of a step, ABSENT behind the last.
 
     Args:
         tokens: at the place of a draft any valid token.
         model: has a drafter with weights propose drafts; None: they are looked up.
     """
-    drafts = jnp.zeros((bucket.rows, 0), jnp.int32)
-    if speculation is None:
-        return state, tokens, drafts
-    if bucket.drafts:
-        first = tokens[jnp.clip(indices.first_token, 0, len(tokens) - 1)]
-        if model is None:
-            state, found = _look_up(state, first, indices, bucket.drafts, speculation)
-        else:
-            state, found = model(state, first, indices, bucket.drafts)
-        if speculation.acceptance is not None:
-            found = _spoiled(found, indices.starts, row_ids_of(indices, len(state["length"])), speculation.acceptance)
-        wanted = jnp.arange(bucket.drafts, dtype=jnp.int32)[None] < indices.drafts[:, None]
-        drafts = jnp.where(wanted & (found >= 0), found, ABSENT)
-        place = jnp.arange(bucket.tokens, dtype=jnp.int32) - indices.first_token[indices.token_rows]
-        before = indices.counts - 1 - indices.drafts
-        number = place - before[indices.token_rows] - 1
-        own = drafts[indices.token_rows, jnp.clip(number, 0, bucket.drafts - 1)]
-        tokens = jnp.where(number >= 0, jnp.maximum(own, 0), tokens)
+    first = tokens[jnp.clip(indices.first_token, 0, len(tokens) - 1)]
+    if model is None:
+        state, found = _look_up(state, first, indices, bucket.drafts, speculation)
+    else:
+        state, found = model(state, first, indices, bucket.drafts)
+    if speculation.acceptance is not None:
+        found = _spoiled(found, indices.starts, row_ids_of(indices, len(state["length"])), speculation.acceptance)
+    wanted = jnp.arange(bucket.drafts, dtype=jnp.int32)[None] < indices.drafts[:, None]
+    return state, jnp.where(wanted & (found >= 0), found, ABSENT)
+
+
+def with_drafts(tokens: Int[Array, " T"], drafts: Int[Array, "R K"], indices: StepIndices) -> Int[Array, " T"]:
+    """Return the tokens of a step with the drafts of each row behind its last token; 0 in place of absent ones."""
+    place = jnp.arange(len(tokens), dtype=jnp.int32) - indices.first_token[indices.token_rows]
+    before = indices.counts - 1 - indices.drafts
+    number = place - before[indices.token_rows] - 1
+    own = drafts[indices.token_rows, jnp.clip(number, 0, drafts.shape[1] - 1)]
+    return jnp.where(number >= 0, jnp.maximum(own, 0), tokens)
+
+
+def note_texts(state: DeviceState, tokens: Int[Array, " T"], indices: StepIndices) -> DeviceState:
+    """Return the state with the tokens of a step in the texts in which drafts are looked up, if there are any."""
     texts = state["texts"]
-    if texts is not None:
-        # Of a long chunk only the end stays in the ring; two tokens must not have one place.
-        kept = indices.positions >= (indices.starts + indices.counts)[indices.token_rows] - texts["history"].shape[1]
-        row_ids = jnp.where(indices.real & kept, indices.token_row_ids, len(texts["history"]))
-        state = {**state, "texts": note_tokens(texts, row_ids, indices.positions, tokens)}
-    return state, tokens, drafts
+    if texts is None:
+        return state
+    # Of a long chunk only the end stays in the ring; two tokens must not have one place.
+    kept = indices.positions >= (indices.starts + indices.counts)[indices.token_rows] - texts["history"].shape[1]
+    row_ids = jnp.where(indices.real & kept, indices.token_row_ids, len(texts["history"]))
+    return {**state, "texts": note_tokens(texts, row_ids, indices.positions, tokens)}
 
 
 def _look_up(

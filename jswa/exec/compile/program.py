@@ -1,0 +1,105 @@
+"""One step program: its arguments, and how it is compiled ahead of time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from jswa.errors import ConfigError
+from jswa.exec.backends import Backends
+from jswa.exec.compile.store import ProgramStore, compiled
+from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
+from jswa.exec.pack import padding, unpack
+from jswa.exec.programs.config import Part, StepConfig
+from jswa.exec.programs.state import DeviceState
+from jswa.exec.programs.step import Half, finish_half, forward_half, propose_drafts, sampling_state, step
+from jswa.exec.programs.verify import ABSENT
+from jswa.model.transformer import head_names, run_dtype
+from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoRoutingKernel, NoSamplingKernel
+
+_FUNCTIONS: Mapping[Part, Callable[..., Any]] = {
+    "step": step, "propose": propose_drafts, "forward": forward_half, "finish": finish_half,
+}  # fmt: skip
+# XLA's rematerialization counts the arena once per write, as if no write were in place. It concludes that memory is
+# short, and recomputes all indices in every layer. Its CPU scheduler for concurrency widens the 16-bit weights of all
+# layers to float32 before the first product; the one for memory widens each matrix when its product comes.
+_SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+# A CPU's code is made by one thread: two need 10 MB more, and take both cores from the steps beside them.
+_OPTIONS = {
+    "xla_disable_hlo_passes": "rematerialization",
+    "xla_cpu_scheduler_type": _SCHEDULER,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+
+def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
+    """Return the jitted program of a bucket, state donated. Accepts arrays or shapes.
+
+    Its arguments are (params, state, packed), and of a first half with drafts these. A second half gets the parameters
+    of the head, the part of the state that sampling writes, and a `Half`.
+    """
+    mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
+    arguments = step_arguments(config, params, state)
+    outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
+    run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
+    return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
+
+
+def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray, " size"] | Half:
+    """Return the third argument of a program for a step without rows, which changes nothing on the device."""
+    packed = padding(config.pack)
+    if config.part != "finish":
+        return packed
+    rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
+    hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
+    first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
+    carry = None if config.drafter is None else jnp.zeros((*hidden.shape[:2], config.drafter.carry), hidden.dtype)
+    absent, finite = jnp.full((len(rows), drafts), ABSENT, jnp.int32), jnp.ones((len(rows), 1 + drafts), bool)
+    return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite, carry)
+
+
+def no_drafts(config: StepConfig) -> Int[np.ndarray, "R K"]:
+    """Return the drafts of a step in which no row has any."""
+    return np.full((config.bucket.rows, config.bucket.drafts), ABSENT, np.int32)
+
+
+def step_arguments(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> tuple[Any, ...]:
+    """Return the arguments of a program, or their shapes."""
+    given = step_input(config, params)
+    if config.part != "finish":
+        drafts = [no_drafts(config)] if config.part == "forward" and config.bucket.drafts else []
+        return params, state, given, *drafts
+    return {name: params[name] for name in head_names(config.model, params)}, sampling_state(state), given
+
+
+def compile_step(
+    config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None = None
+) -> jax.stages.Compiled:
+    """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
+    precision = "highest" if run_dtype(params) == jnp.float32 else "default"
+    arguments = step_arguments(config, params, state)
+    with jax.default_matmul_precision(precision), _unsupported(config.backends):
+        function = jit_step(config, params, state)
+        return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
+
+
+@contextmanager
+def _unsupported(backends: Backends) -> Iterator[None]:
+    """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""
+    try:
+        yield
+    except NoKernel as error:
+        raise ConfigError("attention_backend", backends.attention, str(error)) from error
+    except NoExpertKernel as error:
+        raise ConfigError("moe_backend", backends.experts, str(error)) from error
+    except NoGlueKernel as error:
+        raise ConfigError("glue_backend", backends.glue, str(error)) from error
+    except NoRoutingKernel as error:
+        raise ConfigError("routing_backend", backends.routing, str(error)) from error
+    except NoSamplingKernel as error:
+        raise ConfigError("sampling_backend", backends.sampling, str(error)) from error

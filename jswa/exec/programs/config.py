@@ -1,0 +1,68 @@
+"""The static configuration of a step program, and the choices that follow from it alone."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jswa.architecture import ModelConfig
+from jswa.cache.layout import KVLayout
+from jswa.exec.backends import PORTABLE, Backends
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec
+from jswa.exec.programs.drafts.models import Placed
+from jswa.model.drafters.seam import Drafter
+from jswa.model.transformer import Decoder, Params, bind
+from jswa.plan import Logprobs
+from jswa.text.speculation import Speculation
+from pallas_kernels.attention.api import tile_tokens
+
+Part = Literal["step", "propose", "forward", "finish"]
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """The static configuration of a program; each value is one compiled program.
+
+    If several devices share the model, `model` and `layout` are those of one device's part.
+
+    Attributes:
+        part: the whole step, or one of its halves, or the drafts of a step in halves. The second half depends on the
+            number of rows of its bucket alone.
+        logprobs: names the lazy families.
+        deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
+        speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
+        drafter: one with weights, one device's part of it; None without.
+        experts: whether the experts that routers have chosen are among the outputs.
+    """
+
+    model: ModelConfig
+    layout: KVLayout
+    bucket: Bucket
+    pack: PackSpec
+    backends: Backends = PORTABLE
+    logprobs: Logprobs = "none"
+    part: Part = "step"
+    deterministic: bool = False
+    speculation: Speculation | None = None
+    drafter: Drafter | None = None
+    experts: bool = False
+
+    @property
+    def placed(self) -> Placed | None:
+        """The drafter and where it is."""
+        if self.drafter is None:
+            return None
+        per_row = self.bucket.per_row if self.bucket.decode else self.bucket.tokens
+        return Placed(self.drafter, self.model, self.layout, self.backends, per_row)
+
+
+def decoder_of(config: StepConfig, params: Params) -> Decoder:
+    """Return the decoder over these parameters, with the step's kernels."""
+    own = config.backends
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue, own.routing)
+
+
+def layer_tile_tokens(config: StepConfig, layer: int) -> int:
+    """Return the query tokens per tile of a layer's attention."""
+    attention, bucket = config.model.layers[layer].attention, config.bucket
+    group = attention.num_heads // attention.num_kv_heads
+    return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
