@@ -69,6 +69,7 @@ class CacheManager:
         self._interval = interval
         self.table = LeaseTable(layout, rows, width)
         self._leases: dict[Lease, None] = {}  # serves as an ordered set
+        self._reserved: tuple[list[int], list[int]] = [], []  # places of full and of local pages (`LeaseTable`)
         self._windows = Windows(self.table, self.pool, self.prefix.retention)
         self._demand = Demand()
         self.host = HostCache(self.prefix, memory, lambda: self.moves) if sharing and memory is not None else None
@@ -81,8 +82,7 @@ class CacheManager:
     @property
     def available_slots(self) -> int:
         """Slots that are free, or can be freed without preempting a row."""
-        slots = self.pool.free_slots + self.pool.evictable_slots
-        return slots + self.pool.pages_per_block * self._windows.idle_pages() if self._windows.waiting else slots
+        return self._windows.available_slots()
 
     def tree_key(self, root: str) -> str:
         """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
@@ -137,29 +137,41 @@ class CacheManager:
             lease.branch_at = match.resume.full_to if match.branch else 0
         return lease
 
-    def grow(self, lease: Lease, length: int) -> bool:
-        """Extend the lease to `length`, or leave it if it is longer; False, and no change, if memory is short."""
-        layout, table, row, page = self.layout, self.table, lease.row, self.layout.page_size
+    def grow(self, lease: Lease, length: int, *, later: bool = False) -> bool:
+        """Extend the lease to `length`, or leave it if it is longer; False, and no change, if memory is short.
+
+        `later`: its pages are reserved, and `allocate` gives them to it together with those of other leases.
+        """
+        layout, table, pool, row, page = self.layout, self.table, self.pool, lease.row, self.layout.page_size
         before, pages = table.covered.item(row) // page, -(-length // page)
         if pages <= before:
             return True
-        full_from = max(before, table.shared.item(row))
-        more_full = max(0, pages - full_from) if layout.full else 0
-        more_local = pages - before if layout.local else 0
-        pool, slots, first = self.pool, more_full + more_local * self.pool.pages_per_block, row * table.full.shape[1]
+        first = row * table.full.shape[1]
+        full = range(first + max(before, table.shared.item(row)), first + pages) if layout.full else range(0)
+        local = range(first + before, first + pages) if layout.local else range(0)
+        slots = len(full) + len(local) * pool.pages_per_block
         if slots > pool.free_slots and not self.make_room(slots):
             return False
-        if more_local:
-            # Local pages first: compaction may need the holes that full pages would fill.
-            table.local[row, before:pages] = pool.alloc_local(more_local)
-            table.new_local += range(first + before, first + pages)
-            if pool.moves:
-                self._follow_moves()
-        if more_full:
-            table.full[row, full_from:pages] = pool.alloc_full(more_full)
-            table.new_full += range(first + full_from, first + pages)
         table.covered[row] = pages * page
+        self._reserved[0].extend(full)
+        self._reserved[1].extend(local)
+        pool.reserved += slots
+        if not later:
+            self.allocate()
         return True
+
+    def allocate(self) -> None:
+        """Allocate the pages that are reserved."""
+        (full, local), table = self._reserved, self.table
+        self._reserved, self.pool.reserved = ([], []), 0
+        if local:
+            # Local pages first: compaction may need the holes that full pages would fill.
+            table.local.put(local, self.pool.alloc_local(len(local)))
+            table.new_local += local
+            self._follow_moves()
+        if full:
+            table.full.put(full, self.pool.alloc_full(len(full)))
+            table.new_full += full
 
     def evict_ahead(self) -> None:
         """Evict until the next plan probably finds enough free slots; to be called while the device works.
@@ -222,6 +234,7 @@ class CacheManager:
 
     def close(self, lease: Lease, tokens: Int[np.ndarray, " T"] = _NO_TOKENS, *, prompt: int = 0) -> None:
         """End a lease and publish its computed tokens, the first `prompt` as a prompt; without tokens, nothing."""
+        self.allocate()
         if self._sharing and len(tokens):
             self.prefix.publish(lease, tokens, len(tokens), final=True)
             lease.window_ends = [b for b in lease.window_ends if b < len(tokens)] + [len(tokens)]
@@ -268,7 +281,7 @@ class CacheManager:
         """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
 
         def allocate(full: int, local: int) -> NewPages | None:
-            if not self._free_slots(full + local * self.pool.pages_per_block):
+            if not self._windows.make_room(full + local * self.pool.pages_per_block):
                 return None
             blocks = self.pool.alloc_local(local)
             self._follow_moves()
@@ -288,6 +301,7 @@ class CacheManager:
 
         `ahead`: of leases whose rows may have run further, the end of that, and of what the pages may cover at most.
         """
+        assert not self.pool.reserved, "pages are reserved between two plans"
         self.pool.check()
         self.prefix.check()
         check_table(self.table, self._leases)
@@ -362,21 +376,7 @@ class CacheManager:
         """
         if self.host is not None and self.host.active is not None and slots > self.available_slots:
             self.host.cancel()
-        return self._free_slots(slots)
-
-    def _free_slots(self, slots: int) -> bool:
-        """Do so, but give up nothing."""
-        pool = self.pool
-        if slots <= pool.free_slots:
-            return True
-        if slots > self.available_slots:
-            return False
-        for needed in (False, True):
-            self._windows.free_waiting(needed=needed)
-            self.prefix.retention.make_room(min(slots, pool.free_slots + pool.evictable_slots))
-            if slots <= pool.free_slots:
-                break
-        return True
+        return self._windows.make_room(slots)
 
     def _release(self, lease: Lease) -> None:
         self.pool.free_full(held(lease, "full"))

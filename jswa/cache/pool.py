@@ -37,7 +37,8 @@ class PagePool:
     """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
 
     Read-only for others, by page id: `full_owners`, `local_owners` (number of owners), `full_cached` and `local_cached`
-    (whether the prefix cache is an owner). `allocated` counts the slots that were ever allocated.
+    (whether the prefix cache is an owner). `allocated` counts the slots that were ever allocated. `reserved` counts the
+    slots that the cache manager, which sets it, will allocate soon: they are not free for others.
     """
 
     def __init__(self, num_blocks: int, pages_per_block: int) -> None:
@@ -47,6 +48,7 @@ class PagePool:
         self.num_local = 0
         self.num_full = 0
         self.allocated = 0
+        self.reserved = 0
         self.moves: list[tuple[int, int]] = []
         self.evictable_full = 0
         self.evictable_local = 0
@@ -71,8 +73,8 @@ class PagePool:
 
     @property
     def free_slots(self) -> int:
-        """Slots that can still be allocated, holes included."""
-        return len(self._free) * self.pages_per_block + self.holes
+        """Slots that can still be allocated, holes included, but for those that are reserved."""
+        return len(self._free) * self.pages_per_block + self.holes - self.reserved
 
     @property
     def evictable_slots(self) -> int:
@@ -82,7 +84,7 @@ class PagePool:
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
         """Allocate `count` whole blocks as local pages. The caller has checked `free_slots ≥ m · count`."""
         if count > len(self._free):
-            if count * self.pages_per_block > self.free_slots:
+            if count * self.pages_per_block > self.free_slots + self.reserved:
                 raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
             while len(self._free) < count:
                 self._empty_one_block()

@@ -86,6 +86,28 @@ class Windows:
                 first = min(first, self._reach.first_visible(lease.window_ends[0]) // self._page)
             self.free_slid(lease, first)
 
+    def available_slots(self) -> int:
+        """Return the slots that are free, or can be freed without preempting a row."""
+        slots = self._pool.free_slots + self._pool.evictable_slots
+        return slots + self._pool.pages_per_block * self.idle_pages() if self.waiting else slots
+
+    def make_room(self, slots: int) -> bool:
+        """Free pages that wait, and evict, until `slots` slots are free; False, and no change, if that is impossible.
+
+        What is cheapest goes first.
+        """
+        pool = self._pool
+        if slots <= pool.free_slots:
+            return True
+        if slots > self.available_slots():
+            return False
+        for needed in (False, True):
+            self.free_waiting(needed=needed)
+            self._retention.make_room(min(slots, pool.free_slots + pool.evictable_slots))
+            if slots <= pool.free_slots:
+                break
+        return True
+
     def idle_pages(self, closed: Collection[Lease] = ()) -> int:
         """Count the local pages that wait to be published and that no other row holds, if leases were closed."""
         if not self.waiting:

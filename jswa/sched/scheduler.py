@@ -118,6 +118,7 @@ class Scheduler:
         self._prompts.prefill(draft)
         if passed and draft.budget > 0:
             self._prompts.admit(draft)
+        self.cache.allocate()
         if not len(draft.decode) and not any(draft.prompts.values()):
             return None
         requests = self._requests

@@ -77,7 +77,7 @@ class Prompts:
         for sequence in self._turns.prompts(draft.left, before, long) if draft.left else ():
             count = min(draft.left[sequence], self._turns.room(sequence, draft.budget, draft.for_others))
             length = sequence.launched + draft.prompts[sequence] + count
-            if count and self._cache.grow(lease_of(sequence), length):
+            if count and self._cache.grow(lease_of(sequence), length, later=True):
                 if draft.claims is not None:
                     draft.claims.changed()
                 self.add(draft, sequence, count)
@@ -143,7 +143,7 @@ class Prompts:
         (lease, match), start = opened, opened[1].resume.start
         need = slots.length - start
         count = need if need <= room else min(self._long, room)
-        if not self._cache.grow(lease, start + count):
+        if not self._cache.grow(lease, start + count, later=True):
             self._cache.close(lease)
             return False
         entry = self._requests.begin(sequence, lease, match)

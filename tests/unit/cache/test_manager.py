@@ -59,6 +59,25 @@ def test_a_model_without_local_layers_holds_no_local_pages() -> None:
     manager.check([(lease, 30)])
 
 
+def test_pages_that_are_reserved_are_allocated_at_once() -> None:
+    """What leases grow by later is not free for others; all get their pages, each its own, by one call."""
+    manager = CacheManager(make_layout(4, 8, num_full=1, num_local=1), 20, 9, 3)
+    leases = [manager.open() for _ in range(3)]
+    free = manager.pool.free_slots
+    assert manager.grow(leases[0], 9, later=True)
+    assert manager.grow(leases[1], 5, later=True)
+    assert manager.pool.free_slots == free - leases[0].held_slots - leases[1].held_slots
+    assert manager.pool.num_full == manager.pool.num_local == 0
+    assert not manager.grow(leases[2], 4 * manager.pool.free_slots, later=True)
+    manager.allocate()
+    assert manager.pool.num_full == manager.pool.num_local == 5
+    assert [len(lease.full.held) for lease in leases] == [3, 2, 0]
+    manager.check([(leases[0], 9), (leases[1], 5), (leases[2], 0)])
+    manager.grow(leases[2], 1, later=True)
+    manager.close(leases[2])
+    manager.check([(leases[0], 9), (leases[1], 5)])
+
+
 def run(manager: CacheManager, tokens: np.ndarray) -> int:
     """Run a text and end it, as one step; return how often the step had to evict."""
     before = manager.prefix.retention.evictions
