@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_REGISTERS, SM_SMEM_BYTES, SM_THREADS, SMEM_BYTES
+from tools.aot.measures.products import overwritten
 
 _BYTES = {
     "pred": 1,
@@ -42,7 +43,7 @@ class KernelFacts:
         threads: per thread block.
         wgmma, tma: instructions in the PTX: matrix products, and copies of boxes between global and shared memory.
         overwritten: instructions that write registers which a matrix product under way may still read; see
-            `overwritten`.
+            `tools.aot.measures.products`.
         advice: ptxas' remarks that it waits for each WGMMA before it issues the next (C7510 to C7515), or ignores a
             setmaxnreg: the kernel is right, and much slower than it was written.
     """
@@ -109,25 +110,6 @@ def parse(text: str) -> Iterator[KernelFacts]:
             tuple(re.findall(r"^ptxas \w+\s*: (.*(?:C751[0-5]|serialized|setmaxnreg).*)$", source, re.MULTILINE)),
             overwritten(source),
         )
-
-
-def overwritten(source: str) -> int:
-    """Return how many instructions of a PTX write registers of a WGMMA's operands before it is waited for.
-
-    A WGMMA reads its left operand, and reads and writes its sums, until a wait leaves no more groups under way than
-    came after its own. Counted in the order of the text, so what a loop leaves under way for its next turn is not seen.
-    """
-    open_group, under_way, found = set[str](), list[set[str]](), 0
-    for line in source.splitlines():
-        if product := re.search(r"wgmma\.mma_async\S* (\{[^}]*\}), (\{[^}]*\})?", line):
-            open_group |= {*re.findall(r"%\w+", product[0])}
-        elif "wgmma.commit_group" in line:
-            under_way, open_group = [*under_way, open_group], set()
-        elif wait := re.search(r"wgmma\.wait_group\S* (\d+)", line):
-            under_way = under_way[len(under_way) - int(wait[1]) :] if int(wait[1]) < len(under_way) else under_way
-        elif written := re.match(r"\s*(?:@\S+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%\w+)", line):
-            found += bool({*re.findall(r"%\w+", written[1])} & set().union(open_group, *under_way))
-    return found
 
 
 def _smem(source: str) -> int:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.aot.facts import KernelFacts, Launch, copies, launches, overwritten, parse, top_level, widest
+from tools.aot.facts import KernelFacts, Launch, copies, launches, parse, top_level, widest
 
 PTX = """
 .visible .entry {name}_mosaic_gpu_kernel(
@@ -60,32 +60,6 @@ def test_advice_of_ptxas_is_a_fault(advice: str) -> None:
     (found,) = parse((source + REPORT).format(name="decode", threads=128, spills=0, registers=144))
     assert found == replace(GOOD, advice=(advice,))
     assert found.faults() == [advice]
-
-
-PRODUCT = (
-    "{{ setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{sums}}}, {{{left}}}, %rd1, p; }}\n"
-)
-COMMIT, WAIT = "wgmma.commit_group.sync.aligned;\n", "wgmma.wait_group.sync.aligned {};\n"
-
-
-@pytest.mark.parametrize(
-    ("between", "found"),
-    [
-        ("mul.rn.bf16x2 %r5, %r1, %r2;\n", 0),  # reads
-        ("mul.rn.bf16x2 %r1, %r5, %r2;\n", 1),
-        ("@%p1 mov.b64 {%r9, %r2}, %rd4;\n", 1),
-        ("add.f32 %f1, %f1, %f1;\n", 1),
-        (WAIT.format(1) + "mov.b32 %r1, 0;\n", 1),
-        (WAIT.format(0) + "mov.b32 %r1, 0;\n", 0),
-        ("{second}" + WAIT.format(1) + "mov.b32 %r1, 0;\n", 0),
-        ("{second}" + WAIT.format(1) + "mov.b32 %r3, 0;\n", 1),
-    ],
-)
-def test_writes_to_registers_of_products_under_way_are_counted(between: str, found: int) -> None:
-    """A wait for one leaves the last group under way alone."""
-    first = PRODUCT.format(sums="%f1,%f2", left="%r1,%r2") + COMMIT
-    second = PRODUCT.format(sums="%f3,%f4", left="%r3,%r4") + COMMIT
-    assert overwritten(first + between.replace("{second}", second) + WAIT.format(0) + "mov.b32 %r1, 0;\n") == found
 
 
 def test_registers_that_are_written_too_early_are_a_fault() -> None:
