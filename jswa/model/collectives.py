@@ -48,12 +48,23 @@ def argmax_columns(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
 
     The result is undefined for rows with NaN.
     """
-    index = jnp.argmax(x, axis=-1).astype(jnp.int32)
+    index: Int[Array, " R"] = lax.platform_dependent(x, cpu=_first_largest, default=_argmax)
     if devices == 1:
         return index
     most, size = x.max(axis=-1), x.shape[1]
     found = jnp.where(most == pmax(most, devices), index + shard_start(size, devices), size * devices)
     first: Int[Array, " R"] = lax.pmin(found, AXIS)  # type: ignore[no-untyped-call]
+    return first
+
+
+def _argmax(x: Shaped[Array, "R v"]) -> Int[Array, " R"]:
+    return jnp.argmax(x, axis=-1).astype(jnp.int32)
+
+
+def _first_largest(x: Shaped[Array, "R v"]) -> Int[Array, " R"]:
+    """Return `argmax` in two readings: a CPU takes a number at a time for `argmax`, and several for these."""
+    columns = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    first: Int[Array, " R"] = jnp.where(x == x.max(axis=-1, keepdims=True), columns, x.shape[1] - 1).min(axis=-1)
     return first
 
 

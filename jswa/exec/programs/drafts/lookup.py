@@ -91,12 +91,11 @@ def _in_history(
     readable = jnp.arange(size, dtype=jnp.int32) < size - PROGRAMS[-1]
     back = jnp.where(readable[None], back, NONE)
     lengths = _match_lengths(lambda i: jnp.pad(back[:, i:], ((0, 0), (0, i)), constant_values=NONE), back[:, :longest])
-    lengths = lengths.at[:, 0].set(0)
-    ago = jnp.argmax(lengths, axis=1).astype(jnp.int32)  # the first of the longest, which is the latest
+    longest_match, ago = _first_largest(lengths.at[:, 0].set(0))  # the first of the longest, which is the latest
     # A text that repeats itself goes on repeating: what follows the end of the row begins behind the match again.
     places = jnp.arange(count, dtype=jnp.int32)[None] % jnp.maximum(ago, 1)[:, None]
     followed = jnp.take_along_axis(back, jnp.maximum(ago[:, None] - 1 - places, 0), axis=1)
-    return jnp.take_along_axis(lengths, ago[:, None], axis=1)[:, 0], followed
+    return longest_match, followed
 
 
 def _in_reference(
@@ -110,11 +109,21 @@ def _in_reference(
     )
     places = jnp.arange(size, dtype=jnp.int32)
     expected = (texts["offset"].at[row_ids].get(mode="fill", fill_value=0) + positions)[:, None]
-    at = jnp.argmax(2 * lengths + (places[None] == expected).astype(jnp.int32), axis=1).astype(jnp.int32)
+    doubled, at = _first_largest(2 * lengths + (places[None] == expected).astype(jnp.int32))
     after = at[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     tokens = jnp.take_along_axis(reference, jnp.minimum(after, size - 1), axis=1)
     ends = jnp.cumsum((tokens == NONE) | (after >= size), axis=1, dtype=jnp.int32) > 0
-    return jnp.take_along_axis(lengths, at[:, None], axis=1)[:, 0], at, jnp.where(ends, NONE, tokens)
+    return doubled // 2, at, jnp.where(ends, NONE, tokens)
+
+
+def _first_largest(lengths: Int[Array, "R P"]) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+    """Return the largest number of each row, small and not negative, and its first place.
+
+    Number and place are one integer, of which the largest is found: a CPU computes `argmax` a number at a time.
+    """
+    size = lengths.shape[1]
+    found = (lengths * size + jnp.arange(size - 1, -1, -1, dtype=jnp.int32)[None]).max(axis=1)
+    return found // size, size - 1 - found % size
 
 
 def _match_lengths(shifted: Callable[[int], Int[Array, "R P"]], recent: Int[Array, "R n"]) -> Int[Array, "R P"]:
