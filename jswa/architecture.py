@@ -358,6 +358,11 @@ class ModelConfig:
         """
         return 1 + max((i for i, layer in enumerate(self.layers) if layer.attention.kv_from is None), default=-1)
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether there is such a layer."""
+        return self.tail < len(self.layers)
+
     def at_length(self, max_model_len: int) -> "ModelConfig":
         """Return the model with the rotary embeddings that an engine of this max_model_len uses for all sequences.
 

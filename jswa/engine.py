@@ -56,8 +56,8 @@ class CompilingRunner(StepRunner, Protocol):
 class DraftingRunner(StepRunner, Protocol):
     """A runner whose device drafts tokens."""
 
-    def lengths(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
-        """Return with how many drafts per row a decode step of so many rows may run now."""
+    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return with how many drafts per row a step of so many rows may run now; see `Lengths`."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Generated tokens per second with and without speculative decoding, in pairs, for texts that are drafted well or not.
 
-    python -m benchmarks.speed.speculation [--rows 1 16] [--repeats 5] [--only NAME ...] [--json FILE]
+    python -m benchmarks.speed.speculation [--rows 1 16] [--repeats 5] [--arrivals] [--only NAME ...] [--json FILE]
 
 Two engines in one process, with the model in the box; they take turns, so that other work on the machine hits both. The
 same prompts, seeds and lengths; the tokens are compared. Texts:
@@ -12,6 +12,9 @@ same prompts, seeds and lengths; the tokens are compared. Texts:
     stories   free texts with temperature 0.8: hardly a draft is right, and drafts must not cost anything
     replays   stories whose prompts and seeds were asked before: suffixes from the prefix cache
     drafted   the free stories, drafted by the draft head in the box
+
+With `--arrivals` there are four texts for each row, of 40 to 160 tokens, whose prompts are not cached: whenever one
+ends another begins, so that many steps run prompts too.
 """
 
 import argparse
@@ -32,6 +35,7 @@ from tools.tiny.tasks import words
 TOKENS = 160
 _NAMES = ("Tom", "Lily", "Ben", "Anna", "Max", "Mia", "Sam", "Lucy", "Tim", "Sue", "Jack", "Amy", "Leo", "Ella", "Bob")
 _PETS = ("cat", "dog", "bird", "fish", "frog", "duck", "bear", "fox")
+_TEXTS = 4  # of each row, with arrivals
 _WORDS = 110  # of a text that is copied: more than `TOKENS` tokens
 
 
@@ -91,15 +95,24 @@ KINDS: dict[str, tuple[Any, float, str]] = {
 _MODELS = {"eagle3": {"model": "tiny-draft"}}
 
 
-def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[int]]]:
-    """Return generated tokens per second, behind prompts that are cached, and the tokens."""
+def rate(llm: LLM, kind: str, rows: int, seed: int, *, arrivals: bool = False) -> tuple[float, list[list[int]]]:
+    """Return generated tokens per second and the tokens; without arrivals, behind prompts that are cached."""
     prompt_of, temperature, _ = KINDS[kind]
-    prompts = [prompt_of(row + 16 * seed) for row in range(rows)]
+    texts = _TEXTS * rows if arrivals else rows
+    prompts = [prompt_of(row + 16 * seed) for row in range(texts)]
     form = FORM if kind == "forms" else None
-    params = SamplingParams(
-        max_tokens=TOKENS, temperature=temperature, seed=seed, ignore_eos=True, structured_outputs=form
-    )
-    llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)  # so that the prompts are cached
+    rng = Random(seed)
+    params = [
+        SamplingParams(
+            max_tokens=rng.randint(TOKENS // 4, TOKENS) if arrivals else TOKENS,
+            temperature=temperature, seed=seed, ignore_eos=True, structured_outputs=form,
+        )
+        for _ in prompts
+    ]  # fmt: skip
+    if arrivals and kind != "replays":
+        llm.flush_cache()
+    elif not arrivals:
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)  # so that the prompts are cached
     begin = time.perf_counter()
     found = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin
@@ -107,17 +120,17 @@ def rate(llm: LLM, kind: str, rows: int, seed: int) -> tuple[float, list[list[in
     return sum(map(len, tokens)) / seconds, tokens
 
 
-def measure(method: str, kinds: Sequence[str], rows: int, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(method: str, kinds: Sequence[str], rows: int, repeats: int, *, arrivals: bool) -> Iterator[dict[str, Any]]:
     """Yield what `compare` finds for texts that are drafted by one method, by the same two engines."""
     options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1536}
     drafts = {"method": method, "num_speculative_tokens": PROGRAMS[-1], **_MODELS.get(method, {})}
     with LLM("tiny", **options) as plain, LLM("tiny", speculative_config=drafts, **options) as drafting:
         for kind in kinds:
-            settle((plain, drafting), kind, rows)
-            yield compare(plain, drafting, kind, rows, repeats)
+            settle((plain, drafting), kind, rows, arrivals=arrivals)
+            yield compare(plain, drafting, kind, rows, repeats, arrivals=arrivals)
 
 
-def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int) -> dict[str, Any]:
+def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int, *, arrivals: bool) -> dict[str, Any]:
     """Return the rates of both engines, the median of the ratios, and how much was drafted."""
     before = drafting.engine.step_stats()
     rates: list[tuple[float, float]] = []
@@ -125,7 +138,7 @@ def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int) -> di
     for repeat in range(repeats):
         seed = 0 if kind == "replays" else repeat
         order = (plain, drafting) if repeat % 2 else (drafting, plain)
-        found = {llm: rate(llm, kind, rows, seed) for llm in order}
+        found = {llm: rate(llm, kind, rows, seed, arrivals=arrivals) for llm in order}
         rates.append((found[plain][0], found[drafting][0]))
         same &= found[plain][1] == found[drafting][1]
     after = drafting.engine.step_stats()
@@ -133,23 +146,23 @@ def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int) -> di
     assert after.drafts is not None
     drafted, accepted = (new - old for new, old in zip(after.drafts.sums, before.drafts.sums, strict=True))
     return {
-        "text": kind, "rows": rows, "method": KINDS[kind][2],
+        "text": kind, "rows": rows, "arrivals": arrivals, "method": KINDS[kind][2],
         "without": statistics.median(a for a, _ in rates), "with": statistics.median(b for _, b in rates),
         "ratio": statistics.median(b / a for a, b in rates), "ratios": [b / a for a, b in rates],
         "drafted": drafted, "accepted": accepted, "steps": after.steps - before.steps, "same tokens": same,
     }  # fmt: skip
 
 
-def settle(both: Sequence[LLM], kind: str, rows: int) -> None:
+def settle(both: Sequence[LLM], kind: str, rows: int, *, arrivals: bool = False) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
     runner, quiet = both[1].engine.runner, 0
     assert isinstance(runner, DraftingRunner)
-    while runner.lengths(rows, split=kind == "forms", logprobs=False) != PROGRAMS:
+    while runner.lengths(rows, tokens=0, split=kind == "forms", logprobs=False) != PROGRAMS:
         time.sleep(0.5)
     while quiet < 2:
         before = [llm.engine.step_stats().compiled_beside for llm in both]
         for llm in both:
-            rate(llm, kind, rows, 0)
+            rate(llm, kind, rows, 0, arrivals=arrivals)
         while _is_compiling():
             pass
         quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
@@ -168,13 +181,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--arrivals", action="store_true", help="texts begin while others run")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for count in options.rows:
         for method in dict.fromkeys(method for _, _, method in KINDS.values()):
             kinds = [kind for kind in options.only if KINDS[kind][2] == method]
-            rows += measure(method, kinds, count, options.repeats) if kinds else ()
+            rows += measure(method, kinds, count, options.repeats, arrivals=options.arrivals) if kinds else ()
     print(f"{'text':10}{'rows':>5}{'without':>10}{'with':>10}{'ratio':>7}   right of drafted, same tokens")
     for row in rows:
         counts = f"{row['accepted']:6} of {row['drafted']:6}, {row['same tokens']}"

@@ -13,7 +13,8 @@ from jswa.plan import StepPlan
 class Bucket:
     """Room for `rows` rows and `tokens` tokens, of which `drafts` per row are drafts.
 
-    `decode` buckets have 1 + `drafts` places for each row, and hold no prompts.
+    `decode` buckets have 1 + `drafts` places for each row, and hold no prompts. In the others the tokens of a row lie
+    behind those of the row before, and rows may have fewer drafts.
     """
 
     tokens: int
@@ -31,24 +32,30 @@ class Bucket:
         """Return the decode bucket of so many rows with so many drafts each."""
         return Bucket(rows * (1 + drafts), rows, decode=True, drafts=drafts)
 
-    def holds(self, rows: int, tokens: int, drafts: int = 0) -> bool:
-        """Return whether a plan of so many rows and tokens fits, of which so many tokens of a row may be drafts."""
+    def holds(self, rows: int, tokens: int, drafts: int = 0, *, prompts: bool = False) -> bool:
+        """Return whether a plan of so many rows and tokens fits, of which so many tokens of a row may be drafts.
+
+        `prompts`: whether it runs several known tokens of a row.
+        """
         if rows > self.rows or drafts > self.drafts:
             return False
         if not self.decode:
             return tokens <= self.tokens
-        return drafts == self.drafts and (rows == tokens or drafts > 0)
+        return drafts == self.drafts and not prompts and (rows == tokens or drafts > 0)
 
 
-def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple[Bucket, ...]:
+def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
     """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
 
-    With speculation also decode buckets with drafts: for powers of two rows, and for the most rows.
+    With speculation also buckets with drafts: for decode steps of powers of two rows and of the most rows; and, with
+    the largest number of drafts, for steps with prompts of powers of two tokens and of the most tokens.
     Only the largest if `one_bucket`; with `step_sizes`, decode buckets of the sizes up to `max_rows`, and mixed ones of
     the larger sizes and of `max_tokens`.
 
     Args:
         fewest_rows: of a decode bucket on CPU, where a product of one row may be slower than one of two.
+        tail: whether the model has layers that run for each row's last token alone (`ModelConfig.tail`). Beside drafts
+            they would run whole prompts, so steps with prompts have no drafts then.
     """
     speculation = limits.speculation
     if limits.one_bucket:
@@ -69,6 +76,9 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple
         sizes = sorted({*(n for n in powers if n >= fewest_rows and n <= limits.max_rows), max(rows)})
         decode += [Bucket.verifying(n, drafts) for n in sizes if n * (1 + drafts) <= limits.max_tokens]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
+    if speculation is not None and not tail:
+        most, sizes = speculation.programs[-1], [n for n in tokens if n.bit_count() == 1 or n == max(tokens)]
+        mixed += [Bucket(n, min(n, limits.max_rows), decode=False, drafts=most) for n in sizes]
     # Of two buckets of one size the decode bucket is faster.
     return tuple(
         sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode, bucket.drafts))
@@ -78,8 +88,9 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1) -> tuple
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     """Return the smallest bucket that holds the plan, of those given, smallest first."""
     rows, tokens, drafts = plan.num_rows, plan.num_tokens, plan.drafts
+    prompts = drafts > 0 and plan.runs_prompts  # without drafts the number of tokens says it
     for bucket in buckets[bisect.bisect_left(buckets, tokens, key=attrgetter("tokens")) :]:
-        if bucket.holds(rows, tokens, drafts):
+        if bucket.holds(rows, tokens, drafts, prompts=prompts):
             return bucket
     raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")
 

@@ -108,7 +108,7 @@ class Runner:
         self.params = params
         # XLA's CPU product of one row in 16 bits is a scalar loop: it takes 8 times as long as that of two rows.
         fewest_rows = 2 if run_dtype(params).itemsize == 2 and has_other_products(params, backends.linear) else 1
-        self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=fewest_rows)
+        self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=fewest_rows, tail=model.has_tail)
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block
@@ -215,9 +215,9 @@ class Runner:
                 array.copy_to_host_async()
         return outputs
 
-    def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
-        """Return with how many drafts per row a decode step of so many rows may run now; see `StepPrograms.lengths`."""
-        return self._steps.lengths(rows, split=split, logprobs=logprobs)
+    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return with how many drafts per row a step of so many rows may run now; see `StepPrograms.lengths`."""
+        return self._steps.lengths(rows, tokens=tokens, split=split, logprobs=logprobs)
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""

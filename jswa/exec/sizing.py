@@ -226,19 +226,19 @@ def scratch_bytes(
 ) -> int:
     """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
 
-    These are one of prompts, one of decode rows, and one with drafts: the one with most logits at once, which need not
-    be that of most rows and drafts.
+    These are one of prompts, one of decode rows, and those with drafts of `most_logits`.
 
     They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
     """
     smallest = dataclasses.replace(limits, num_blocks=2)
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
-    held = bucket_table(limits, on_gpu=True)[-1] if limits.one_bucket else None
+    table = bucket_table(limits, on_gpu=True, tail=model.has_tail)
+    held = table[-1] if limits.one_bucket else None
     largest = held or Bucket(limits.max_tokens, limits.max_rows, decode=False)
     cases: list[tuple[Bucket, Logprobs]] = [(largest, "prompt")]
     if held is None:
         cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
-        cases += [(bucket, "sampled") for bucket in most_logits(limits, model.vocab_size // model.devices)]
+        cases += [(bucket, "sampled") for bucket in most_logits(table, model.vocab_size // model.devices)]
     most = 0
     for bucket, logprobs in cases:
         spec = PackSpec.of(
@@ -256,10 +256,18 @@ def scratch_bytes(
     return most
 
 
-def most_logits(limits: Limits, vocab: int) -> list[Bucket]:
-    """Return the bucket with drafts that has most logits at once, and of several the largest; none without drafts."""
-    buckets = [bucket for bucket in bucket_table(limits, on_gpu=True) if bucket.drafts]
-    return sorted(buckets, key=lambda one: (logits_at_once(one.rows, one.per_row, vocab), one.tokens))[-1:]
+def most_logits(buckets: tuple[Bucket, ...], vocab: int) -> list[Bucket]:
+    """Return the bucket with drafts that has most logits at once, of several the largest; of each kind that there is.
+
+    For decode steps it need not be that of most rows and drafts (`logits_at_once`).
+    """
+
+    def size(bucket: Bucket) -> tuple[int, int]:
+        return logits_at_once(bucket.rows, bucket.per_row, vocab), bucket.tokens
+
+    drafting = [bucket for bucket in buckets if bucket.drafts]
+    kinds = [[bucket for bucket in drafting if bucket.decode is decode] for decode in (True, False)]
+    return [max(kind, key=size) for kind in kinds if kind]
 
 
 def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:

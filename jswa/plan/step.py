@@ -202,3 +202,8 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return len(self.tokens)
+
+    @property
+    def runs_prompts(self) -> bool:
+        """Whether the step runs several known tokens of a row: a prompt, or what comes back behind a preemption."""
+        return bool((self.counts > np.maximum(self.samples, 1)).any())

@@ -162,13 +162,14 @@ class StepPrograms:
         there = tuple(bucket for bucket in self.buckets if self._are_compiled(programs(bucket)))
         return programs(pick_bucket(there, plan))
 
-    def lengths(self, rows: int, *, split: bool = False, logprobs: bool = False) -> tuple[int, ...]:
-        """Return with how many drafts per row a decode step of so many rows may run now, in the program of its size.
+    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return with how many drafts per row a step of so many rows may run now, in the program of its size.
 
         A program that is not compiled is wanted, so that it is compiled beside the steps; one of more rows would take
         longer than the drafts save.
 
         Args:
+            tokens: of a step that runs prompts, without drafts; 0: a decode step.
             split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
         """
         if self._deterministic:
@@ -179,8 +180,10 @@ class StepPrograms:
         if split:
             families += [_DRAFTS, ("forward", "none"), *(("finish", kind) for kind in kinds)]
         best: dict[int, tuple[int, ...]] = {}
+        most_tokens = self.buckets[-1].tokens
         for bucket in self.buckets:
-            if bucket.drafts and bucket.rows >= rows:
+            with_drafts = min(tokens + rows * bucket.drafts, most_tokens) if tokens else 0
+            if bucket.drafts and bucket.decode != bool(tokens) and bucket.holds(rows, with_drafts, bucket.drafts):
                 best.setdefault(bucket.drafts, self._programs(families, bucket))
         missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
         for numbers in missing:

@@ -216,7 +216,7 @@ def _forward_rows(
 def _shared_tail_too(config: StepConfig) -> bool:
     """Return whether a drafter reads all tokens' hidden states from layers that run for the last tokens alone."""
     placed = config.placed
-    return placed is not None and not placed.only_last and config.model.tail < len(config.model.layers)
+    return placed is not None and not placed.only_last and config.model.has_tail
 
 
 def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:

@@ -63,7 +63,7 @@ def heads_of(config: AttentionConfig) -> Heads:
 
 def require_served(model: ModelConfig) -> None:
     """Raise NoGlueKernel if a layer of the model needs more than the kernels of the glue do, with the reason."""
-    if model.tail < len(model.layers):
+    if model.has_tail:
         raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
     for layer in model.layers:
         more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup

@@ -9,10 +9,13 @@ tried. Trials of unknown times and shares take a small part of the time of all s
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from operator import and_
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from jswa.text.speculation import PROGRAMS
 
 _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
@@ -100,17 +103,20 @@ class Choice:
         self._kept, self._rest = (last, size, min(left, _NEW)), _RESTS[0]
 
     def kept(self, rows: int) -> int | None:
-        """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew."""
+        """Return the choice for a step of so many rows if the last one still holds; None: `choose` anew.
+
+        It holds for somewhat fewer rows too: what holds more has a program for these.
+        """
         last, size, left = self._kept
-        if size != rows or left <= 0:
+        if rows > size or 2 * rows <= size or left <= 0:
             return None
         self._kept = last, size, left - 1
         return last
 
     def rests(self, rows: int) -> bool:
-        """Return whether the last choice was to draft nothing, and still holds for a step of so many rows."""
+        """Return whether the last choice was to draft nothing, and still holds for a step of so many rows, about."""
         last, size, left = self._kept
-        if last or size != rows or left <= 0:
+        if last or not size < 2 * rows < 4 * size or left <= 0:
             return False
         self._kept = last, size, left - 1
         return True
@@ -146,8 +152,27 @@ class Choice:
         size, chances = rows.bit_length(), self.chances(row_ids)
         if (size, 0) not in self._seconds:
             return 0
-        seconds = {0: self._seconds[size, 0]}
-        guess = seconds[0]
+        seconds = self._times(size, lengths)
+        known = self._known(size, seconds)
+        best = best_length(chances, rows, known)
+        trial = self._trial(chances, rows, seconds, best)
+        # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
+        holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
+        self._kept = (best, rows, holds) if trial is None else (0, 0, 0)
+        self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
+        return best if trial is None else trial
+
+    def best(self, row_ids: Int[np.ndarray, " E"], rows: int) -> int:
+        """Return the number of drafts that pays most in a decode step, by what is known; arguments as in `choose`."""
+        size = rows.bit_length()
+        if not len(row_ids) or (size, 0) not in self._seconds:
+            return 0
+        return best_length(self.chances(row_ids), rows, self._known(size, self._times(size, PROGRAMS)))
+
+    def _times(self, size: int, lengths: tuple[int, ...]) -> dict[int, float]:
+        """Return what a step of a size takes, by number of drafts: as measured, or as guessed from the next shorter."""
+        guess = self._seconds[size, 0]
+        seconds = {0: guess}
         for drafts in lengths:
             guess *= _CHEAP
             if self._is_known(size, drafts):
@@ -157,14 +182,11 @@ class Choice:
         least = math.inf
         for drafts in sorted(seconds, reverse=True):
             least = seconds[drafts] = min(least, seconds[drafts])
-        known = {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
-        best = best_length(chances, rows, known)
-        trial = self._trial(chances, rows, seconds, best)
-        # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
-        holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
-        self._kept = (best, rows, holds) if trial is None else (0, 0, 0)
-        self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
-        return best if trial is None else trial
+        return seconds
+
+    def _known(self, size: int, seconds: Mapping[int, float]) -> dict[int, float]:
+        """Return those of the times that rest on measurements."""
+        return {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
 
     def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
         """Return a number of drafts to try instead of the best, if one may pay and the time for that has been saved."""
@@ -191,16 +213,17 @@ class Choice:
         last, times = self._measured.get((size, drafts), (0, 0))
         return times >= _FIRST and self._steps[size] - last < _FORGOTTEN
 
-    def watched(self, row_id: int, hits: Items[bool]) -> None:
-        """Count, of a row that runs no drafts, which of its next tokens would have been drafted."""
-        if not hits:
+    def watched(self, hits: Mapping[int, Items[bool]]) -> None:
+        """Count, of rows that run no drafts, by row id, which of their next tokens would have been drafted."""
+        found = {row_id: right for row_id, right in hits.items() if right}
+        if not found:
             return
-        right = np.array(hits)
-        behind = right[1:][right[:-1]]
-        good, tried = [np.count_nonzero(right), np.count_nonzero(behind)], [len(right), len(behind)]
+        counts = [
+            (sum(right), sum(map(and_, right, right[1:])), len(right), sum(right[:-1])) for right in found.values()
+        ]
+        good, behind, tried, tried_behind = np.array(counts, float).T
         self._count_noted()
-        times = np.full(1, len(right))
-        self._add(np.array([row_id]), np.array(good, float)[:, None], np.array(tried, float)[:, None], times)
+        self._add(np.array(list(found)), np.stack([good, behind]), np.stack([tried, tried_behind]), tried.astype(int))
 
     def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
         """Note how many of so many drafts were right, of rows that ran some: counted when it is needed.
@@ -242,7 +265,8 @@ class Choice:
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""
-        size, rests = rows.bit_length(), not drafts and self._kept[:2] == (0, rows)
+        last_choice, rows_then, _ = self._kept
+        size, rests = rows.bit_length(), not drafts and not last_choice and rows_then < 2 * rows < 4 * rows_then
         stands_for = self._rest // _TIMED if rests else 1
         key, step = (size, drafts), self._steps.get(size, 0) + stands_for
         last, times = self._measured.get(key, (step, 0))

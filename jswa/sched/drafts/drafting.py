@@ -28,10 +28,11 @@ _WATCHED = 16  # rows for each choice, by turns
 class Lengths(Protocol):
     """Says how many drafts per row the device can run now."""
 
-    def __call__(self, rows: int, *, split: bool, logprobs: bool) -> tuple[int, ...]:
-        """Return the numbers of drafts per row, ascending, with which a decode step of so many rows may run.
+    def __call__(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+        """Return the numbers of drafts per row, ascending, with which a step of so many rows may run.
 
         Args:
+            tokens: of a step that runs prompts, without drafts, of which rows may have fewer; 0: a decode step.
             split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
         """
         ...
@@ -42,7 +43,7 @@ class DraftStats:
     """Sums since the engine's start.
 
     Attributes:
-        steps: decode steps with drafts.
+        steps: steps with drafts.
         rows: rows of these steps that had drafts: without drafts each would have got one token.
         drafts: tokens that were drafted.
         accepted: drafts that were right, by their place among those of a row and step.
@@ -169,22 +170,39 @@ class Drafting:
         """Return the number of drafts per row of the program in which the planned step runs."""
         if self.lengths is None or self._speculation is None:
             return self._most
-        mixed = any(draft.prompts.values()) and not self._one_bucket
-        if mixed or not len(draft.decode):
-            return 0
         rows, row_ids = self._rows, draft.decode
+        if not len(row_ids):
+            return 0
+        if any(count > 1 for count in draft.prompts.values()) and not self._one_bucket:
+            return self._length_beside_prompts(draft, self.lengths, split=split)
         features = split, bool(rows.logprob_rows)
         kept = self.choice.kept(len(row_ids)) if features == self._features else None
         if kept is not None:
             return kept
         self._features = features
-        lengths = self.lengths(len(row_ids), split=features[0], logprobs=features[1])
+        lengths = self.lengths(len(row_ids), tokens=0, split=features[0], logprobs=features[1])
         drafting = row_ids[rows.speculative[row_ids] > 0]
         if self._watch is not None and not self.choice.last:
             self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
-            for row_id in np.roll(drafting, -self._watched)[:_WATCHED].tolist():
-                self.choice.watched(row_id, self._watch.hits(rows, row_id))
+            some = np.roll(drafting, -self._watched)[:_WATCHED].tolist()
+            self.choice.watched({row_id: self._watch.hits(rows, row_id) for row_id in some})
         return self.choice.choose(drafting, len(row_ids), lengths)
+
+    def _length_beside_prompts(self, draft: Draft, lengths: Lengths, *, split: bool) -> int:
+        """Return the number of drafts per row of a step that runs prompts too: the one that pays most without these.
+
+        The prompts make each draft cheaper: more of the step's tokens share its weights.
+        """
+        rows, row_ids = self._rows, draft.decode
+        if rows.logprob_rows and (rows.launched < rows.prompt_logprobs_to).any():
+            return 0  # no program gives log probabilities of prompts beside drafts
+        best = self.choice.best(row_ids[rows.speculative[row_ids] > 0], len(row_ids))
+        if not best:
+            return 0
+        prompts = [count for count in draft.prompts.values() if count]
+        tokens = len(row_ids) + sum(prompts)
+        there = lengths(len(row_ids) + len(prompts), tokens=tokens, split=split, logprobs=bool(rows.logprob_rows))
+        return best if there and best <= there[-1] else 0
 
     def give(
         self, draft: Draft, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]], *, split: bool
@@ -236,16 +254,15 @@ class Drafting:
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
 
-        Only if it was one of decode rows alone, the device had it before the one before had ended, and its rows still
+        Only if it ran no prompts, the device had it before the one before had ended, and its rows still
         run: the tokens of a step that nobody needs any more are looked at when the next request comes. While the choice
         is to draft nothing, a part of the steps is measured.
         """
         if self.choice.unmeasured:
             self._queued = False
             return
-        alone = bool(plan.drafts or plan.num_tokens == plan.num_rows)
         whole = self._rows.flights[0].departures == self._rows.departures
-        if self.lengths is not None and alone and whole and self._queued:
+        if self.lengths is not None and whole and self._queued and not plan.runs_prompts:
             self.choice.took(plan.num_rows, plan.drafts, now - self._landed)
         self._landed, self._queued = now, len(self._rows.flights) > 1
 

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.sched.drafts.choice import Choice
+from jswa.text.speculation import PROGRAMS
 
 
 class Drawn(Choice):
@@ -21,6 +22,10 @@ class Drawn(Choice):
     def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
         """Return any."""
         return self._chance.choice((0, *lengths))
+
+    def best(self, row_ids: Int[np.ndarray, " E"], rows: int) -> int:
+        """Return any, for a step that runs prompts."""
+        return self._chance.choice((0, *PROGRAMS))
 
     def rests(self, rows: int) -> bool:
         """No choice holds."""

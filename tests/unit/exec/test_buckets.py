@@ -12,6 +12,7 @@ from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
 from jswa.plan import StepPlan
 from jswa.text.inputs import engine_config
+from jswa.text.speculation import Speculation
 from tests.support.builders import make_layer, make_model, make_plan
 
 
@@ -97,6 +98,24 @@ def test_only_the_sizes_that_are_asked_for_are_compiled(
     assert [bucket.tokens for bucket in table if not bucket.decode] == mixed
     assert pick_bucket(table, plan_of([1] * 256)).decode
     assert pick_bucket(table, plan_of([max_tokens - 255] + [1] * 255)).tokens == max_tokens
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_steps_with_prompts_have_programs_with_drafts(on_gpu: bool) -> None:
+    """Of powers of two tokens, with the largest number of drafts; none if layers run for last tokens alone."""
+    limits = Limits(10_000, 256, 3_000, 16, speculation=Speculation("suffix", 4).of_length(10_000))
+    table = bucket_table(limits, on_gpu=on_gpu)
+    mixed = [bucket for bucket in table if bucket.drafts and not bucket.decode]
+    assert [bucket.tokens for bucket in mixed] == [n for n in (64, 128, 256, 512, 1024, 2048, 3000) if n > 64 * on_gpu]
+    assert {bucket.drafts for bucket in mixed} == {7}
+    assert not [b for b in bucket_table(limits, on_gpu=on_gpu, tail=True) if b.drafts and not b.decode]
+    assert len(table) == len(set(table))
+    # A row of drafts and a prompt of as many tokens as a row of this many drafts would have.
+    plan = make_plan(np.arange(2), 0, [4, 4], samples=[4, 1], drafts=3)
+    assert pick_bucket(table, plan) == mixed[0]
+    assert pick_bucket(table, make_plan(np.arange(2), 0, [4, 4], samples=[4, 4], drafts=3)).decode
+    # A prompt of which one token is left takes the place of a row without drafts.
+    assert pick_bucket(table, make_plan(np.arange(2), 0, [4, 1], samples=[4, 1], drafts=3)).decode
 
 
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:

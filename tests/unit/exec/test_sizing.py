@@ -224,9 +224,11 @@ def test_scratch_is_measured_with_the_most_logits_that_exist_at_once(vocab: int,
     For an H200 temporaries of the latter are 638 MB, and of the former 338 MB.
     """
     limits = Limits(4_096, 64, 2_048, 64, speculation=Speculation("suffix", 7).of_length(4_096))
-    assert max(bucket.tokens for bucket in bucket_table(limits, on_gpu=True) if bucket.drafts) == 512
-    assert [bucket.tokens for bucket in most_logits(limits, vocab)] == [tokens]
-    assert not most_logits(dataclasses.replace(limits, speculation=None), vocab)
+    table = bucket_table(limits, on_gpu=True)
+    assert max(bucket.tokens for bucket in table if bucket.drafts and bucket.decode) == 512
+    assert [bucket.tokens for bucket in most_logits(table, vocab)] == [tokens, 2_048]
+    assert len(most_logits(bucket_table(limits, on_gpu=True, tail=True), vocab)) == 1
+    assert not most_logits(bucket_table(dataclasses.replace(limits, speculation=None), on_gpu=True), vocab)
 
 
 def test_no_program_needs_more_scratch_than_was_measured() -> None:

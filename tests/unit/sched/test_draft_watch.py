@@ -54,7 +54,7 @@ def test_hits_make_a_row_draft() -> None:
             kept = 0 if choice.rests(1) else choice.kept(1)
             if kept is None:
                 if not choice.last:
-                    choice.watched(0, hits)
+                    choice.watched({0: hits})
                 kept = choice.choose(ids, 1, (1, 3, 7))
             if kept:
                 choice.note(ids, np.array([kept]), np.array([kept if hits[0] else 0]))
