@@ -11,10 +11,11 @@ from jswa.plan import StepPlan
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """Room for `rows` rows and `tokens` tokens, of which `drafts` per row are drafts.
+    """Room for `rows` rows and `tokens` tokens, of which `drafts` of a row at most are drafts.
 
-    `decode` buckets have 1 + `drafts` places for each row, and hold no prompts. In the others the tokens of a row lie
-    behind those of the row before, and rows may have fewer drafts.
+    `decode` buckets hold no prompts. Each of their rows has 1 + `drafts` places; or, if there are fewer tokens, the
+    device shares them among the rows that it has drafts for. In the other buckets the host counts the tokens of each
+    row, which lie behind those of the row before.
     """
 
     tokens: int
@@ -24,13 +25,23 @@ class Bucket:
 
     @property
     def per_row(self) -> int:
-        """The places for tokens of each row of a decode bucket."""
+        """The tokens of a row of a decode bucket, at most."""
         return 1 + self.drafts
 
+    @property
+    def shared(self) -> bool:
+        """Whether the rows of a decode bucket share its tokens, as there are too few for all drafts."""
+        return self.decode and self.tokens < self.rows * self.per_row
+
+    @property
+    def mean_drafts(self) -> int:
+        """The drafts of each row for which a decode bucket has tokens."""
+        return self.tokens // self.rows - 1
+
     @staticmethod
-    def verifying(rows: int, drafts: int) -> "Bucket":
-        """Return the decode bucket of so many rows with so many drafts each."""
-        return Bucket(rows * (1 + drafts), rows, decode=True, drafts=drafts)
+    def verifying(rows: int, drafts: int, most: int | None = None) -> "Bucket":
+        """Return the decode bucket of so many rows with so many drafts each, on average if a row may have `most`."""
+        return Bucket(rows * (1 + drafts), rows, decode=True, drafts=drafts if most is None else most)
 
     def holds(self, rows: int, tokens: int, drafts: int = 0, *, prompts: bool = False) -> bool:
         """Return whether a plan of so many rows and tokens fits, of which so many tokens of a row may be drafts.
@@ -41,7 +52,7 @@ class Bucket:
             return False
         if not self.decode:
             return tokens <= self.tokens
-        return drafts == self.drafts and not prompts and (rows == tokens or drafts > 0)
+        return drafts == self.mean_drafts and not prompts and (rows == tokens or drafts > 0)
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
@@ -58,8 +69,9 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
             they would run whole prompts, so steps with prompts have no drafts then.
     """
     speculation = limits.speculation
+    programs, looks_up = ((), False) if speculation is None else (speculation.programs, speculation.looks_up)
     if limits.one_bucket:
-        drafts = 0 if speculation is None else speculation.programs[-1]
+        drafts = max(programs, default=0)
         return (Bucket(limits.max_tokens, limits.max_rows, decode=False, drafts=drafts),)
     if limits.step_sizes:
         rows = [size for size in limits.step_sizes if size <= limits.max_rows]
@@ -71,13 +83,14 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
         tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens, (1.0,))
     decode = [Bucket(n, n, decode=True) for n in rows]
-    for drafts in () if speculation is None else speculation.programs:
+    for drafts in programs:
         powers = [1 << n for n in range(limits.max_rows.bit_length())]
         sizes = sorted({*(n for n in powers if n >= fewest_rows and n <= limits.max_rows), max(rows)})
-        decode += [Bucket.verifying(n, drafts) for n in sizes if n * (1 + drafts) <= limits.max_tokens]
+        most = programs[-1] if looks_up else drafts
+        decode += [Bucket.verifying(n, drafts, most) for n in sizes if n * (1 + drafts) <= limits.max_tokens]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
-    if speculation is not None and not tail:
-        most, sizes = speculation.programs[-1], [n for n in tokens if n.bit_count() == 1 or n == max(tokens)]
+    if programs and not tail:
+        most, sizes = programs[-1], [n for n in tokens if n.bit_count() == 1 or n == max(tokens)]
         mixed += [Bucket(n, min(n, limits.max_rows), decode=False, drafts=most) for n in sizes]
     # Of two buckets of one size the decode bucket is faster.
     return tuple(
@@ -87,7 +100,7 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     """Return the smallest bucket that holds the plan, of those given, smallest first."""
-    rows, tokens, drafts = plan.num_rows, plan.num_tokens, plan.drafts
+    rows, tokens, drafts = plan.num_rows, plan.num_places, plan.drafts
     prompts = drafts > 0 and plan.runs_prompts  # without drafts the number of tokens says it
     for bucket in buckets[bisect.bisect_left(buckets, tokens, key=attrgetter("tokens")) :]:
         if bucket.holds(rows, tokens, drafts, prompts=prompts):

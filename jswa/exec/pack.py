@@ -26,7 +26,7 @@ class PackSpec(NamedTuple):
     max_rows: int
     targets: int
     adapters: int = 0
-    per_row: int = 0  # places for tokens of each row; 0: they lie one behind the other
+    per_row: int = 0  # places for tokens of each row, the first ones; 0: they lie one behind the other
 
     @property
     def size(self) -> int:
@@ -41,11 +41,11 @@ class PackSpec(NamedTuple):
         return PackSpec(
             bucket.rows,
             bucket.tokens,
-            -(-bucket.tokens // page_size) + bucket.rows,
+            -(-(bucket.rows * bucket.per_row if bucket.decode else bucket.tokens) // page_size) + bucket.rows,
             max_rows,
             bucket.tokens if targets else 0,
             bucket.rows if adapters else 0,
-            bucket.per_row if bucket.decode and bucket.drafts else 0,
+            (1 if bucket.shared else bucket.per_row) if bucket.decode and bucket.drafts else 0,
         )
 
 
@@ -92,7 +92,7 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     inputs.rows[: plan.num_rows] = plan.rows
     if spec.per_row:
         # All but the first token of a row are drafts, which the device has.
-        places = inputs.tokens.reshape(spec.rows, spec.per_row)
+        places = inputs.tokens[: spec.rows * spec.per_row].reshape(spec.rows, spec.per_row)
         places[: plan.num_rows] = FROM_DEVICE
         places[: plan.num_rows, 0] = plan.tokens[np.cumsum(plan.counts) - plan.counts]
     else:

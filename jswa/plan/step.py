@@ -142,7 +142,8 @@ class StepPlan:
         logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
             of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
-        drafts: drafts per row in the step program; 0: no row has any.
+        drafts: drafts per row in the step program; 0: no row has any. In a decode step whose drafts are looked up a row
+            may have more, if others have fewer.
         texts: of rows whose drafts are looked up: those that begin, or get other texts to look in.
         transfers: pages that go to host memory, and come back; None: none do.
     """
@@ -207,3 +208,11 @@ class StepPlan:
     def runs_prompts(self) -> bool:
         """Whether the step runs several known tokens of a row: a prompt, or what comes back behind a preemption."""
         return bool((self.counts > np.maximum(self.samples, 1)).any())
+
+    @property
+    def num_places(self) -> int:
+        """Tokens that the step program must have room for: `drafts` per row, though some rows may run more."""
+        if not self.drafts:
+            return self.num_tokens
+        drafts = np.maximum(self.samples - 1, 0)
+        return self.num_tokens - max(0, int(drafts.sum()) - self.drafts * int(np.count_nonzero(drafts)))

@@ -182,9 +182,10 @@ class StepPrograms:
         best: dict[int, tuple[int, ...]] = {}
         most_tokens = self.buckets[-1].tokens
         for bucket in self.buckets:
-            with_drafts = min(tokens + rows * bucket.drafts, most_tokens) if tokens else 0
-            if bucket.drafts and bucket.decode != bool(tokens) and bucket.holds(rows, with_drafts, bucket.drafts):
-                best.setdefault(bucket.drafts, self._programs(families, bucket))
+            drafts = bucket.drafts if tokens else bucket.mean_drafts
+            with_drafts = min(tokens + rows * drafts, most_tokens) if tokens else 0
+            if bucket.drafts and bucket.decode != bool(tokens) and bucket.holds(rows, with_drafts, drafts):
+                best.setdefault(drafts, self._programs(families, bucket))
         missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
         for numbers in missing:
             self._want(numbers)

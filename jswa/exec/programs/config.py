@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxtyping import Array, Float
+
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.drafts.models import Placed
+from jswa.exec.programs.state import DeviceState
 from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params, bind
+from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import Logprobs
 from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
@@ -66,3 +70,9 @@ def layer_tile_tokens(config: StepConfig, layer: int) -> int:
     attention, bucket = config.model.layers[layer].attention, config.bucket
     group = attention.num_heads // attention.num_kv_heads
     return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
+
+
+def layer_scales(params: Params, state: DeviceState, config: StepConfig, layer: int) -> Float[Array, "2 K"] | None:
+    """Return the scales of a layer's KV, if it has 8 bits."""
+    in_8_bits = state["lanes"][0].dtype.itemsize == 1
+    return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None

@@ -14,7 +14,7 @@ from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs
 from jswa.exec.programs.state import DeviceState
-from jswa.plan import FROM_DEVICE
+from jswa.plan import COLUMNS, FROM_DEVICE
 from pallas_kernels.attention.api import TILE_TOKENS
 from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
 
@@ -60,6 +60,52 @@ class StepIndices(NamedTuple):
     local: KindIndices | None
 
 
+class Spans(NamedTuple):
+    """What each row runs; `starts`, `counts` and `drafts` as in `StepIndices`."""
+
+    row_ids: Int[Array, " R"]
+    starts: Int[Array, " R"]
+    counts: Int[Array, " R"]
+    drafts: Int[Array, " R"]
+
+    def drafting(self, max_rows: int) -> Int[Array, " R"]:
+        """Return the ids of the rows that have drafts; that of no row for the others."""
+        found: Int[Array, " R"] = jnp.where(self.drafts > 0, self.row_ids, max_rows)
+        return found
+
+
+def row_spans(inputs: Inputs, state: DeviceState) -> Spans:
+    """Return what each row runs.
+
+    A row whose start the host does not know goes on at the state's length. Its last token is never run: positions from
+    limit - 1 on are padding.
+    """
+    row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
+    goes_on = starts == FROM_DEVICE
+    starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
+    counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
+    # Only drafts lie behind a row's limit.
+    drafts = jnp.clip(inputs.column("samples") - 1, 0, jnp.maximum(counts - 1, 0))
+    return Spans(row_ids, starts, counts, drafts)
+
+
+def packed_first(inputs: Inputs, bucket: Bucket) -> Int[Array, " R"]:
+    """Return the index of each row's first token in the packed inputs; see `pack`."""
+    if bucket.decode:
+        return jnp.arange(bucket.rows, dtype=jnp.int32) * (1 if bucket.shared else bucket.per_row)
+    counts: Int[Array, " R"] = inputs.column("count")
+    return jnp.cumsum(counts, dtype=jnp.int32) - counts
+
+
+def running(inputs: Inputs, spans: Spans, drafts: Int[Array, " R"]) -> Inputs:
+    """Return the inputs of a step whose rows run only so many of their drafts."""
+    fewer = (spans.drafts - drafts)[:, None]
+    columns = jnp.array([COLUMNS.index("count"), COLUMNS.index("samples")])
+    records = inputs.rows.at[:, columns[0]].set(spans.counts)
+    records = records.at[:, columns[1]].set(jnp.minimum(inputs.column("samples"), 1 + spans.drafts))
+    return inputs._replace(rows=records.at[:, columns].add(-fewer))
+
+
 def step_indices(
     inputs: Inputs,
     state: DeviceState,
@@ -74,23 +120,17 @@ def step_indices(
     So is the full KV of tokens that a row replays for its local layers only. Page rows of local layers are cut to the
     window, so their width ⌈(W - 1 + chunk) / p⌉ + 1 does not depend on the context.
 
-    A row whose start the host does not know goes on at the state's length. Its last token is never run: positions from
-    limit - 1 on are padding.
-
     Args:
         tile_tokens: tokens per query tile, one value for each tiling that a layer needs.
     """
-    row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
+    row_ids, starts, counts, drafts = row_spans(inputs, state)
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
-    ends = jnp.cumsum(counts, dtype=jnp.int32)
-    first_token = row * bucket.per_row if bucket.decode else ends - counts
-    goes_on = starts == FROM_DEVICE
-    starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
-    counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
-    # Only drafts lie behind a row's limit.
-    drafts = jnp.clip(inputs.column("samples") - 1, 0, jnp.maximum(counts - 1, 0))
+    planned = inputs.column("count")
+    ends = jnp.cumsum(planned, dtype=jnp.int32)
+    in_places = bucket.decode and not bucket.shared
+    first_token = row * bucket.per_row if in_places else ends - planned
     token = jnp.arange(bucket.tokens, dtype=jnp.int32)
-    if bucket.decode:
+    if in_places:
         token_row = token // bucket.per_row
     else:
         # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.

@@ -15,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, column, unpack
-from jswa.exec.programs.config import StepConfig, decoder_of, layer_tile_tokens
+from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, layer_tile_tokens
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
-from jswa.exec.programs.indices import StepIndices, step_indices
+from jswa.exec.programs.indices import StepIndices, row_spans, running, step_indices
 from jswa.exec.programs.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
@@ -27,7 +27,6 @@ from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.collectives import true_on_all
 from jswa.model.glue.projection import Projection
 from jswa.model.transformer import Params, bind_head
-from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 
 _LOGPROB_BLOCK = 128  # tokens
@@ -73,8 +72,8 @@ def propose_drafts(
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
     """Return the state and the drafts of a step, ABSENT behind the last of a row; the step itself has yet to run."""
     inputs = unpack(packed, config.pack)
-    state, tokens, indices = _begin(state, inputs, config)
-    return _make_drafts(params, state, tokens, indices, inputs, config)
+    state = _enter_pages(state, inputs)
+    return make_drafts(params, state, inputs, config, partial(_index, state, inputs, None, config))
 
 
 def forward_half(
@@ -243,9 +242,10 @@ def forward(
     the experts of each token that has a hidden state (`StepOutputs.experts`), if the program gives them.
     """
     placed, decoder = config.placed, decoder_of(config, params)
-    state, tokens, indices = _begin(state, inputs, config)
+    state = _enter_pages(state, inputs)
     if drafts is None:
-        state, drafts = _make_drafts(params, state, tokens, indices, inputs, config)
+        state, drafts = make_drafts(params, state, inputs, config, partial(_index, state, inputs, None, config))
+    tokens, indices = _index(state, inputs, drafts, config)
     with named_scope("drafts"):
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
         state = note_texts(state, tokens, indices)
@@ -258,7 +258,7 @@ def forward(
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
         places = indices.first_token, indices.starts, indices.counts
         extras = note_recent(extras, tokens, inputs.column("extras"), *places)
-    lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(_scales, params, state, config)
+    lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(layer_scales, params, state, config)
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
     def attend(
@@ -289,44 +289,32 @@ def forward(
     return state, hidden, indices, drafts, finite, carry, experts
 
 
-def _begin(state: DeviceState, inputs: Inputs, config: StepConfig) -> tuple[DeviceState, Int[Array, " T"], StepIndices]:
-    """Set the plan's page-table entries; return the state, the tokens without drafts, and the indices of the step."""
+def _enter_pages(state: DeviceState, inputs: Inputs) -> DeviceState:
+    """Return the state with the plan's page-table entries."""
     with named_scope("indices"):
         full_table = _enter(state["full_table"], inputs.full_pages)
         local_table = _enter(state["local_table"], inputs.local_pages)
-        state = {**state, "full_table": full_table, "local_table": local_table}
+        return {**state, "full_table": full_table, "local_table": local_table}
+
+
+def _index(
+    state: DeviceState, inputs: Inputs, drafts: Int[Array, "R K"] | None, config: StepConfig
+) -> tuple[Int[Array, " T"], StepIndices]:
+    """Return the tokens of the step, without drafts, and its indices.
+
+    `drafts`: of rows that share the step's tokens, each of which runs no more than it has; None: all that are planned.
+    """
+    with named_scope("indices"):
+        own = inputs
+        if config.bucket.shared and drafts is not None:
+            own = running(inputs, row_spans(inputs, state), proposed(drafts))
         sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
         sizes += [] if config.placed is None else config.placed.tile_sizes
-        indices = step_indices(inputs, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
+        indices = step_indices(own, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
         # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
-        return state, jnp.where(inputs.tokens == FROM_DEVICE, previous, inputs.tokens), indices
-
-
-def _make_drafts(
-    params: Params,
-    state: DeviceState,
-    tokens: Int[Array, " T"],
-    indices: StepIndices,
-    inputs: Inputs,
-    config: StepConfig,
-) -> tuple[DeviceState, Int[Array, "R K"]]:
-    """Return the state and the rows' drafts, ABSENT behind the last; of a bucket without drafts none."""
-    if config.speculation is None or not config.bucket.drafts:
-        return state, jnp.zeros((config.bucket.rows, 0), jnp.int32)
-    with named_scope("drafts"):
-        propose, placed = None, config.placed
-        if placed is not None:
-            rows, decoder = Sampling.of(inputs.rows[:, -len(SAMPLING) :]), decoder_of(config, params)
-            scales = partial(_scales, params, state, config)
-            propose = partial(placed.propose, params, decoder, rows=rows, scales=scales)
-        return make_drafts(state, tokens, indices, config.bucket, config.speculation, propose)
-
-
-def _scales(params: Params, state: DeviceState, config: StepConfig, layer: int) -> Float[Array, "2 K"] | None:
-    """Return the scales of a layer's KV, if it has 8 bits."""
-    in_8_bits = state["lanes"][0].dtype.itemsize == 1
-    return scales_of(params, config.model.layers[layer].attention, layer) if in_8_bits else None
+        tokens = inputs.tokens[indices.token_rows] if config.bucket.shared else inputs.tokens
+        return jnp.where(tokens == FROM_DEVICE, previous, tokens), indices
 
 
 def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: int) -> Int[Array, "N L k"]:
@@ -345,7 +333,7 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
     """
     with named_scope("sampling"):  # which reports it, once a step
         bad = indices.real & ~jnp.isfinite(kv).all(axis=(1, 2))
-        if config.bucket.decode:
+        if config.bucket.decode and not config.bucket.shared:
             return ~bad.reshape(config.bucket.rows, -1)  # place i of the rows has token i
         rows = jnp.arange(config.bucket.rows, dtype=jnp.int32)
         own = indices.token_rows[None] == rows[:, None]

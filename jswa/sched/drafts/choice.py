@@ -35,22 +35,32 @@ _FIRST = 3  # measurements of which the least counts, and before which nothing i
 _NEWEST, _NEWEST_STALE = 0.2, 0.5  # weight of the last measurement
 _SLOWER = 0.25  # of this weight if it is longer than what was known: other work makes steps slower, nothing faster
 _OUTLIER = 2.0  # times what was known: the machine did something else
+_NEVER_WRONG = 1 - 1e-9
 _CHEAP = 1.1  # what an unknown length is taken to cost, times that of the next shorter one
 
 
 class Chances(NamedTuple):
-    """How often drafts of R rows are right: the first of a step, and one behind a right one."""
+    """How often drafts of R rows are right: the first of a step, and one behind a right one.
+
+    Attributes:
+        most: drafts of a row at most, if the device shares those of a step among the rows for which it finds any; 0 if
+            all rows have as many.
+        precise: how often a first draft is right where one is found.
+    """
 
     first: Float[np.ndarray, " R"]
     further: Float[np.ndarray, " R"]
+    most: int = 0
+    precise: float = 1.0
 
     def tokens(self, drafts: int) -> float:
         """Return how many tokens a step with so many drafts per row gives besides one for each row."""
-        total, chance = 0.0, self.first
-        for _ in range(drafts):
-            total += float(chance.sum())
-            chance = chance * self.further
-        return total
+        each = float(drafts)
+        if self.most:
+            finding = max(float(self.first.sum()) / self.precise, 1e-9)
+            each = min(float(self.most), drafts * len(self.first) / finding)
+        further = np.minimum(self.further, _NEVER_WRONG)
+        return float((self.first * (1 - further**each) / (1 - further)).sum())
 
 
 def best_length(chances: Chances, rows: int, seconds: Mapping[int, float]) -> int:
@@ -70,7 +80,7 @@ class _Noted(NamedTuple):
     """What `note` was told of a step."""
 
     row_ids: Int[np.ndarray, " R"]
-    drafts: Int[np.ndarray, " R"]
+    drafted: Int[np.ndarray, " R"]
     right: Int[np.ndarray, " R"]
 
 
@@ -79,13 +89,15 @@ class Choice:
 
     Args:
         watched: whether `watched` tells how often drafts are right while none run, so that no step is spent on that.
+        most: see `Chances`.
     """
 
-    def __init__(self, max_rows: int, *, watched: bool = False) -> None:
-        self._watched = watched
+    def __init__(self, max_rows: int, *, watched: bool = False, most: int = 0) -> None:
+        self._watched, self._most = watched, most
         # Right and tried: of first drafts, and of those behind a right one.
         self._counts = np.zeros((2, 2, max_rows))
         self._pool = np.array([[0.5, 1.0], [0.8, 1.0]])
+        self._found = 0.5  # first drafts of all rows that were found, of those tried
         self._noted: list[_Noted] = []  # by `note`, not counted yet
         self._seconds: dict[tuple[int, int], float] = {}
         # By size and drafts: steps of the size until the last measurement, and the number of measurements.
@@ -94,6 +106,7 @@ class Choice:
         self._saved = 0.0  # seconds for trials
         self._rest = _RESTS[0]
         self._kept = (0, 0, 0)  # the last choice, the rows of its step, and for how many more steps it holds
+        self._lengths: tuple[int, ...] = ()  # those that could be had then
 
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
@@ -138,7 +151,11 @@ class Choice:
         right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
         pool = self._pool[:, 0] / self._pool[:, 1]
         chance = (right + _WEIGHT * pool[:, None]) / (tried + _WEIGHT)
-        return Chances(chance[0], chance[1])
+        return Chances(chance[0], chance[1], self._most, self._precise)
+
+    @property
+    def _precise(self) -> float:
+        return min(1.0, float(self._pool[0, 0]) / self._found)
 
     def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
         """Return the number of drafts per row, 0 or one of `lengths`.
@@ -158,16 +175,36 @@ class Choice:
         trial = self._trial(chances, rows, seconds, best)
         # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
         holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
-        self._kept = (best, rows, holds) if trial is None else (0, 0, 0)
+        self._kept, self._lengths = (best, rows, holds) if trial is None else (0, 0, 0), lengths
         self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
         return best if trial is None else trial
+
+    def fitting(self, rows: int, finding: float) -> int:
+        """Return the number of drafts per row that pays most if the device finds some for this share of the rows.
+
+        One of the numbers that could be had for the last choice. Texts find drafts for many steps, or for none, so the
+        next step needs about as much room as the last one.
+        """
+        size = rows.bit_length()
+        if (size, 0) not in self._seconds:
+            return self.last
+        known = self._known(size, self._times(size, self._lengths))
+        drafting, further = finding * rows, min(float(self._pool[1, 0] / self._pool[1, 1]), _NEVER_WRONG)
+
+        def speed(drafts: int) -> float:
+            each = min(float(self._most), drafts * rows / max(drafting, 1e-9))
+            tokens = rows + drafting * self._precise * float(1 - further**each) / (1 - further)
+            return tokens / known[drafts]
+
+        return max((drafts for drafts in known if drafts), key=speed, default=self.last)
 
     def best(self, row_ids: Int[np.ndarray, " E"], rows: int) -> int:
         """Return the number of drafts that pays most in a decode step, by what is known; arguments as in `choose`."""
         size = rows.bit_length()
         if not len(row_ids) or (size, 0) not in self._seconds:
             return 0
-        return best_length(self.chances(row_ids), rows, self._known(size, self._times(size, PROGRAMS)))
+        chances = self.chances(row_ids)._replace(most=0)  # the host counts the tokens of steps with prompts
+        return best_length(chances, rows, self._known(size, self._times(size, PROGRAMS)))
 
     def _times(self, size: int, lengths: tuple[int, ...]) -> dict[int, float]:
         """Return what a step of a size takes, by number of drafts: as measured, or as guessed from the next shorter."""
@@ -223,29 +260,37 @@ class Choice:
         ]
         good, behind, tried, tried_behind = np.array(counts, float).T
         self._count_noted()
-        self._add(np.array(list(found)), np.stack([good, behind]), np.stack([tried, tried_behind]), tried.astype(int))
+        self._add(
+            np.array(list(found)),
+            np.stack([good, behind]),
+            np.stack([tried, tried_behind]),
+            tried.astype(int),
+            int(good.sum()),
+        )
 
-    def note(self, row_ids: Int[np.ndarray, " R"], drafts: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]) -> None:
-        """Note how many of so many drafts were right, of rows that ran some: counted when it is needed.
+    def note(
+        self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]
+    ) -> None:
+        """Note how many drafts the device had of rows that ran some, and how many were right: counted when needed.
 
         The arrays are kept. A step costs less than the numpy calls of counting, which take as long for many steps.
         """
         if len(row_ids):
-            self._noted.append(_Noted(row_ids, drafts, right))
+            self._noted.append(_Noted(row_ids, drafted, right))
         if len(self._noted) >= _NOTED:
             self._count_noted()
 
     def _count_noted(self) -> None:
         if not self._noted:
             return
-        row_ids, drafts, right = map(np.concatenate, zip(*self._noted, strict=True))
+        row_ids, drafted, right = map(np.concatenate, zip(*self._noted, strict=True))
         self._noted = []
-        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, drafts - 1)])
+        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, np.maximum(drafted - 1, 0))])
         # A further draft is tried behind each right one, but for the last of the step.
         good = np.stack([right > 0, np.maximum(right - 1, 0)])
         rows, places, times = np.unique(row_ids, return_inverse=True, return_counts=True)
         sums = [np.stack([np.bincount(places, line, len(rows)) for line in values]) for values in (good, tried)]
-        self._add(rows, sums[0], sums[1], times)
+        self._add(rows, sums[0], sums[1], times, int(np.count_nonzero(drafted)))
 
     def _add(
         self,
@@ -253,15 +298,18 @@ class Choice:
         good: Float[np.ndarray, "2 R"],
         tried: Float[np.ndarray, "2 R"],
         times: Int[np.ndarray, " R"],
+        found: int,
     ) -> None:
-        """Add what different rows have counted in so many steps of each."""
+        """Add what different rows have counted in so many steps of each. `found`: first drafts, right or wrong."""
         self._counts[:, :, row_ids] *= _KEEP**times
         self._counts[:, 0, row_ids] += good
         self._counts[:, 1, row_ids] += tried
-        self._pool *= _POOL_KEEP ** int(times.sum())
+        kept = _POOL_KEEP ** int(times.sum())
+        self._pool *= kept
         self._pool[:, 0] += good.sum(axis=1)
         self._pool[:, 1] += tried.sum(axis=1)
         self._pool[:, 1] = np.maximum(self._pool[:, 1], 1e-6)
+        self._found = max(self._found * kept + found, 1e-6)
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""

@@ -97,11 +97,13 @@ class Drafting:
         self._most, self._speculation, self._one_bucket = most, limits.speculation, limits.one_bucket
         self.lengths: Lengths | None = None
         looks_up = limits.speculation is not None and limits.speculation.looks_up
-        self.choice = Choice(rows.max_rows, watched=looks_up)
+        self._shares = looks_up and not limits.one_bucket  # whether the device shares the drafts of a decode step
+        self.choice = Choice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
         self._watch = Watch() if looks_up else None
         refers = limits.speculation is not None and limits.speculation.reference > 0
         self.earlier = EarlierTexts() if refers else None
         self._counts = _Counts()
+        self._finding = 1.0  # share of the rows for which the device had drafts, in the last step that is known
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
         self._features = False, False  # of the steps for which lengths were asked last
@@ -173,12 +175,12 @@ class Drafting:
         rows, row_ids = self._rows, draft.decode
         if not len(row_ids):
             return 0
-        if any(count > 1 for count in draft.prompts.values()) and not self._one_bucket:
+        if _runs_prompts(draft) and not self._one_bucket:
             return self._length_beside_prompts(draft, self.lengths, split=split)
         features = split, bool(rows.logprob_rows)
         kept = self.choice.kept(len(row_ids)) if features == self._features else None
         if kept is not None:
-            return kept
+            return self._fitting(kept, len(row_ids))
         self._features = features
         lengths = self.lengths(len(row_ids), tokens=0, split=features[0], logprobs=features[1])
         drafting = row_ids[rows.speculative[row_ids] > 0]
@@ -186,7 +188,13 @@ class Drafting:
             self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
             some = np.roll(drafting, -self._watched)[:_WATCHED].tolist()
             self.choice.watched({row_id: self._watch.hits(rows, row_id) for row_id in some})
-        return self.choice.choose(drafting, len(row_ids), lengths)
+        return self._fitting(self.choice.choose(drafting, len(row_ids), lengths), len(row_ids))
+
+    def _fitting(self, length: int, rows: int) -> int:
+        """Return the number of drafts per row of a step that is to have some; a trial stays as it is."""
+        if not length or not self._shares or length != self.choice.last:
+            return length
+        return self.choice.fitting(rows, self._finding)
 
     def _length_beside_prompts(self, draft: Draft, lengths: Lengths, *, split: bool) -> int:
         """Return the number of drafts per row of a step that runs prompts too: the one that pays most without these.
@@ -209,7 +217,8 @@ class Drafting:
     ) -> None:
         """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
 
-        Drafts preempt no row: a row that finds no page for them runs fewer. `split`: the step may run in two halves.
+        Where the device shares the drafts of a step, each row may get all that it finds, and has pages for them. Drafts
+        preempt no row: a row that finds no page for them runs fewer. `split`: the step may run in two halves.
         """
         rows, row_ids, covered = self._rows, draft.decode, self._cache.table.covered
         if not rows.unsettled and self.choice.rests(len(row_ids)):
@@ -217,9 +226,11 @@ class Drafting:
         length = self._length(draft, split=split)
         if not length and not rows.unsettled:
             return
-        wanted = np.minimum(rows.speculative[row_ids], length)
+        shares = length > 0 and self._shares and self.lengths is not None and not _runs_prompts(draft)
+        drafts = np.minimum(rows.speculative[row_ids], self._most if shares else length)
         ends = rows.next_positions()[row_ids] + 1
-        drafts = np.minimum(wanted, draft.budget // max(1, int(np.count_nonzero(wanted))))
+        if not shares:
+            drafts = np.minimum(drafts, draft.budget // max(1, int(np.count_nonzero(drafts))))
         drafts = np.maximum(np.minimum(drafts, rows.limit[row_ids] - 1 - ends), 0)
         for i in (ends + drafts > covered[row_ids]).nonzero()[0].tolist():
             (sequence,) = sequences_at(row_ids[i : i + 1])
@@ -236,20 +247,22 @@ class Drafting:
         """Count which drafts of a step were right."""
         if not plan.drafts and not self._one_bucket and self.lengths is not None:
             return
-        rows, row_ids, samples = self._rows, flight.row_ids, plan.samples
-        ran = (samples > 1) & (counts > 0)
+        rows, row_ids = self._rows, flight.row_ids
+        ran = (plan.samples > 1) & (counts > 0)
         if np.count_nonzero(ran) < len(ran):
-            row_ids, samples, counts, drafted = (array[ran] for array in (row_ids, samples, counts, drafted))
+            row_ids, counts, drafted = (array[ran] for array in (row_ids, counts, drafted))
         right = counts - 1
+        if len(drafted):
+            self._finding = np.count_nonzero(drafted) / len(drafted)
         self._counts.noted.append((drafted, right))
         if len(self._counts.noted) >= _NOTED:
             self._counts.count_noted()
         if flight.departures != rows.departures:
             here = rows.generation.take(row_ids) == flight.generations[ran]
-            row_ids, samples, right, drafted = (array[here] for array in (row_ids, samples, right, drafted))
+            row_ids, right, drafted = (array[here] for array in (row_ids, right, drafted))
         rows.accepted[row_ids] += right
         rows.rejected[row_ids] += drafted - right
-        self.choice.note(row_ids, samples - 1, right)
+        self.choice.note(row_ids, drafted, right)
 
     def landed(self, plan: StepPlan, now: float) -> None:
         """Note the time at which the tokens of a step are there: what lies between it and the one before is its time.
@@ -271,3 +284,8 @@ class Drafting:
         counts = self._counts
         counts.count_noted()
         return DraftStats(counts.steps, counts.rows, counts.drafts, tuple(counts.accepted.tolist()[: self._most]))
+
+
+def _runs_prompts(draft: Draft) -> bool:
+    """Return whether the step runs several known tokens of a row: then the host counts the tokens of each row."""
+    return any(count > 1 for count in draft.prompts.values())

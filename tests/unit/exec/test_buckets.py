@@ -118,6 +118,21 @@ def test_steps_with_prompts_have_programs_with_drafts(on_gpu: bool) -> None:
     assert pick_bucket(table, make_plan(np.arange(2), 0, [4, 1], samples=[4, 1], drafts=3)).decode
 
 
+def test_rows_share_the_tokens_of_a_decode_step() -> None:
+    """Each may have all drafts that are looked up, also with fewer tokens; drafters with weights draft for all rows."""
+    drafts = Speculation("ngram", 7).of_length(10_000)
+    table = bucket_table(Limits(10_000, 4, 3_000, 16, speculation=drafts), on_gpu=False)
+    shared = {bucket.mean_drafts: bucket for bucket in table if bucket.drafts and bucket.decode and bucket.rows == 4}
+    assert {mean: bucket.tokens for mean, bucket in shared.items()} == {1: 8, 3: 16, 7: 32}
+    assert [shared[mean].shared for mean in (1, 3, 7)] == [True, True, False]
+    plan = make_plan(np.arange(4), 0, [8, 8, 1, 8], samples=[8, 8, 1, 8], drafts=1)
+    assert plan.num_places == 4 + 3
+    assert pick_bucket(table, plan) == shared[1]
+    weights = Speculation("eagle3", 7, "drafter")
+    table = bucket_table(Limits(10_000, 4, 3_000, 16, speculation=weights), on_gpu=False)
+    assert not any(bucket.shared for bucket in table)
+
+
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:
     """Only a broken scheduler makes such a plan, so the engine stops."""
     table = (Bucket(4, 4, decode=True), Bucket(8, 4, decode=False))

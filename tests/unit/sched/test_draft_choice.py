@@ -109,3 +109,23 @@ def test_the_counts_of_a_row_end_with_it() -> None:
     assert before[1] < 0.15
     choice.begin(0)
     assert 0.3 < choice.chances(np.arange(2)).first[0] < 0.7
+
+
+@pytest.mark.parametrize(("finding", "wanted"), [(0.0, 1), (0.25, 1), (0.5, 3), (1.0, 7)])
+def test_a_step_has_room_for_the_rows_that_find_drafts(finding: float, wanted: int) -> None:
+    """Right drafts for a quarter of the rows fit in the tokens of one draft per row; nothing is gained by more."""
+    choice, ids = Choice(16, watched=True, most=7), np.arange(16)
+    for step in range(60):
+        kept = (0, 1, 3, 7)[step % 4]
+        choice.took(16, kept, {0: 1.0, 1: 1.3, 3: 1.8, 7: 2.6}[kept] / 1e3)
+        choice.note(ids, np.full(16, kept), np.full(16, kept))
+    assert choice.choose(ids, 16, (1, 3, 7)) == 7
+    assert choice.fitting(16, finding) == wanted
+
+
+def test_a_few_rows_get_all_shared_drafts() -> None:
+    """Of 16 rows with one draft each on average, two that find drafts get seven each."""
+    first, further = np.array([1.0] * 2 + [0.0] * 14), np.ones(16)
+    assert Chances(first, further).tokens(1) == 2
+    assert Chances(first, further, most=7).tokens(1) == pytest.approx(14, rel=1e-6)
+    assert Chances(first, further, most=7, precise=0.25).tokens(1) == pytest.approx(4, rel=1e-6)

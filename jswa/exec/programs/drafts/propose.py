@@ -1,44 +1,74 @@
 """The drafts of a step, put among its tokens before it runs."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
+from jax import named_scope
 from jaxtyping import Array, Int
 
-from jswa.exec.buckets import Bucket
+from jswa.exec.pack import Inputs
+from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales
 from jswa.exec.programs.drafts.lookup import look_up, note_tokens
-from jswa.exec.programs.indices import StepIndices, row_ids_of
+from jswa.exec.programs.indices import Spans, StepIndices, packed_first, row_spans
+from jswa.exec.programs.sampling import Sampling
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.programs.verify import ABSENT
+from jswa.exec.programs.verify import ABSENT, proposed
+from jswa.model.transformer import Params
+from jswa.plan import FROM_DEVICE, SAMPLING
 from jswa.text.speculation import Speculation
 
-ProposeFn = Callable[[DeviceState, Int[Array, " R"], StepIndices, int], tuple[DeviceState, Int[Array, "R K"]]]
 _MIX = 0x9E3779B1  # odd, so that products differ
 
 
 def make_drafts(
+    params: Params,
     state: DeviceState,
-    tokens: Int[Array, " T"],
-    indices: StepIndices,
-    bucket: Bucket,
-    speculation: Speculation,
-    model: ProposeFn | None = None,
+    inputs: Inputs,
+    config: StepConfig,
+    index: Callable[[], tuple[Int[Array, " T"], StepIndices]],
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
-    """Return the state and the drafts of each row of a step, ABSENT behind the last.
+    """Return the state and the drafts of each row of a step, ABSENT behind the last; of a bucket without drafts none.
 
-    Args:
-        tokens: at the place of a draft any valid token.
-        model: has a drafter with weights propose drafts; None: they are looked up.
+    `index`: returns the tokens and the indices of the step with all drafts for which the host has pages; drafters with
+    weights need them.
     """
-    first = tokens[jnp.clip(indices.first_token, 0, len(tokens) - 1)]
-    if model is None:
-        state, found = _look_up(state, first, indices, bucket.drafts, speculation)
-    else:
-        state, found = model(state, first, indices, bucket.drafts)
-    if speculation.acceptance is not None:
-        found = _spoiled(found, indices.starts, row_ids_of(indices, len(state["length"])), speculation.acceptance)
-    wanted = jnp.arange(bucket.drafts, dtype=jnp.int32)[None] < indices.drafts[:, None]
-    return state, jnp.where(wanted & (found >= 0), found, ABSENT)
+    bucket, speculation = config.bucket, config.speculation
+    if speculation is None or not bucket.drafts:
+        return state, jnp.zeros((bucket.rows, 0), jnp.int32)
+    with named_scope("drafts"):
+        spans = row_spans(inputs, state)
+        first = inputs.tokens[jnp.clip(packed_first(inputs, bucket), 0, bucket.tokens - 1)]
+        previous = state["last_token"].at[spans.row_ids].get(mode="fill", fill_value=0)
+        first = jnp.where(first == FROM_DEVICE, previous, first)
+        if config.placed is None:
+            state, found = _look_up(state, first, spans, bucket.drafts, speculation)
+        else:
+            rows, decoder = Sampling.of(inputs.rows[:, -len(SAMPLING) :]), decoder_of(config, params)
+            scales = partial(layer_scales, params, state, config)
+            given = params, decoder, state, first, index()[1], bucket.drafts
+            state, found = config.placed.propose(*given, rows=rows, scales=scales)
+        if speculation.acceptance is not None:
+            found = _spoiled(found, spans.starts, spans.drafting(len(state["length"])), speculation.acceptance)
+        place = jnp.arange(bucket.drafts, dtype=jnp.int32)[None]
+        drafts = jnp.where((place < spans.drafts[:, None]) & (found >= 0), found, ABSENT)
+        if not bucket.shared:
+            return state, drafts
+        room = bucket.tokens - (spans.counts - spans.drafts).sum(dtype=jnp.int32)
+        return state, jnp.where(place < shares(proposed(drafts), room, bucket.drafts)[:, None], drafts, ABSENT)
+
+
+def shares(wanted: Int[Array, " R"], room: Int[Array, ""], most: int) -> Int[Array, " R"]:
+    """Return how many of the tokens that there is room for each row gets, which wants so many, `most` at most.
+
+    All get equally many, or as many as they want; the first rows get one more until none is left.
+    """
+    counts = jnp.arange(most + 1, dtype=jnp.int32)
+    taken = jnp.minimum(wanted[None], counts[:, None]).sum(axis=1, dtype=jnp.int32)
+    each = (taken <= room).sum(dtype=jnp.int32) - 1
+    goes_on = wanted > each
+    left = room - taken[each]
+    return jnp.minimum(wanted, each) + (goes_on & (jnp.cumsum(goes_on, dtype=jnp.int32) <= left)).astype(jnp.int32)
 
 
 def with_drafts(tokens: Int[Array, " T"], drafts: Int[Array, "R K"], indices: StepIndices) -> Int[Array, " T"]:
@@ -62,14 +92,14 @@ def note_texts(state: DeviceState, tokens: Int[Array, " T"], indices: StepIndice
 
 
 def _look_up(
-    state: DeviceState, tokens: Int[Array, " R"], indices: StepIndices, count: int, speculation: Speculation
+    state: DeviceState, first: Int[Array, " R"], spans: Spans, count: int, speculation: Speculation
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
     """Look up the next tokens of the rows that run drafts, given the last token that each has sampled."""
     texts = state["texts"]
     assert texts is not None
-    row_ids = row_ids_of(indices, len(texts["history"]))
-    texts = note_tokens(texts, row_ids, indices.starts, tokens)
-    texts, found = look_up(texts, row_ids, indices.starts, count, speculation.longest, speculation.shortest)
+    row_ids = spans.drafting(len(texts["history"]))
+    texts = note_tokens(texts, row_ids, spans.starts, first)
+    texts, found = look_up(texts, row_ids, spans.starts, count, speculation.longest, speculation.shortest)
     return {**state, "texts": texts}, found
 
 

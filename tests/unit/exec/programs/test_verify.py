@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jswa.exec.programs import verify
 from jswa.exec.programs.drafts.draws import draw_alike
+from jswa.exec.programs.drafts.propose import shares
 from jswa.exec.programs.extras import Extras, count_tokens, init_extras
 from jswa.exec.programs.sampling import Sampling, sample
 from jswa.exec.programs.verify import ABSENT, Draws, accepted, draw, proposed
@@ -127,3 +130,14 @@ def test_a_drafter_with_the_targets_logits_draws_its_tokens() -> None:
     turned = jnp.stack([jnp.roll(some, row) for row in range(ROWS)])
     own = jnp.take_along_axis(logits, turned, axis=1)
     assert draw_alike(own, at, sampling, VOCAB, ids=turned).tolist() == tokens.tolist()
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=9), st.integers(0, 60))
+def test_rows_share_the_tokens_that_there_are(wanted: list[int], room: int) -> None:
+    """No row gets more than it wants, nor two fewer than another unless it wants no more; all room is used."""
+    got = np.asarray(shares(jnp.array(wanted, jnp.int32), jnp.int32(room), 7))
+    assert (got <= wanted).all()
+    assert (got >= 0).all()
+    assert got.sum() == min(room, sum(wanted))
+    short = got < wanted
+    assert not short.any() or got.max() - got[short].min() <= 1
