@@ -25,7 +25,7 @@ from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
-from jswa.text.speculation import Speculation
+from jswa.text.speculation import PROGRAMS, Speculation
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
@@ -63,7 +63,7 @@ class StepSpec:
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
         sampling: the implementation of draws.
         routing: the implementation of the choice of experts.
-        drafts: of each row of a decode step, looked up and verified.
+        drafts: of each row of a decode step on average, or of a row at most beside prompts; looked up and verified.
         attention, experts: the implementations of attention and of experts.
     """
 
@@ -118,7 +118,7 @@ _DRAFTS = [
     replace(spec, drafts=drafts, rows=rows)
     for spec in (_MODELS[0], _GPT_OSS)
     for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS), (7, 4 * ROWS))
-]
+] + [replace(spec, drafts=7, tokens=2048) for spec in (_MODELS[0], _GPT_OSS)]
 _ROUTED = [
     *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
     replace(_GLUED[3], routing="triton", layers=4),  # gated
@@ -204,8 +204,8 @@ def facts_of(spec: StepSpec) -> StepFacts:
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
-    prefill = Bucket(spec.tokens, spec.rows, decode=False)
-    bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts)
+    prefill = Bucket(spec.tokens, spec.rows, decode=False, drafts=spec.drafts)
+    bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts, PROGRAMS[-1] if spec.drafts else 0)
     config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
     if spec.quantization == "mxfp4":

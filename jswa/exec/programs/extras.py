@@ -42,7 +42,8 @@ class Extras(TypedDict):
             it, in the highest. Counts stop between `MOST` - 2^13 and `MOST`.
         bias_ids, bias: token ids, and the biases that are added to their logits; ids past the vocabulary are padding.
         mask: bits of the allowed tokens, 32 a word.
-        ahead: of a row that is held to a grammar, the masks behind its first K drafts of a step; others have none.
+        ahead: of a row that is held to a grammar, the masks behind its first K drafts of a step; others have none. None
+            without drafts: XLA cannot compile programs for several devices that hand on an array without elements.
         bans: sequences whose last token is forbidden behind the others (`Constraint.bans`); lines of zeros are none.
         recent: the last tokens of the row, each at its position % `_RING`.
     """
@@ -51,7 +52,7 @@ class Extras(TypedDict):
     bias_ids: Int[Array, "max_rows B"]
     bias: Float[Array, "max_rows B"]
     mask: Int[Array, "max_rows words"]
-    ahead: Int[Array, "max_rows K words"]
+    ahead: Int[Array, "max_rows K words"] | None
     bans: Int[Array, "max_rows N columns"]
     recent: Int[Array, "max_rows ring"]
 
@@ -64,7 +65,7 @@ def init_extras(rows: int, vocab: int, drafts: int = 0) -> Extras:
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
         bias=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
         mask=jnp.full((rows, words), -1, jnp.int32),
-        ahead=jnp.zeros((rows, drafts, words), jnp.int32),
+        ahead=jnp.zeros((rows, drafts, words), jnp.int32) if drafts else None,
         bans=jnp.zeros((rows, BANS, 1 + BAN_TOKENS), jnp.int32),
         recent=jnp.zeros((rows, _RING), jnp.int32),
     )
@@ -116,11 +117,11 @@ def set_masks(extras: Extras, batch: Int[Array, "n size"]) -> Extras:
     """Set whole masks: a line of a batch (`mask_batches`) has row id, place and words. The tables are donated."""
     row_ids, places, words = batch[:, 0], batch[:, 1], batch[:, 2:]
     own = jnp.where(places == 0, row_ids, len(extras["mask"]))
-    mask = extras["mask"].at[own].set(words, mode="drop")
-    if not extras["ahead"].shape[1]:
+    mask, ahead = extras["mask"].at[own].set(words, mode="drop"), extras["ahead"]
+    if ahead is None:
         return {**extras, "mask": mask}
-    behind = jnp.where(places > 0, places - 1, extras["ahead"].shape[1])
-    return {**extras, "mask": mask, "ahead": extras["ahead"].at[row_ids, behind].set(words, mode="drop")}
+    behind = jnp.where(places > 0, places - 1, ahead.shape[1])
+    return {**extras, "mask": mask, "ahead": ahead.at[row_ids, behind].set(words, mode="drop")}
 
 
 def count_tokens(
@@ -195,12 +196,12 @@ def masks_of(
     extras: Extras, row_ids: Int[Array, " R"], by_place: Int[Array, " R"], drafts: Int[Array, "R K"] | None
 ) -> Int[Array, "R words"]:
     """Return the masks of rows: of rows `by_place` those behind these drafts. Ids that are negative are none."""
-    mask = extras["mask"][row_ids]
-    if drafts is None or not extras["ahead"].shape[1]:
+    mask, ahead = extras["mask"][row_ids], extras["ahead"]
+    if drafts is None or ahead is None:
         return mask
     place = (drafts >= 0).sum(axis=1, dtype=jnp.int32)
-    ahead = extras["ahead"][row_ids, jnp.maximum(place - 1, 0)]
-    return jnp.where(((by_place != 0) & (place > 0))[:, None], ahead, mask)
+    behind = ahead[row_ids, jnp.maximum(place - 1, 0)]
+    return jnp.where(((by_place != 0) & (place > 0))[:, None], behind, mask)
 
 
 def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"]:
