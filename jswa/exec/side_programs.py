@@ -69,7 +69,8 @@ def compile_set_texts(texts: Texts, store: ProgramStore | None = None) -> dict[i
 
 def _idle_texts(texts: Texts) -> Iterator[Int[np.ndarray, "n size"]]:
     """Yield a batch of each size that sets nothing."""
-    (max_rows, history), reference = texts["history"].shape, texts["reference"].shape[1]
+    (max_rows, history), earlier = texts["history"].shape, texts["reference"]
+    reference = 0 if earlier is None else earlier.shape[1]
     for n in range((min(TEXT_ROWS, max_rows) - 1).bit_length() + 1):
         nothing = [RowText(max_rows, None)] * (1 << n)
         yield from text_batches(nothing, history, reference, max_rows)

@@ -15,11 +15,13 @@ CASES = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "devices"), CASES)
-def test_drafts_change_no_bit(name: str, devices: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "devices", "method"), [*((*case, "suffix") for case in CASES), ("gpt_oss", 2, "ngram")]
+)
+def test_drafts_change_no_bit(name: str, devices: int, method: str, tmp_path: Path) -> None:
     """Cold, behind cached prefixes and behind rebuilt windows: tokens, log probabilities, and what is cached."""
     environ = {**os.environ, "PJRT_NPROC": "16"}  # each device that waits for others blocks a thread
-    command = [sys.executable, "-m", "tests.support.drafts.forms", str(tmp_path), name, str(devices)]
+    command = [sys.executable, "-m", "tests.support.drafts.forms", str(tmp_path), name, str(devices), method]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -23,12 +23,13 @@ class Texts(TypedDict):
 
     Attributes:
         history: the ring of the row's own tokens.
-        reference: tokens of earlier texts, one text behind the other, NONE between them and behind the last.
+        reference: tokens of earlier texts, one text behind the other, NONE between them and behind the last. None if
+            drafts are looked up in the row's own text alone: see `Extras.ahead`.
         offset: where the row was found last in the reference: place there less position here.
     """
 
     history: Int[Array, "max_rows H"]
-    reference: Int[Array, "max_rows F"]
+    reference: Int[Array, "max_rows F"] | None
     offset: Int[Array, " max_rows"]
 
 
@@ -36,7 +37,7 @@ def init_texts(rows: int, history: int, reference: int) -> Texts:
     """Return rings and references without tokens."""
     return Texts(
         history=jnp.zeros((rows, history), jnp.int32),
-        reference=jnp.full((rows, reference), NONE, jnp.int32),
+        reference=jnp.full((rows, reference), NONE, jnp.int32) if reference else None,
         offset=jnp.zeros(rows, jnp.int32),
     )
 
@@ -61,10 +62,10 @@ def look_up(
         positions: that of the last token of each row; it is in the ring already.
     """
     own, followed = _in_history(texts["history"], row_ids, positions, count, longest)
-    if not texts["reference"].shape[1]:
+    if texts["reference"] is None:
         return texts, jnp.where((own >= shortest)[:, None], followed, NONE)
     recent = _recent(texts["history"], row_ids, positions, longest)
-    other, at, there = _in_reference(texts, row_ids, positions, recent, count)
+    other, at, there = _in_reference(texts["reference"], texts["offset"], row_ids, positions, recent, count)
     known = jnp.where((other >= own)[:, None], there, followed)
     found = (other >= own) & (other >= shortest)
     offset = texts["offset"].at[jnp.where(found, row_ids, len(texts["offset"]))].set(at - positions, mode="drop")
@@ -99,16 +100,21 @@ def _in_history(
 
 
 def _in_reference(
-    texts: Texts, row_ids: Int[Array, " R"], positions: Int[Array, " R"], recent: Int[Array, "R n"], count: int
+    references: Int[Array, "max_rows F"],
+    offsets: Int[Array, " max_rows"],
+    row_ids: Int[Array, " R"],
+    positions: Int[Array, " R"],
+    recent: Int[Array, "R n"],
+    count: int,
 ) -> tuple[Int[Array, " R"], Int[Array, " R"], Int[Array, "R count"]]:
     """Return the length of each row's longest match in its reference, the place of its end, and what follows there."""
-    reference = texts["reference"].at[row_ids].get(mode="fill", fill_value=NONE)
+    reference = references.at[row_ids].get(mode="fill", fill_value=NONE)
     size = reference.shape[1]
     lengths = _match_lengths(
         lambda i: jnp.pad(reference[:, : size - i], ((0, 0), (i, 0)), constant_values=NONE), recent
     )
     places = jnp.arange(size, dtype=jnp.int32)
-    expected = (texts["offset"].at[row_ids].get(mode="fill", fill_value=0) + positions)[:, None]
+    expected = (offsets.at[row_ids].get(mode="fill", fill_value=0) + positions)[:, None]
     doubled, at = _first_largest(2 * lengths + (places[None] == expected).astype(jnp.int32))
     after = at[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     tokens = jnp.take_along_axis(reference, jnp.minimum(after, size - 1), axis=1)
@@ -144,10 +150,10 @@ def _match_lengths(shifted: Callable[[int], Int[Array, "R P"]], recent: Int[Arra
 def set_texts(texts: Texts, batch: Int[Array, "n size"]) -> Texts:
     """Set rings and references; `batch` comes from `text_batches`. The tables are donated."""
     history, size = texts["history"], texts["history"].shape[1]
-    ring, reference = batch[:, 3 : 3 + size], batch[:, 3 + size :]
+    ring, reference = batch[:, 3 : 3 + size], texts["reference"]
     return Texts(
         history=history.at[batch[:, 0]].set(ring, mode="drop"),
-        reference=texts["reference"].at[batch[:, 1]].set(reference, mode="drop"),
+        reference=None if reference is None else reference.at[batch[:, 1]].set(batch[:, 3 + size :], mode="drop"),
         offset=texts["offset"].at[batch[:, 1]].set(batch[:, 2], mode="drop"),
     )
 
