@@ -142,7 +142,7 @@ def expert_work(layer: Layer, row: Mapping[str, Any]) -> Work:
     """Return the work of one product of experts; "up" has gates and ups."""
     tokens, matrices = row["tokens"], 2 if row["matrix"] == "up" else 1
     flops = 2.0 * tokens * layer.top_k * layer.d_model * layer.hidden * matrices
-    shares = expert_shares(tokens, layer.top_k, layer.experts, 4 if layer.packed else 16)
+    shares = expert_shares(tokens, layer.top_k, layer.experts, round(layer.bits))
     return Work("experts", row["bytes"], row["bytes"], flops, shares, ((1, "gemm_start"),))
 
 

@@ -29,6 +29,7 @@ from pallas_kernels.experts.api import Implementation
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FLOATS = tuple(map(jnp.dtype, ("float32", "bfloat16", "float16")))
 _KINDS: dict[str, QuantizationMode] = {"int8": "int8", "uint8": "fp8", "float8_e4m3fn": "fp8"}
+_CODES = "values", "tiles"  # of matrices in 8 bits
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | str | Path
 
 
@@ -95,7 +96,7 @@ class WeightsStager:
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)
         for name in table:
-            if name not in self.held and f"{name}.values" not in self.held:
+            if name not in self.held and not any(f"{name}.{field}" in self.held for field in _CODES):
                 limit = "is held in 4 bits, to which jswa does not round: start the engine with quantization = none"
                 raise WeightsError("weights", name, limit)
         for name, source in table.items():
@@ -130,7 +131,8 @@ class WeightsStager:
         """Return a parameter in shards, quantized and in panels as the engine holds it."""
         found: Params = {name: self.placement.spread(name, whole)}
         if name not in self.held:
-            kind = _KINDS[self.held[f"{name}.values"].dtype.name]
+            codes = next(self.held[key] for field in _CODES if (key := f"{name}.{field}") in self.held)
+            kind = _KINDS[codes.dtype.name]
             found = reformat(name, found, self.placement, kind, self.experts)
         # Panels are filled by numpy, on a CPU alone: its memory is the host's, whatever a trainer's guard forbids.
         with jax.transfer_guard("allow"):

@@ -141,7 +141,7 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     """Compile the whole mixture of the layer's model, with router and shared expert."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
-    storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.packed else "plain"
+    storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.form == "mxfp4" else "plain"
     experts = Experts(layer.implementation, storage, device.SMS)
     graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
 

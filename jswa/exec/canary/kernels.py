@@ -32,6 +32,8 @@ from jswa.model.transformer import Params, run_dtype
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS
 from pallas_kernels.experts.api import Weights, grouped_matmul, variant
+from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import untiled as untiled8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
 from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles, untiled
@@ -46,7 +48,7 @@ _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
 _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
-_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined)?$")
+_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined|\.tiles)?$")
 
 
 def check_kernels(
@@ -238,11 +240,13 @@ def _weights(params: Params, prefix: str) -> Weights:
         return Mxfp4Tiles(params[f"{prefix}.words"], params[f"{prefix}.scales"])
     if f"{prefix}.joined" in params:
         return Mxfp4Joined(params[f"{prefix}.joined"])
+    if f"{prefix}.tiles" in params:
+        return Tiles8(params[f"{prefix}.tiles"], params[f"{prefix}.scales"])
     return params[prefix]
 
 
 def _inputs(weights: Weights) -> int:
-    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
+    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined | Tiles8):
         return TILE * int(weights[0].shape[2])
     return int(weights.shape[1])  # type: ignore[union-attr]
 
@@ -280,10 +284,20 @@ def _expert_results(
     found = _multiply(rows, weights, groups, bias, gated, backends)
     few: Any = jax.tree.map(lambda array: array[busy], weights)
     own = None if bias is None else bias[busy].astype(jnp.float32)
-    wide = jnp.swapaxes(untiled(few), 1, 2) if isinstance(few, Mxfp4Tiles | Mxfp4Joined) else few.astype(jnp.float32)
+    wide = _wide(few)
     few_groups = Groups(groups.starts[busy], groups.sizes[busy])
     expected = _multiply(rows.astype(jnp.float32), wide, few_groups, own, gated, Backends(experts="reference"))
     return found, expected
+
+
+def _wide(weights: Any) -> Float[Array, "E K C"]:
+    """Return weights in float32."""
+    if isinstance(weights, Tiles8):
+        return jnp.swapaxes(untiled8(weights), 1, 2)
+    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
+        return jnp.swapaxes(untiled(weights), 1, 2)
+    wide: Array = weights.astype(jnp.float32)
+    return wide
 
 
 @partial(jax.jit, static_argnames=("gated", "backends"))

@@ -1,9 +1,8 @@
 """Storage formats of matrices in device memory: the engine's dtype, 8 bits, 4 bits, or MXFP4 (experts).
 
-A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`). An MXFP4 matrix
-is N.blocks and N.scales (`Mxfp4`), or for the Hopper kernels N.words and N.scales (`Mxfp4Tiles`) or N.joined
-(`Mxfp4Joined`). Integers of 4 bits:
-see `packed.int4`.
+A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`), or for the
+Hopper kernels N.tiles and N.scales (`Tiles8`). An MXFP4 matrix is N.blocks and N.scales (`Mxfp4`), or for those kernels
+N.words and N.scales (`Mxfp4Tiles`) or N.joined (`Mxfp4Joined`). Integers of 4 bits: see `packed.int4`.
 """
 
 import logging
@@ -24,9 +23,11 @@ from jswa.model.weights.packed.int4 import CODES, Groups, groups_of, is_4_bit, l
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
+from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER, TILED, Implementation
+from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Joined, Mxfp4Tiles, joined, tiles, tiles_hold
-from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
+from pallas_kernels.quantized import Kind, Quantized, magnitudes, quantize, quantize_rows
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
@@ -50,8 +51,10 @@ def choose_formats(
     Mode "auto" leaves three kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row,
     packed integers of 4 bits, and MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave
     MXFP4 experts as they are. "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that
-    have their experts in MXFP4. Raises ConfigError for other checkpoints in that mode, and for experts in 8 bits if the
-    Hopper kernel runs them.
+    have their experts in MXFP4. Experts for kernels that are the default of a device ("mosaic") or read no other
+    form ("triton") are held in the engine's dtype unless they are in MXFP4 or the mode names 8 bits: no GPU has
+    measured the others yet. Raises ConfigError for other checkpoints in mode "mxfp4", and for experts in 8 bits if
+    Triton's kernel runs them.
     """
     if mode == "none":
         return {}
@@ -69,7 +72,7 @@ def choose_formats(
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
             found[name] = mode
-        elif not (name in stacks and experts in TILED):
+        elif name not in stacks or experts not in ("mosaic", "triton"):
             stored = _stored_format(name, table[name], weights, reader)
             found |= {} if stored is None else {name: stored}
     return found
@@ -88,7 +91,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
         if mode not in ("int8", "fp8") or not (LINEAR.search(name) or name in ENDS):
             return found
         _require_runnable(mode, found[name].ndim, experts)
-        return _quantize_on_devices(name, found[name], mode, placement)
+        return _for_kernel(name, _quantize_on_devices(name, found[name], mode, placement), experts, placement)
     if f"{name}.{CODES}" in found:
         _require_stored_so(name, mode, found[f"{name}.{CODES}"].ndim, experts)
         return found
@@ -98,10 +101,12 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     else:
         values = found[f"{name}.values"]
         kind = "int8" if values.dtype == np.int8 else "fp8"
-        _require_runnable(mode, values.ndim, experts)
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
-    return _mxfp4_params(name, blocks, experts, placement) if kind == "mxfp4" else found
+    if kind == "mxfp4":
+        return _mxfp4_params(name, blocks, experts, placement)
+    _require_runnable(mode, values.ndim, experts)
+    return _for_kernel(name, found, experts, placement)
 
 
 def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Implementation) -> None:
@@ -120,9 +125,9 @@ def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
 
 
 def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
-    """Raise ConfigError for experts in 8 bits if a kernel of a GPU is to run them."""
-    if axes == 3 and experts in TILED:
-        raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla")
+    """Raise ConfigError for experts in 8 bits if Triton's kernel is to run them."""
+    if axes == 3 and experts == "triton":
+        raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla or mosaic")
 
 
 def load_matrix(
@@ -135,9 +140,11 @@ def load_matrix(
     if kind == "mxfp4":
         return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
     if _stored_kind(source, weights) == kind:
-        return _load_codes(name, kind, source, reader, weights, shape, placement)
-    arrays = load_quantized(kind, source, shape, read)
-    return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
+        found = _load_codes(name, kind, source, reader, weights, shape, placement)
+    else:
+        arrays = load_quantized(kind, source, shape, read)
+        found = {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
+    return _for_kernel(name, found, experts, placement)
 
 
 def _names(name: str) -> tuple[str, str]:
@@ -211,6 +218,24 @@ def _load_codes(
     assemble(of_outputs(source), scales, factors)
     arrays = values, scales[..., 0, :]
     return {field: placement.put(field, array) for field, array in zip(_names(name), arrays, strict=True)}
+
+
+def _for_kernel(name: str, found: Params, experts: Implementation, placement: Placement) -> Params:
+    """Return a matrix in 8 bits as its kernel reads it: experts in tiles for the Hopper kernel.
+
+    Raises ConfigError if they do not fit it.
+    """
+    values, scales = (found[field] for field in _names(name))
+    if values.ndim != 3 or experts not in HOPPER:
+        return found
+    _, inputs, outputs = values.shape
+    if inputs % TILE or outputs % TILE:
+        limit = f"{name} [{inputs}, {outputs}] in 8 bits does not fit it, which needs multiples of {TILE}: must be xla"
+        raise ConfigError("moe_backend", experts, limit)
+    tiled = [_tiles8(Quantized(*shards)) for shards in zip(*map(placement.shards, (values, scales)), strict=True)]
+    fields = f"{name}.tiles", f"{name}.scales"
+    by_field = zip(fields, zip(*tiled, strict=True), strict=True)
+    return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
 
 
 def _load_mxfp4(
@@ -294,4 +319,11 @@ def _tiles(matrices: Mxfp4) -> Mxfp4Tiles:
     Several gigabytes between weights that stay would leave holes that the KV arena cannot use.
     """
     out: Mxfp4Tiles = jax.lax.map(tiles, matrices)
+    return out
+
+
+@jax.jit
+def _tiles8(matrices: Quantized) -> Tiles8:
+    """Return tiles of 8 bits, expert by expert, as `_tiles` does."""
+    out: Tiles8 = jax.lax.map(eight_bits.tiles, matrices)
     return out

@@ -10,14 +10,13 @@ from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, list_tiles
 from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import Launch, Shape, Tuning, launch
-from pallas_kernels.experts.mxfp4 import Mxfp4Joined, Mxfp4Tiles
+from pallas_kernels.experts.hopper.plan import HopperWeights, Launch, Shape, Tuning, launch
 from pallas_kernels.hopper import SMS
 
 
 def grouped_matmul(
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
+    weights: HopperWeights,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -45,7 +44,7 @@ def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) 
 def _run(
     plan: Launch,
     x: Float[Array, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
+    weights: HopperWeights,
     tiles: Int[Array, "B 4"],
     bias: Float[Array, "E C"] | None,
 ) -> Float[Array, "R N"]:
@@ -58,6 +57,5 @@ def _run(
         num_threads=plan.tuning.consumers + 1,
         scratch={"shared": kernel.scratch(plan)},
     )
-    operands = weights if isinstance(weights, Mxfp4Tiles | Mxfp4Joined) else (weights,)
-    (out,) = run(x, tiles, *(() if bias is None else (bias,)), *operands)
+    (out,) = run(x, tiles, *(() if bias is None else (bias,)), *jax.tree.leaves(weights))
     return out

@@ -27,15 +27,15 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
         sms: multiprocessors of the GPU.
     """
     mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
-    if shape.joined:
+    if shape.overlaps:
         return _overlap_tuning(shape, mean, sms)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
     while rows > shape.rows:
         rows //= 2
-    wide = rows > FEW_ROWS or shape.packed
+    wide = rows > FEW_ROWS or shape.held == "mxfp4"
     consumers = 2 if wide and shape.outputs >= 2 * UNIT else 1
     parts = 2 if shape.gated is not None or (rows > FEW_ROWS and shape.outputs >= 2 * consumers * UNIT) else 1
-    depths = _DEPTHS if shape.packed and rows <= FEW_ROWS else (1,)
+    depths = _DEPTHS if shape.held == "mxfp4" and rows <= FEW_ROWS else (1,)
     depth = next(depth for depth in depths if shape.inputs // UNIT % depth == 0)
     budget = SMEM_BYTES if rows > FEW_ROWS and consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     stages = max(2, min(_MOST_STAGES, shape.inputs // (UNIT * depth)))

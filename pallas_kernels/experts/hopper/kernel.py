@@ -16,8 +16,9 @@ The ring follows the protocol of `pallas_kernels.ring`. Its turns go on from til
     WG1       the same for its own columns; the two never wait for each other
 
 A WGMMA runs on while the next one is issued: a stage is released once the products of the next stage are under way.
-Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn; those whose
-scales lie behind their words, while the product before runs (`overlap`).
+Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn. Tiles that one
+copy brings whole, of 8 bits or of 4 with scales behind the words, are unpacked while the product before runs
+(`overlap`). Scales of outputs are numbers per row too, as biases are.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import glu
+from pallas_kernels.experts.eight_bits import LINE, LINES
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
 from pallas_kernels.experts.hopper.overlap import Loop
@@ -49,8 +51,8 @@ class Shared(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        weights: stages of weights [stage, part, input, column]; or, of 4 bits, of words and of scales, or of both
-            joined [stage, part, consumer, tile, ...].
+        weights: stages of weights [stage, part, input, column]; or of tiles [stage, part, consumer, tile, ...], of 4 bits
+            with words and scales apart or joined.
         staged: the output [consumer, part, row, column].
         ring: of the stages of both.
     """
@@ -67,9 +69,11 @@ def scratch(plan: Launch) -> Shared:
     weights: tuple[Any, ...]
     tiles = (stages, parts, consumers, depth)
     copies = parts
-    if plan.joined:
-        weights = (plgpu.SMEM((*tiles, WORD_LINES + 1, UNIT), jnp.int16),)
-    elif plan.packed:
+    if plan.overlaps:
+        bytes_of = {"int8": jnp.int8, "fp8": jnp.uint8}
+        tile = ((LINES, LINE), bytes_of[plan.held]) if plan.held in bytes_of else ((WORD_LINES + 1, UNIT), jnp.int16)
+        weights = (plgpu.SMEM((*tiles, *tile[0]), tile[1]),)
+    elif plan.held == "mxfp4":
         copies = parts * 2 * consumers
         weights = plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, UNIT), jnp.int16)
     else:
@@ -89,12 +93,14 @@ class _Refs:
     Attributes:
         tiles: see `groups.list_tiles`.
         weights: one array, or words and scales in two.
+        scales: of the outputs of weights of 8 bits.
     """
 
     x: Ref
     tiles: Ref
     bias: Ref | None
     weights: tuple[Ref, ...]
+    scales: Ref | None
     out: Ref
     shared: Shared
 
@@ -103,7 +109,8 @@ class _Refs:
         """Name the kernel's operands and output."""
         x, tiles, *left, out = arrays
         bias = left.pop(0) if plan.bias else None
-        return cls(x=x, tiles=tiles, bias=bias, weights=tuple(left), out=out, shared=shared)
+        scales = left.pop() if plan.held in ("int8", "fp8") else None
+        return cls(x=x, tiles=tiles, bias=bias, weights=tuple(left), scales=scales, out=out, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ def _produce(scheduler: _Scheduler, index: Scalar) -> None:
     plan, refs = scheduler.plan, scheduler.refs
     ring, inputs = refs.shared.ring, UNIT * plan.tuning.depth
     tile = scheduler.work_tile(index)
-    copy = _copy_joined if plan.joined else _copy_packed if plan.packed else _copy_weights
+    copy = _copy_tiles if plan.overlaps else _copy_packed if plan.held == "mxfp4" else _copy_weights
 
     def step(number: Scalar, _: None) -> None:
         turn = index * plan.turns + number
@@ -230,7 +237,7 @@ def _copy_packed(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, tur
             plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn))
 
 
-def _copy_joined(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, turn: Scalar, part: int) -> None:
+def _copy_tiles(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, turn: Scalar, part: int) -> None:
     """Start the copy of one part's tiles, of all consumers and units of inputs at once."""
     ring, tuning, (target,), (weights,) = refs.shared.ring, plan.tuning, refs.shared.weights, refs.weights
     across = lax.div(tile.first + part * _part_stride(plan), UNIT)
@@ -249,11 +256,11 @@ def _consume(scheduler: _Scheduler, part: Part) -> None:
 
     def step(index: Scalar, _: None) -> None:
         tile = scheduler.work_tile(index)
-        if plan.joined:
+        if plan.overlaps:
             shared = scheduler.refs.shared
             loop = Loop(plan, shared.ring, shared.x, shared.weights[0], part, index * plan.turns, scheduler.turns)
             sums = loop.run()
-        elif plan.packed:
+        elif plan.held == "mxfp4":
             sums = _mainloop_packed(scheduler, index, part)
         else:
             accumulators = [plgpu.ACC((UNIT, plan.tuning.rows), jnp.float32)] * plan.tuning.parts
@@ -303,7 +310,7 @@ def _mainloop_packed(scheduler: _Scheduler, index: Scalar, part: Part) -> Sums:
 
     zeros = [mosaic.full((UNIT, plan.tuning.rows), 0.0) for _ in range(plan.tuning.parts)]
     sums: Sums = lax.fori_loop(0, plan.turns, step, zeros)
-    return [total * 2.0**SHIFT for total in sums]
+    return sums
 
 
 def _columns(part: Part, first: Scalar | int = 0) -> Any:
@@ -313,8 +320,8 @@ def _columns(part: Part, first: Scalar | int = 0) -> Any:
 
 
 def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> None:
-    """Apply bias and activation, and write the tile's own rows once the last tile's have left shared memory."""
-    results = _bias_and_activation(plan, refs, tile, part, sums)
+    """Apply scales, bias and activation, and write the tile's own rows once the last tile's have left shared memory."""
+    results = _bias_and_activation(plan, refs, tile, part, _scaled(plan, refs, tile, part, sums))
     staged = refs.shared.staged
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for which, result in enumerate(results):
@@ -332,11 +339,25 @@ def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums
             plgpu.copy_smem_to_gmem(source, out)
 
 
+def _scaled(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> Sums:
+    """Return the sums of the weights themselves, if those of tiles are smaller or have scales."""
+    if plan.held in ("mxfp4", "mxfp4_joined"):
+        return [total * 2.0**SHIFT for total in sums]
+    if refs.scales is None:
+        return sums
+    return [total * _per_column(plan, refs.scales, tile, part, which) for which, total in enumerate(sums)]
+
+
+def _per_column(plan: Launch, source: Ref, tile: _WorkTile, part: Part, which: int) -> Float[Array, "64 rows"]:
+    """Load a number per column of the expert's weights, those of a part, and repeat it along the rows of x."""
+    columns = _columns(part, tile.first + which * _part_stride(plan))
+    held = plgpu.load(source.at[tile.expert, columns], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return mosaic.rows_to_columns(held.astype(jnp.float32), plan.tuning.rows)
+
+
 def _bias_and_activation(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> Sums:
     """Return the outputs of the sums: as many as parts, or one of gates and ups."""
     if refs.bias is not None:
         for which, total in enumerate(sums):
-            columns = _columns(part, tile.first + which * _part_stride(plan))
-            bias = plgpu.load(refs.bias.at[tile.expert, columns], layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-            sums[which] = total + mosaic.rows_to_columns(bias.astype(jnp.float32), plan.tuning.rows)
+            sums[which] = total + _per_column(plan, refs.bias, tile, part, which)
     return sums if plan.gated is None else [glu(plan.gated, *sums)]

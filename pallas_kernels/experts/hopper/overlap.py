@@ -1,4 +1,4 @@
-"""The main loop that unpacks weights of 4 bits while the tensor cores multiply those before them.
+"""The main loop that unpacks weights of 8 or 4 bits while the tensor cores multiply those before them.
 
 With two parts and a depth of one, for one consumer:
 
@@ -21,9 +21,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
+from pallas_kernels.experts.hopper.eight_bits import tile_operand
 from pallas_kernels.experts.hopper.mxfp4 import joined_operand
 from pallas_kernels.experts.hopper.plan import UNIT, Launch
-from pallas_kernels.experts.mxfp4 import SHIFT
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
@@ -37,7 +37,7 @@ class Loop(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        tiles: stages of weights [stage, part, consumer, unit, line, number]; see `Mxfp4Joined`.
+        tiles: stages of weights [stage, part, consumer, unit, line, number]; see `Mxfp4Joined`, `Tiles8`.
         consumer: its number.
         first: the ring's turn at which the work tile begins.
         end: turns of the ring in all.
@@ -52,14 +52,13 @@ class Loop(NamedTuple):
     end: Scalar
 
     def run(self) -> Sums:
-        """Return the sums of each part."""
+        """Return the sums of each part, without scales of outputs, and of MXFP4 times 2^-SHIFT."""
         shape, parts = (UNIT, self.plan.tuning.rows), self.plan.tuning.parts
         if interpreting():
-            sums = self._turns(Interpreted([jnp.zeros(shape, jnp.float32)] * parts))
-        else:
-            accumulators = [plgpu.ACC(shape, jnp.float32)] * parts
-            sums = pl.run_scoped(lambda *totals: self._turns(Compiled(totals)), *accumulators)
-        return [total * 2.0**SHIFT for total in sums]
+            return self._turns(Interpreted([jnp.zeros(shape, jnp.float32)] * parts))
+        accumulators = [plgpu.ACC(shape, jnp.float32)] * parts
+        sums: Sums = pl.run_scoped(lambda *totals: self._turns(Compiled(totals)), *accumulators)
+        return sums
 
     def _turns(self, products: "Compiled | Interpreted") -> Sums:
         self.ring.consumer_wait(self.first)
@@ -91,7 +90,9 @@ class Loop(NamedTuple):
         return self.ring.stage(self.first + number)
 
     def _operand(self, number: Scalar, deep: int, part: int) -> Operand:
-        return joined_operand(self.tiles.at[self._stage(number), part, self.consumer, deep])
+        tile = self.tiles.at[self._stage(number), part, self.consumer, deep]
+        kind = self.plan.held
+        return tile_operand(tile, kind) if kind == "int8" or kind == "fp8" else joined_operand(tile)
 
 
 class Compiled:

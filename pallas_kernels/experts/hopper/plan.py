@@ -6,13 +6,14 @@ cores' work is empty, and one kernel serves decode and prefill.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
+from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
 from pallas_kernels.experts.mxfp4 import WORD_LINES, Mxfp4Joined, Mxfp4Tiles
@@ -21,6 +22,8 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
+Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8"]
+HopperWeights = Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8
 
 
 class Tuning(NamedTuple):
@@ -31,7 +34,7 @@ class Tuning(NamedTuple):
         consumers: warpgroups that compute, each with its own columns.
         parts: units of 64 columns per consumer. With a `Glu` it must be 2: gates and ups.
         stages: blocks of inputs in shared memory at once, two or more.
-        depth: units of 64 inputs per turn of the main loop. More than 1 for weights of 4 bits only.
+        depth: units of 64 inputs per turn of the main loop. More than 1 for weights of 8 or 4 bits only.
         band: blocks of columns that are multiplied with all tiles before the next band begins. The L2 cache holds
             their weights meanwhile.
         sms: multiprocessors. Each runs one or two thread blocks, which take tiles until none is left.
@@ -56,8 +59,7 @@ class Shape:
         outputs: columns of the result.
         gated: activation, if any.
         bias: whether there are biases.
-        packed: whether weights have 4 bits.
-        joined: whether their scales lie behind their words; they are unpacked while the product before them runs.
+        held: the form of the weights: in the type of x, or in tiles of 4 or 8 bits.
     """
 
     rows: int
@@ -67,14 +69,13 @@ class Shape:
     dtype: jnp.dtype
     gated: Glu | None
     bias: bool
-    packed: bool
-    joined: bool
+    held: Held
 
     @classmethod
     def of(
         cls,
         x: Float[Array | jax.ShapeDtypeStruct, "R K"],
-        weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
+        weights: HopperWeights,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
     ) -> "Shape":
@@ -83,21 +84,34 @@ class Shape:
         Raises NoExpertKernel if the kernel cannot serve them.
         """
         rows, inputs = x.shape
-        packed = isinstance(weights, Mxfp4Tiles | Mxfp4Joined)
         _check(x, weights, bias)
-        experts, _, columns = _tile_shape(weights) if isinstance(weights, Mxfp4Tiles | Mxfp4Joined) else weights.shape
+        experts, _, columns = _tile_shape(weights) if isinstance(weights, _TILED) else weights.shape
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
                 raise NoExpertKernel(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
         if rows % ALIGN:
             raise NoExpertKernel(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
-        return cls(
-            rows, experts, inputs, outputs, x.dtype, gated, bias is not None, packed, isinstance(weights, Mxfp4Joined)
-        )
+        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, _held(weights))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether weights are widened while the product before them runs, from tiles that one copy brings whole."""
+        return self.held in _TILE_BYTES
 
 
-def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined) -> tuple[int, int, int]:
+_TILED = Mxfp4Tiles | Mxfp4Joined | Tiles8
+# Bytes of a tile that one copy brings.
+_TILE_BYTES: dict[Held, int] = {"mxfp4_joined": (WORD_LINES + 1) * UNIT * 2, "int8": UNIT * UNIT, "fp8": UNIT * UNIT}
+
+
+def _held(weights: HopperWeights) -> Held:
+    if isinstance(weights, Tiles8):
+        return weights.kind
+    return {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined"}.get(type(weights), "plain")  # type: ignore[return-value]
+
+
+def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined | Tiles8) -> tuple[int, int, int]:
     experts, across, along = weights[0].shape[:3]
     return experts, along * UNIT, across * UNIT
 
@@ -154,9 +168,9 @@ class Launch(Shape):
         rows, consumers, parts, stages, depth, *_ = self.tuning
         tiles = stages * parts * consumers * depth  # of 64 columns by 64 inputs
         weights: tuple[int, ...] = (tiles * UNIT * UNIT * 2,)
-        if self.joined:
-            weights = (tiles * (WORD_LINES + 1) * UNIT * 2,)
-        elif self.packed:
+        if self.overlaps:
+            weights = (tiles * _TILE_BYTES[self.held],)
+        elif self.held == "mxfp4":
             weights = tiles * UNIT * UNIT // 2, tiles * UNIT * 2
         arrays = stages * rows * UNIT * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2
         barriers = 2 * 8 * stages
@@ -165,7 +179,7 @@ class Launch(Shape):
     @property
     def moves_registers(self) -> bool:
         """Whether the producer gives registers to the consumers: many rows take many sums, overlap two operands."""
-        return self.tuning.consumers > 1 and (self.tuning.rows > FEW_ROWS or self.joined)
+        return self.tuning.consumers > 1 and (self.tuning.rows > FEW_ROWS or self.overlaps)
 
     @property
     def blocks(self) -> int:
@@ -180,8 +194,8 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     Raises ValueError if they do not fit together, or need more shared memory than a thread block may use.
     """
     out = Launch.of_shape(shape, tuning)
-    if tuning.depth > 1 and not shape.packed:
-        raise ValueError(f"depth = {tuning.depth} must be 1, except for weights of 4 bits")
+    if tuning.depth > 1 and shape.held == "plain":
+        raise ValueError(f"depth = {tuning.depth} must be 1, except for weights of 8 and 4 bits")
     if shape.inputs // UNIT % tuning.depth:
         raise ValueError(f"depth = {tuning.depth} does not divide {shape.inputs} inputs into units of {UNIT}")
     if tuning.rows % ALIGN or tuning.rows > shape.rows:
@@ -200,12 +214,13 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
 
 def _check(
     x: Float[Array | jax.ShapeDtypeStruct, "R K"],
-    weights: Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined,
+    weights: HopperWeights,
     bias: Float[Array, "E C"] | None,
 ) -> None:
-    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
+    if isinstance(weights, _TILED):
         if x.dtype != jnp.bfloat16:
-            raise NoExpertKernel(f"implementation = 'mosaic' with weights of 4 bits needs bfloat16, not {x.dtype}")
+            bits = 8 if isinstance(weights, Tiles8) else 4
+            raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
         dtypes = {array.dtype for array in (x, bias) if array is not None}
     else:
         dtypes = {array.dtype for array in (x, weights, bias) if array is not None}

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
+from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
@@ -16,7 +17,7 @@ from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Kind, Quantized, dequantized, quantize
 from tests.support.kernels.calls import TINY, roundoff
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.experts import Case
@@ -29,7 +30,7 @@ class Call:
     """Arrays of one call. Rows that belong to no expert, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
-    weights: Float[Array, "E K C"] | Mxfp4
+    weights: Float[Array, "E K C"] | Mxfp4 | Quantized
     bias: Float[Array, "E C"] | None
     starts: Int[np.ndarray, " E"]
     sizes: Int[np.ndarray, " E"]
@@ -60,7 +61,8 @@ def make_call(case: Case, seed: int = 0) -> Call:
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     columns = case.outputs * (1 if case.gated is None else 2)
-    weights = _packed(rng, case, sizes, columns) if case.packed else _plain(rng, case, sizes, columns)
+    make: Any = {"plain": _plain, "mxfp4": _packed}.get(case.form, _eight_bits)
+    weights = make(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
     call = Call(jnp.zeros((int(aligned.sum()) + case.spare, 1)), jnp.zeros((1, 1, 1)), None, starts, sizes)
     x = np.where(call.owned[:, None], rng.standard_normal((len(call.x), case.inputs)), np.nan)
@@ -83,6 +85,17 @@ def _packed(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], 
     return Mxfp4(jnp.asarray(blocks), jnp.asarray(scales))
 
 
+def _eight_bits(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Quantized:
+    """Return random weights that bfloat16 can represent: XLA's form rounds them to it, the Hopper kernel does not."""
+    normal = rng.standard_normal((len(sizes), case.inputs, columns)).astype(np.float32)
+    kind: Kind = "int8" if case.form == "int8" else "fp8"
+    largest, bits = (127, 0) if kind == "int8" else (448, 3)  # bits of fraction that are left for a scale
+    scales = np.ldexp(rng.integers(2**bits, 2 ** (bits + 1), (len(sizes), columns)), rng.integers(-1, 2, columns) - bits)
+    scales *= 2.0 ** round(math.log2(4 * case.inputs**-0.5 / largest))
+    scales[sizes == 0] = np.nan
+    return Quantized(quantize(jnp.asarray(normal), kind).values, jnp.asarray(scales, jnp.float32))
+
+
 def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "R N"]:
@@ -91,8 +104,11 @@ def run(
         held = call.weights if implementation != "cpu" or isinstance(call.weights, Mxfp4) else in_panels(call.weights)
         out = grouped_matmul(call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation)
         return np.asarray(out.astype(jnp.float32))
-    weights: Any = tiles(call.weights) if isinstance(call.weights, Mxfp4) else call.weights
-    weights = joined(weights) if implementation == "mosaic_overlap" else weights
+    weights: Any = call.weights
+    if isinstance(weights, Mxfp4):
+        weights = joined(tiles(weights)) if implementation == "mosaic_overlap" else tiles(weights)
+    elif isinstance(weights, Quantized):
+        weights = eight_bits.tiles(weights)
     with hopper():
         if tuning is None:
             out = grouped_matmul(
@@ -149,6 +165,8 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "R N"], Float[np.n
     dense = call.weights
     if isinstance(dense, Mxfp4):
         dense = unpack(dense, jnp.dtype(jnp.float32)).transpose(0, 2, 1)
+    elif isinstance(dense, Quantized):
+        dense = dequantized(dense, jnp.dtype(jnp.float32))
     weights = np.asarray(dense.astype(jnp.float32), np.float64)
     bias = None if call.bias is None else np.asarray(call.bias.astype(jnp.float32), np.float64)
     out, allowed = np.zeros((2, len(x), case.outputs))

@@ -81,9 +81,9 @@ def experts_copies(layer: ExpertsLayer, matrix: Matrix, tokens: int) -> dict[str
     plan = _traced(plan_of, given.x, given.weights, given.bias)
     rows = plan.tuning.rows * UNIT * plan.tuning.depth * plan.dtype.itemsize
     weights = UNIT * plan.width * plan.dtype.itemsize
-    if plan.joined:
+    if plan.overlaps:
         weights = TILE_BYTES * plan.tuning.depth * plan.tuning.consumers
-    elif plan.packed:
+    elif plan.held == "mxfp4":
         weights = SCALES * plan.tuning.depth
     return {"copies_per_stage": kernel.scratch(plan).ring.arrivals, "smallest_copy": min(rows, weights)}
 

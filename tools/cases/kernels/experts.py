@@ -5,9 +5,13 @@ released models, to be compiled and measured with `DECODE_TOKENS` and `PREFILL_T
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
+
+Form = Literal["plain", "mxfp4", "int8", "fp8"]  # of weights
+_BITS: dict[Form, float] = {"plain": 16, "mxfp4": 4.25, "int8": 8, "fp8": 8}  # a number, but for scales of outputs
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,6 @@ class Case:
     Attributes:
         sizes: rows of each expert.
         spare: rows at the end that belong to no expert.
-        packed: whether weights have 4 bits.
         quick: fast enough to be interpreted in every run of the tests.
     """
 
@@ -29,7 +32,7 @@ class Case:
     bias: bool = False
     spare: int = 0
     dtype: str = "float32"
-    packed: bool = False
+    form: Form = "plain"
     quick: bool = True
 
     @property
@@ -40,9 +43,9 @@ class Case:
     def served_by(self, implementation: str) -> bool:
         """Whether an implementation of `grouped_matmul` serves the case."""
         if implementation == "mosaic_overlap":
-            return self.for_mosaic and self.packed
+            return self.for_mosaic and self.form != "plain"
         if implementation == "triton":
-            return not self.packed
+            return self.form == "plain"
         return implementation != "mosaic" or self.for_mosaic
 
 
@@ -51,8 +54,7 @@ class Layer:
     """A mixture of experts of width `hidden`, of which each token chooses `top_k`.
 
     Attributes:
-        packed: weights of 4 bits.
-        overlap: they are unpacked while the product before runs, "mosaic_overlap".
+        overlap: weights in MXFP4 are unpacked while the product before runs, "mosaic_overlap"; those of 8 bits always.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Layer:
     hidden: int
     gated: Glu
     bias: bool = False
-    packed: bool = False
+    form: Form = "plain"
     overlap: bool = False
 
     @property
@@ -71,8 +73,13 @@ class Layer:
         return "mosaic_overlap" if self.overlap else "mosaic"
 
     def weight_bytes(self, experts: float) -> float:
-        """Return the bytes of the matrices of that many experts: 16 bits a number, or 4 and a byte per 32 numbers."""
-        return experts * 3 * self.d_model * self.hidden * (17 / 32 if self.packed else 2)
+        """Return the bytes of the matrices of that many experts; of MXFP4 with a byte for each 32 numbers."""
+        return experts * 3 * self.d_model * self.hidden * self.bits / 8
+
+    @property
+    def bits(self) -> float:
+        """Bits of a number."""
+        return _BITS[self.form]
 
 
 SILU, GPT_OSS_GLU = Glu("silu"), Glu("silu", clamp=7.0, alpha=1.702)
@@ -87,7 +94,7 @@ CASES = (
     Case("gelu_tanh, clamp", (3, 0, 17), gated=Glu("gelu_tanh", clamp=0.5)),
     Case("relu", (3, 0, 17), gated=Glu("relu")),
     Case("gpt-oss's activation, biases", (3, 0, 17), gated=Glu("silu", clamp=0.7, alpha=1.702), bias=True),
-    Case("4 bits, biases, gpt-oss", (3, 0, 17), 96, 40, GPT_OSS_GLU, bias=True, packed=True),
+    Case("4 bits, biases, gpt-oss", (3, 0, 17), 96, 40, GPT_OSS_GLU, bias=True, form="mxfp4"),
     Case("16 bits, no rows", (0, 0), 64, 64, spare=8, dtype="bfloat16"),
     Case("16 bits, one row", (0, 1, 0), 192, 128, SILU, dtype="bfloat16"),
     Case("16 bits, edges", EDGES, 128, 192, spare=16, dtype="bfloat16"),
@@ -95,24 +102,35 @@ CASES = (
     Case("float16, eights, gelu", (8, 8, 0, 1, 2, 8), 64, 128, Glu("gelu"), dtype="float16"),
     Case("float16, gelu_tanh, clamp", (5, 3), 64, 64, Glu("gelu_tanh", clamp=0.5), dtype="float16", quick=False),
     Case("16 bits, relu", (5, 3), 64, 64, Glu("relu"), dtype="bfloat16", quick=False),
-    Case("4 bits, tiles", (3, 0, 17), 192, 128, dtype="bfloat16", packed=True),
-    Case("4 bits, tiles, biases, gpt-oss", (9, 0, 1), 128, 192, GPT_OSS_GLU, True, dtype="bfloat16", packed=True),
-    Case("4 bits, edges", EDGES, 64, 128, SILU, dtype="bfloat16", packed=True, quick=False),
-    Case("4 bits, one product a turn", (9, 40), 64, 64, bias=True, dtype="bfloat16", packed=True, quick=False),
+    Case("4 bits, tiles", (3, 0, 17), 192, 128, dtype="bfloat16", form="mxfp4"),
+    Case("4 bits, tiles, biases, gpt-oss", (9, 0, 1), 128, 192, GPT_OSS_GLU, True, dtype="bfloat16", form="mxfp4"),
+    Case("4 bits, edges", EDGES, 64, 128, SILU, dtype="bfloat16", form="mxfp4", quick=False),
+    Case("4 bits, one product a turn", (9, 40), 64, 64, bias=True, dtype="bfloat16", form="mxfp4", quick=False),
+    Case("int8, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int8"),
+    Case("fp8, silu", (3, 0, 17), 128, 192, SILU, dtype="bfloat16", form="fp8"),
+    Case("int8, edges", EDGES, 64, 128, spare=16, dtype="bfloat16", form="int8", quick=False),
+    Case("fp8, edges, biases", EDGES, 128, 128, bias=True, dtype="bfloat16", form="fp8", quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
 
 _GPT_OSS = Layer("gpt-oss-20b", 32, 4, 2880, 2880, GPT_OSS_GLU, bias=True)
 LAYERS = (
     _GPT_OSS,
-    replace(_GPT_OSS, name="gpt-oss-20b, 4 bits", packed=True),
+    replace(_GPT_OSS, name="gpt-oss-20b, 4 bits", form="mxfp4"),
     replace(_GPT_OSS, name="gpt-oss-120b", experts=128),
-    replace(_GPT_OSS, name="gpt-oss-120b, 4 bits", experts=128, packed=True),
+    replace(_GPT_OSS, name="gpt-oss-120b, 4 bits", experts=128, form="mxfp4"),
     Layer("MiMo-V2-Flash", 256, 8, 4096, 2048, SILU),
     Layer("Llama-4-Scout", 16, 1, 5120, 8192, SILU),
     *(
-        replace(_GPT_OSS, name=f"gpt-oss-{size}, 4 bits, overlap", experts=count, packed=True, overlap=True)
+        replace(_GPT_OSS, name=f"gpt-oss-{size}, 4 bits, overlap", experts=count, form="mxfp4", overlap=True)
         for size, count in (("20b", 32), ("120b", 128))
+    ),
+    *(
+        Layer(f"{name}, {form}", experts, top_k, d_model, hidden, SILU, form=form)
+        for name, experts, top_k, d_model, hidden, form in (
+            ("MiMo-V2-Flash", 256, 8, 4096, 2048, "fp8"),
+            ("Llama-4-Scout", 16, 1, 5120, 8192, "int8"),
+        )
     ),
 )
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Sharding
 
+from pallas_kernels.experts.eight_bits import LINE, LINES, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
@@ -19,7 +20,7 @@ class Arguments(NamedTuple):
     """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined
+    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined | Tiles8
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -38,15 +39,18 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     columns = 2 * layer.hidden if matrix == "up" else layer.d_model
     return Arguments(
         array(row_count(tokens * layer.top_k, experts), inputs),
-        _tiles(array, layer, inputs, columns) if layer.packed else array(experts, inputs, columns),
+        array(experts, inputs, columns) if layer.form == "plain" else _tiles(array, layer, inputs, columns),
         Groups(array(experts, dtype="int32"), array(experts, dtype="int32")),
         array(experts, columns) if layer.bias else None,
         layer.gated if matrix == "up" else None,
     )
 
 
-def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> Mxfp4Tiles | Mxfp4Joined:
+def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> Mxfp4Tiles | Mxfp4Joined | Tiles8:
     tiles = layer.experts, columns // TILE, inputs // TILE
+    if layer.form in ("int8", "fp8"):
+        codes = array(*tiles, LINES, LINE, dtype="int8" if layer.form == "int8" else "uint8")
+        return Tiles8(codes, array(layer.experts, columns, dtype="float32"))
     if layer.overlap:
         return Mxfp4Joined(array(*tiles, WORD_LINES + 1, TILE, dtype="int16"))
     return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))

@@ -57,7 +57,7 @@ def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
     [
         (replace(GATED, sizes=(9, 0, 17, 8)), Tuning(8, 1, 2, 2, sms=1)),
         (replace(PLAIN, sizes=(9, 0, 40)), Tuning(32, 2, 1, 3, sms=1)),
-        (replace(GATED, sizes=(9, 1), packed=True), Tuning(8, 2, 2, 2, sms=1, band=1)),
+        (replace(GATED, sizes=(9, 1), form="mxfp4"), Tuning(8, 2, 2, 2, sms=1, band=1)),
     ],
     ids=str,
 )
@@ -118,11 +118,11 @@ def test_default_tuning_keeps_enough_bytes_in_flight(layer: Layer, matrix: Matri
     """At least 48 KB of weights on each multiprocessor, which two thread blocks share if tiles are small."""
     shape = shape_of(arguments(layer, matrix, tokens))
     plan = launch(shape, default_tuning(shape))
-    alone = plan.tuning.rows > 16 or shape.joined
+    alone = plan.tuning.rows > 16 or shape.overlaps
     assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     assert plan.blocks == (132 if alone else 264)
     held = plan.tuning.stages * plan.tuning.parts * plan.tuning.consumers * plan.tuning.depth
-    size = 64 * 64 // 2 + 64 * 2 if shape.packed else 64 * 64 * 2
+    size = 64 * 64 * 2 if shape.held == "plain" else 64 * 64 if layer.bits == 8 else 64 * 64 // 2 + 64 * 2
     assert held * size * (1 if alone else 2) >= 48 * 1024
     assert plan.most_tiles >= min(layer.experts, tokens * layer.top_k)
 
@@ -149,7 +149,7 @@ def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, Any]
 )
 def test_weights_laid_out_for_another_implementation_are_an_error(implementation: Any, message: str) -> None:
     """Weights are laid out when they are loaded, never in a step."""
-    call = make_call(Case("", (8,), 64, 64, dtype="bfloat16", packed=True))
+    call = make_call(Case("", (8,), 64, 64, dtype="bfloat16", form="mxfp4"))
     assert isinstance(call.weights, Mxfp4)
     weights = tiles(call.weights) if implementation == "xla" else call.weights
     with pytest.raises(ValueError, match=message):
@@ -158,7 +158,7 @@ def test_weights_laid_out_for_another_implementation_are_an_error(implementation
 
 def test_weights_of_4_bits_need_bfloat16() -> None:
     """float16 has too few exponents for their scales."""
-    call = make_call(Case("", (8,), 64, 64, dtype="float16", packed=True))
+    call = make_call(Case("", (8,), 64, 64, dtype="float16", form="mxfp4"))
     assert isinstance(call.weights, Mxfp4)
     with pytest.raises(ValueError, match="with weights of 4 bits needs bfloat16, not float16"):
         grouped_matmul(call.x, tiles(call.weights), call.groups, implementation="mosaic")
@@ -180,11 +180,11 @@ def test_rows_and_weights_of_two_types_are_an_error() -> None:
         (Tuning(8, 1, 1, 2), "parts = 1 must be 2 for gates and ups"),
         (Tuning(8, 4, 2, 2), "takes 256 outputs at a time, of 192"),
         (Tuning(8, 2, 2, 8), "needs .* bytes of shared memory"),
-        (Tuning(8, 1, 2, 2, depth=2), "depth = 2 must be 1, except for weights of 4 bits"),
+        (Tuning(8, 1, 2, 2, depth=2), "depth = 2 must be 1, except for weights of 8 and 4 bits"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
     """Tuning tables are data, so they may be wrong."""
-    shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, bias=True, packed=False, joined=False)
+    shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, bias=True, held="plain")
     with pytest.raises(ValueError, match=message):
         launch(shape, tuning)

@@ -19,8 +19,8 @@ from pallas_kernels.ring import Ring
 from tests.support.kernels.grouped_calls import check, make_call, run
 from tools.cases.kernels.experts import GPT_OSS_GLU, SILU, Case
 
-GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16", packed=True)
-PLAIN = Case("", (9, 0, 17), 384, 256, dtype="bfloat16", packed=True)
+GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16", form="mxfp4")
+PLAIN = Case("", (9, 0, 17), 384, 256, dtype="bfloat16", form="mxfp4")
 NAME: Implementation = "mosaic_overlap"
 
 
@@ -85,7 +85,7 @@ def test_three_copies_bring_a_stage() -> None:
 def test_tiles_have_the_rows_of_most_groups(tokens: int, experts: int, gated: Any) -> None:
     """At least the mean and two standard deviations, and fewer than 10 rows more. A ring has three stages or more."""
     rows = 4 * tokens + 7 * min(experts, 4 * tokens)
-    shape = Shape(-(-rows // 8) * 8, experts, 2880, 2880, jnp.dtype(jnp.bfloat16), gated, True, True, True)
+    shape = Shape(-(-rows // 8) * 8, experts, 2880, 2880, jnp.dtype(jnp.bfloat16), gated, True, "mxfp4_joined")
     tuning = launch(shape, default_tuning(shape)).tuning
     mean = -(-4 * tokens // experts)
     assert mean + 2 * (mean * (1 - 1 / experts)) ** 0.5 <= tuning.rows < mean + 2 * mean**0.5 + 10

@@ -1,0 +1,85 @@
+"""Weights of 8 bits (int8, float8 e4m3) in the tiles that the Hopper kernel reads.
+
+bfloat16 can represent all of their numbers, so they are multiplied as they are, and the scales of the outputs are
+applied to the sums.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int8, UInt8
+
+from pallas_kernels.quantized import Kind, Quantized, numbers
+
+TILE = 64  # inputs and outputs of a tile
+LINES, LINE = 32, 128  # bytes of a tile
+_BFLOAT16 = jnp.dtype(jnp.bfloat16)
+_NAN = 0x7F  # of e4m3, without its sign
+
+
+class Tiles8(NamedTuple):
+    """`Quantized` in tiles of 64 outputs by 64 inputs, as the threads of a warpgroup hold them: see `tiles`.
+
+    Attributes:
+        codes: of each tile two halves, each of 16 bytes for each of a warpgroup's 128 threads.
+        scales: one per output.
+    """
+
+    codes: Int8[Array, "*E across along 32 128"] | UInt8[Array, "*E across along 32 128"]
+    scales: Float32[Array, "*E C"]
+
+    @property
+    def kind(self) -> Kind:
+        """The type of the numbers."""
+        return "int8" if self.codes.dtype == jnp.int8 else "fp8"
+
+
+def tiles(weights: Quantized) -> Tiles8:
+    """Lay weights out for the Hopper kernel, once, when they are loaded.
+
+    A tile is the left operand of four WGMMAs of 16 inputs. Thread 32w + 4g + q holds, of the rows 16w + g and
+    16w + g + 8, the inputs 16j + 8h + 2q and the next one, for j < 4 and h < 2. A half of the tile has one of the two
+    rows, and a thread's 16 bytes there are four words, one for each j. A word has the first inputs of both h in its low
+    half, and the next ones in its high half.
+
+    The kernel does not look for e4m3's NaN: an output that has one gets NaN for its scale.
+
+    Raises ValueError if outputs or inputs are no multiple of 64.
+    """
+    *lead, inputs, outputs = weights.values.shape
+    if outputs % TILE or inputs % TILE:
+        raise ValueError(f"weights of {outputs} by {inputs}: tiles need multiples of {TILE}")
+    across, along = outputs // TILE, inputs // TILE
+    # Inputs: block, j, h, q, which of two. Outputs: block, warp, row's half, g.
+    codes = weights.values.reshape(*lead, along, 4, 2, 4, 2, across, 4, 2, 8)
+    first = len(lead)
+    deep, j, h, q, which, block, warp, row, g = (first + axis for axis in range(9))
+    codes = codes.transpose(*range(first), block, deep, row, warp, g, q, j, which, h)
+    scales = weights.scales
+    if weights.values.dtype == jnp.uint8:
+        scales = jnp.where(_has_nan(weights.values), jnp.nan, scales)
+    return Tiles8(codes.reshape(*lead, across, along, LINES, LINE), scales)
+
+
+def _has_nan(values: UInt8[Array, "*E K C"]) -> Bool[Array, "*E C"]:
+    return ((values & _NAN) == _NAN).any(axis=-2)
+
+
+def tile_numbers(
+    codes: Int8[Array, "*T 32 128"] | UInt8[Array, "*T 32 128"], dtype: jnp.dtype = _BFLOAT16
+) -> Float[Array, "*T 64 64"]:
+    """Return the numbers of tiles, outputs by inputs, by plain arithmetic; the kernel widens them in registers."""
+    lead = codes.shape[:-2]
+    first = len(lead)
+    row, warp, g, q, j, which, h = (first + axis for axis in range(7))
+    split = codes.reshape(*lead, 2, 4, 8, 4, 4, 2, 2).transpose(*range(first), warp, row, g, j, h, q, which)
+    return numbers(split.reshape(*lead, TILE, TILE), dtype)
+
+
+def untiled(weights: Tiles8) -> Float[Array, "*E C K"]:
+    """Return the weights of tiles in float32: for checks, since it makes four times the bytes."""
+    *lead, across, along, _, _ = weights.codes.shape
+    wide = lax.map(lambda codes: tile_numbers(codes, jnp.dtype(jnp.float32)), weights.codes.reshape(-1, LINES, LINE))
+    wide = jnp.swapaxes(wide.reshape(*lead, across, along, TILE, TILE), -3, -2)
+    return wide.reshape(*lead, across * TILE, along * TILE) * weights.scales[..., None]
