@@ -1,5 +1,7 @@
 """Norms, rotary embedding and feed-forward. Linear weights are [in, out]."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +13,9 @@ from pallas_kernels import int4
 from pallas_kernels.cpu.experts import gated
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.cpu.products import matmul as matmul_panels
+from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu, activate, glu
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.quantized import Quantized, matmul
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
@@ -144,3 +148,10 @@ def _base(weight: nnx.Param[Array]) -> Array | Panels | Quantized | int4.Int4:
     values = weight.get_value()
     base: Array | Panels | Quantized | int4.Int4 = values.base if isinstance(values, Adapted) else values
     return base
+
+
+def tiles_of(name: str, params: Mapping[str, Array]) -> Tiles8 | Int4Tiles | None:
+    """Return a matrix of 8 or 4 bits that is held in tiles for Hopper; None if it is held otherwise."""
+    if f"{name}.tiles" in params:
+        return Tiles8(params[f"{name}.tiles"], params[f"{name}.scales"])
+    return Int4Tiles(params[f"{name}.int4_tiles"]) if f"{name}.int4_tiles" in params else None

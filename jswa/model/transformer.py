@@ -20,13 +20,12 @@ from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
 from jswa.model.glue.products import joined, linear_parts, whole
 from jswa.model.glue.projection import require_served
-from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
+from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, tiles_of, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.api import Implementation, InTiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
@@ -348,15 +347,17 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
-    def value(name: str, shape: tuple[int, ...]) -> Array | Quantized | QuantizedRows | Tiles8 | Int4 | Panels | Adapted:
+    def value(
+        name: str, shape: tuple[int, ...]
+    ) -> Array | Quantized | QuantizedRows | Int4 | InTiles | Panels | Adapted:
         matrix: Array | Quantized | Int4
         if name in params:
             matrix = stored = params[name]
         elif f"{name}.codes" in params:
             stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
             matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
-        elif f"{name}.tiles" in params:
-            return Tiles8(params[f"{name}.tiles"], params[f"{name}.scales"])
+        elif (tiles := tiles_of(name, params)) is not None:
+            return tiles
         else:
             stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
             if name == "embed":

@@ -20,6 +20,7 @@ from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
 from pallas_kernels.experts.triton import call as triton
 from pallas_kernels.experts.triton import plan as triton_plan
@@ -27,9 +28,10 @@ from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 HOPPER = ("mosaic", "mosaic_overlap")
-TILED = (*HOPPER, "triton")  # read a list of tiles; take no integers of 4 bits
+TILED = (*HOPPER, "triton")  # read a list of tiles
 Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
-Weights = Plain | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Panels
+InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles  # for a GPU of the Hopper generation
+Weights = Plain | InTiles | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
 
@@ -52,16 +54,16 @@ def grouped_matmul(
     Args:
         x: rows, sorted by expert.
         weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic", `Mxfp4Joined` for "mosaic_overlap" and `Mxfp4`
-            for the others but "triton"; or of 8 bits, as `Tiles8` for the first two; or `Int4`, but not for these
-            three.
+            for the others but "triton"; or of 8 bits or `Int4`, for the first two as `Tiles8` or `Int4Tiles`, but not
+            for "triton".
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.
         implementation: "reference" (float32, every expert for every row: for tests), "xla" (any device; a loop, which
             no CUDA graph can hold), "cpu" (the library of `pallas_kernels.cpu`; weights as `Panels` or `Mxfp4`),
-            "mosaic" (Hopper; 16-bit types; no loop outside of the kernel), "mosaic_overlap" (the same for MXFP4 and
-            8 bits alone, unpacked while the product before runs), "triton" (NVIDIA since Ampere, with jax-triton; no loop outside of
-            the kernel).
+            "mosaic" (Hopper; 16-bit types; no loop outside of the kernel), "mosaic_overlap" (the same for weights of
+            8 and 4 bits alone, unpacked while the product before runs), "triton" (NVIDIA since Ampere, with
+            jax-triton; no loop outside of the kernel).
         sms: multiprocessors of the device, for Hopper. None: as many as an H200 has.
         tiles: the list of tiles of `tiling_of`, for Hopper and Triton; None: it is made from the groups.
 
@@ -88,32 +90,29 @@ def grouped_matmul(
         return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"implementation = {implementation!r} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined | Tiles8):
-        kind = "8 bits as Quantized" if isinstance(weights, Tiles8) else "4 bits as Mxfp4"
+    if isinstance(weights, InTiles):
+        kind = {Tiles8: "8 bits as Quantized", Int4Tiles: "4 bits as Int4"}.get(type(weights), "4 bits as Mxfp4")
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of {kind}, not in tiles")
     out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
 
 
-def _for_hopper(
-    weights: Weights, implementation: Implementation
-) -> Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8:
+def _for_hopper(weights: Weights, implementation: Implementation) -> Float[Array, "E K C"] | InTiles:
     """Return weights that a Hopper kernel takes. Raises NoExpertKernel if this one does not take these."""
     name = f"implementation = {implementation!r}"
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, int4.Int4):
-        raise NoExpertKernel(f"{name} takes no weights in integers of 4 bits: must be 'xla'")
-    if isinstance(weights, Quantized):
-        raise NoExpertKernel(f"{name} takes weights of 8 bits in tiles, laid out at load (eight_bits.tiles)")
+    if isinstance(weights, Quantized | int4.Int4):
+        kind, layout = ("8", "eight_bits.tiles") if isinstance(weights, Quantized) else ("4", "int4_tiles.tiles")
+        raise NoExpertKernel(f"{name} takes weights of {kind} bits in tiles, laid out at load ({layout})")
     own = Mxfp4Joined if implementation == "mosaic_overlap" else Mxfp4Tiles
-    if isinstance(weights, own | Tiles8):
+    if isinstance(weights, own | Tiles8 | Int4Tiles):
         return weights
     if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
         layout = "mxfp4.joined" if implementation == "mosaic_overlap" else "mxfp4.tiles"
         raise NoExpertKernel(f"{name} takes weights of 4 bits in tiles, laid out at load ({layout})")
     if implementation == "mosaic_overlap":
-        raise NoExpertKernel(f"{name} takes weights in MXFP4 or 8 bits, not {weights.dtype}: must be 'mosaic' or 'xla'")
+        raise NoExpertKernel(f"{name} takes weights of 8 and 4 bits, not {weights.dtype}: must be 'mosaic' or 'xla'")
     return weights
 
 
@@ -122,9 +121,9 @@ def _for_triton(weights: Weights) -> Float[Array, "E K C"]:
     name = "implementation = 'triton'"
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Quantized | Tiles8 | int4.Int4 | Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
-        of_8 = dict.fromkeys((Quantized, Tiles8), "of 8 bits")
-        kind = {**of_8, int4.Int4: "in integers of 4 bits"}.get(type(weights), "in MXFP4")
+    if isinstance(weights, Quantized | int4.Int4 | Mxfp4 | InTiles):
+        kind = "of 8 bits" if isinstance(weights, Quantized | Tiles8) else "in integers of 4 bits"
+        kind = "in MXFP4" if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined) else kind
         raise NoExpertKernel(f"{name} takes no weights {kind}: must be 'xla'")
     return weights
 

@@ -90,17 +90,29 @@ def tiles(weights: Mxfp4) -> Mxfp4Tiles:
     if outputs % TILE or (2 * half) % TILE:
         raise ValueError(f"weights of {outputs} by {2 * half}: tiles need multiples of {TILE}")
     across, along = outputs // TILE, 2 * half // TILE
+    scales = jnp.moveaxis(weights.scales.reshape(*lead, across, TILE, along, 2), -2, -3)
+    return Mxfp4Tiles(tile_words(_codes(weights.blocks)), tile_scales(scales))
+
+
+def tile_words(codes: Int[Array, "*E C K"]) -> Int[Array, "*E across along 4 128"]:
+    """Return the words of tiles; see `tiles`. C and K are multiples of 64."""
+    *lead, outputs, inputs = codes.shape
+    across, along = outputs // TILE, inputs // TILE
     # Outputs: block, warp, row's half, g. Inputs: block, half of it, j mod 2, h, q, which of two.
-    codes = _codes(weights.blocks).reshape(*lead, across, 4, 2, 8, along, 2, 2, 2, 4, 2)
+    codes = codes.reshape(*lead, across, 4, 2, 8, along, 2, 2, 2, 4, 2)
     first, axes = len(lead), range(10)
     block, warp, row, g, deep, part, j, h, q, which = (first + axis for axis in axes)
     order = (*range(first), block, deep, warp, g, q, row, part, which, j, h)
     codes = codes.transpose(order).reshape(-1, 8).astype(jnp.uint32)
     words = (codes << _first_bits()[None]).sum(axis=1, dtype=jnp.uint32)
-    scales = jnp.moveaxis(weights.scales.reshape(*lead, across, TILE, along, 2), -2, -3)
-    return Mxfp4Tiles(
-        lax.bitcast_convert_type(words, jnp.int32).reshape(*lead, across, along, 4, 128), tile_scales(scales)
-    )
+    return lax.bitcast_convert_type(words, jnp.int32).reshape(*lead, across, along, 4, 128)
+
+
+def tile_codes(words: Int[Array, "4 128"]) -> Int[Array, "64 64"]:
+    """Return the codes of a tile's words, outputs by inputs."""
+    codes = (lax.bitcast_convert_type(words, jnp.uint32).reshape(-1, 1) >> _first_bits()[None]).astype(jnp.int32) & 15
+    codes = codes.reshape(4, 8, 4, 2, 2, 2, 2, 2)  # warp, g, q, row, half, which, j, h
+    return codes.transpose(0, 3, 1, 4, 6, 7, 2, 5).reshape(TILE, TILE)
 
 
 def tile_scales(scales: Num[Array, "*E across along 64 2"]) -> Int[Array, "*E across along 64"]:
@@ -144,9 +156,6 @@ def tiles_hold(scales: UInt8[Array, "..."]) -> Array:
 
 def tile_numbers(words: Int[Array, "4 128"], scales: Int[Array, " 64"]) -> Float[Array, "64 64"]:
     """Return a tile's numbers times 2^-SHIFT in bfloat16, by plain arithmetic; the kernel unpacks them in registers."""
-    codes = (lax.bitcast_convert_type(words, jnp.uint32).reshape(-1, 1) >> _first_bits()[None]).astype(jnp.int32) & 15
-    codes = codes.reshape(4, 8, 4, 2, 2, 2, 2, 2)  # warp, g, q, row, half, which, j, h
-    codes = codes.transpose(0, 3, 1, 4, 6, 7, 2, 5).reshape(TILE, TILE)
     wide = scales.astype(jnp.int32)
     exponents = jnp.stack([wide & 255, (wide >> 8) & 255], axis=-1)
-    return _numbers(codes, jnp.repeat(exponents - 126, BLOCK, axis=-1)).astype(jnp.bfloat16)
+    return _numbers(tile_codes(words), jnp.repeat(exponents - 126, BLOCK, axis=-1)).astype(jnp.bfloat16)

@@ -50,6 +50,10 @@ _MODELS = {
     "gpt-oss-120b, 4 bits, overlap": "gpt-oss-120b",
     "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5",
     "Llama-4-Scout": "Llama-4-Scout",
+    "MiMo-V2-Flash, fp8": "MiMo-V2-Flash/V2.5",
+    "Llama-4-Scout, int8": "Llama-4-Scout",
+    "Llama-4-Scout, int4": "Llama-4-Scout",
+    "gemma-4-26B-A4B, int4": "gemma-4-26B-A4B",
 }
 
 
@@ -143,7 +147,10 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     config = next(_mixtures(model))
     storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.form == "mxfp4" else "plain"
     experts = Experts(layer.implementation, storage, device.SMS)
-    graph, state = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
+    graph, held = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
+    if layer.form in ("int8", "fp8", "int4"):  # held as the values of plain parameters
+        for name, matrix in zip(("gate_up", "down"), MATRICES, strict=True):
+            held[name] = held[name].replace(arguments(layer, matrix, tokens).weights)
 
     def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:
         moe: Moe = nnx.merge(graph, state)
@@ -152,7 +159,7 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     x = jax.ShapeDtypeStruct((tokens, model.d_model), _BFLOAT16)  # type: ignore[no-untyped-call]
     begin = time.perf_counter()
     with device.captured():
-        compiled = jax.jit(step).lower(*device.on_h200((state, x))).compile()
+        compiled = jax.jit(step).lower(*device.on_h200((held, x))).compile()
     seconds = time.perf_counter() - begin
     text, memory, thunks = compiled.as_text(), compiled.memory_analysis(), device.thunks("jit_step")
     assert text is not None
@@ -182,7 +189,8 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
 
 
 def _mixtures(model: ModelConfig) -> Iterator[MoeConfig]:
-    return (layer.mlp for layer in model.layers if isinstance(layer.mlp, MoeConfig))
+    found = (layer.side.moe if layer.side is not None else layer.mlp for layer in model.layers)
+    return (mixture for mixture in found if isinstance(mixture, MoeConfig))
 
 
 def print_kernels(kernels: list[tuple[str, KernelFacts, float]]) -> None:

@@ -108,7 +108,9 @@ def candidates(shape: Shape, first: Tuning) -> Iterator[Tuning]:
     found = []
     sizes = sorted({8, 16, 32, 64, 128, first.rows})
     for rows, consumers, stages, depth in itertools.product(sizes, (1, 2, 3), (2, 3, 4, 6), (1, 2, 3)):
-        tuning = first._replace(rows=rows, consumers=consumers, stages=stages, depth=1 if shape.held == "plain" else depth)
+        tuning = first._replace(
+            rows=rows, consumers=consumers, stages=stages, depth=1 if shape.held == "plain" else depth
+        )
         try:
             launch(shape, tuning)
         except ValueError:

@@ -28,15 +28,17 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
+from jswa.model.layers import tiles_of
 from jswa.model.transformer import Params, run_dtype
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS
-from pallas_kernels.experts.api import Weights, grouped_matmul, variant
+from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
+from pallas_kernels.experts.api import InTiles, Weights, grouped_matmul, variant
 from pallas_kernels.experts.eight_bits import Tiles8
-from pallas_kernels.experts.eight_bits import untiled as untiled8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
-from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles, untiled
+from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import find_ptxas
 
@@ -48,7 +50,7 @@ _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
 _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
-_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined|\.tiles)?$")
+_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined|\.tiles|\.int4_tiles)?$")
 
 
 def check_kernels(
@@ -240,13 +242,12 @@ def _weights(params: Params, prefix: str) -> Weights:
         return Mxfp4Tiles(params[f"{prefix}.words"], params[f"{prefix}.scales"])
     if f"{prefix}.joined" in params:
         return Mxfp4Joined(params[f"{prefix}.joined"])
-    if f"{prefix}.tiles" in params:
-        return Tiles8(params[f"{prefix}.tiles"], params[f"{prefix}.scales"])
-    return params[prefix]
+    held = tiles_of(prefix, params)
+    return params[prefix] if held is None else held
 
 
 def _inputs(weights: Weights) -> int:
-    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined | Tiles8):
+    if isinstance(weights, InTiles):
         return TILE * int(weights[0].shape[2])
     return int(weights.shape[1])  # type: ignore[union-attr]
 
@@ -292,12 +293,13 @@ def _expert_results(
 
 def _wide(weights: Any) -> Float[Array, "E K C"]:
     """Return weights in float32."""
-    if isinstance(weights, Tiles8):
-        return jnp.swapaxes(untiled8(weights), 1, 2)
-    if isinstance(weights, Mxfp4Tiles | Mxfp4Joined):
-        return jnp.swapaxes(untiled(weights), 1, 2)
-    wide: Array = weights.astype(jnp.float32)
-    return wide
+    if not isinstance(weights, InTiles):
+        wide: Array = weights.astype(jnp.float32)
+        return wide
+    untiled: Any = mxfp4.untiled
+    if isinstance(weights, Tiles8 | Int4Tiles):
+        untiled = eight_bits.untiled if isinstance(weights, Tiles8) else int4_tiles.untiled
+    return jnp.swapaxes(untiled(weights), 1, 2)
 
 
 @partial(jax.jit, static_argnames=("gated", "backends"))

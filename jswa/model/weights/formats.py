@@ -2,7 +2,8 @@
 
 A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`), or for the
 Hopper kernels N.tiles and N.scales (`Tiles8`). An MXFP4 matrix is N.blocks and N.scales (`Mxfp4`), or for those kernels
-N.words and N.scales (`Mxfp4Tiles`) or N.joined (`Mxfp4Joined`). Integers of 4 bits: see `packed.int4`.
+N.words and N.scales (`Mxfp4Tiles`) or N.joined (`Mxfp4Joined`). Integers of 4 bits: see `packed.int4`; for those
+kernels they are N.int4_tiles (`Int4Tiles`).
 """
 
 import logging
@@ -19,14 +20,16 @@ from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
-from jswa.model.weights.packed.int4 import CODES, Groups, groups_of, is_4_bit, load_int4
+from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Groups, groups_of, is_4_bit, load_int4
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
-from pallas_kernels.experts import eight_bits
-from pallas_kernels.experts.api import HOPPER, TILED, Implementation
+from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts.api import HOPPER, Implementation
 from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, Mxfp4, Mxfp4Joined, Mxfp4Tiles, joined, tiles, tiles_hold
+from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Kind, Quantized, magnitudes, quantize, quantize_rows
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
@@ -94,7 +97,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
         return _for_kernel(name, _quantize_on_devices(name, found[name], mode, placement), experts, placement)
     if f"{name}.{CODES}" in found:
         _require_stored_so(name, mode, found[f"{name}.{CODES}"].ndim, experts)
-        return found
+        return _int4_for_kernel(name, found, experts, placement)
     if f"{name}.blocks" in found:
         blocks = Mxfp4(found[f"{name}.blocks"], found[f"{name}.scales"])
         kind = "mxfp4"
@@ -113,8 +116,8 @@ def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Im
     """Raise ConfigError if a matrix of 4 bits should be held in another form, or its kernel cannot read it."""
     if mode not in ("auto", "mxfp4"):
         raise ConfigError("quantization", mode, f"{name} is stored in 4 bits: must be auto")
-    if axes == 3 and experts in TILED:
-        raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla")
+    if axes == 3 and experts in ("mosaic", "triton"):
+        raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla or mosaic_overlap")
 
 
 def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
@@ -136,7 +139,8 @@ def load_matrix(
 ) -> Params:  # fmt: skip
     """Read one matrix from a checkpoint in the given storage format, and return its parameters."""
     if isinstance(kind, Groups):
-        return load_int4(name, kind, source, reader, weights, shape, placement)
+        int4 = load_int4(name, kind, source, reader, weights, shape, placement)
+        return _int4_for_kernel(name, int4, experts, placement)
     if kind == "mxfp4":
         return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
     if _stored_kind(source, weights) == kind:
@@ -238,6 +242,33 @@ def _for_kernel(name: str, found: Params, experts: Implementation, placement: Pl
     return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
 
 
+def _int4_for_kernel(name: str, found: Params, experts: Implementation, placement: Placement) -> Params:
+    """Return integers of 4 bits as their kernel reads them: experts in tiles for the Hopper kernel.
+
+    Raises ConfigError if they do not fit it.
+    """
+    arrays = [found.get(f"{name}.{field}") for field in (CODES, SCALES, ZEROS)]
+    codes, scales, zeros = (array for array in arrays if array is not None)
+    if codes.ndim != 3 or experts not in HOPPER:
+        return found
+    inputs, outputs, groups = 2 * codes.shape[1], codes.shape[2], scales.shape[1]
+    limits = {
+        "orders its groups by act-order": f"{name}.{GROUP_OF}" in found,
+        f"[{inputs}, {outputs}] in {groups} groups does not fit multiples of {TILE} and of {BLOCK} inputs a group": (
+            not int4_tiles.fits(inputs, outputs, groups)
+        ),
+        f"has scales in {scales.dtype} that bfloat16 cannot represent": (
+            not all(bool(_scales_fit(shard)) for shard in placement.shards(scales))
+        ),
+    }
+    for limit, broken in limits.items():
+        if broken:
+            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla, or quantization none")
+    tiled = [_int4_tiles(Int4(*shards)) for shards in zip(*map(placement.shards, (codes, scales, zeros)), strict=True)]
+    field = f"{name}.int4_tiles"
+    return {field: placement.from_shards(field, [one.tiles for one in tiled])}
+
+
 def _load_mxfp4(
     name: str, source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct,
     experts: Implementation, placement: Placement,
@@ -303,6 +334,7 @@ def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 _magnitudes = jax.jit(magnitudes)
 _tiles_hold = jax.jit(tiles_hold)
+_scales_fit = jax.jit(int4_tiles.scales_fit)
 
 
 @jax.jit
@@ -326,4 +358,11 @@ def _tiles(matrices: Mxfp4) -> Mxfp4Tiles:
 def _tiles8(matrices: Quantized) -> Tiles8:
     """Return tiles of 8 bits, expert by expert, as `_tiles` does."""
     out: Tiles8 = jax.lax.map(eight_bits.tiles, matrices)
+    return out
+
+
+@jax.jit
+def _int4_tiles(matrices: Int4) -> Int4Tiles:
+    """Return tiles of integers of 4 bits, expert by expert, as `_tiles` does."""
+    out: Int4Tiles = jax.lax.map(int4_tiles.tiles, matrices)
     return out

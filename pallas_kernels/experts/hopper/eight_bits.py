@@ -10,12 +10,12 @@ from jaxlib.mlir.dialects import llvm, vector
 from jaxtyping import Array, Float
 
 from pallas_kernels.experts.eight_bits import LINE, LINES, TILE, tile_numbers
+from pallas_kernels.experts.hopper.mxfp4 import OPERAND
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, plgpu
 from pallas_kernels.quantized import Kind
 
 _CODES = plgpu.Layout.WG_STRIDED((LINES, LINE), vec_size=16)  # 16 bytes for each thread, twice
-_OPERAND = plgpu.Layout.WGMMA
 
 # Each widens one pair of the word $1: the bytes 0 and 2 (first), or 1 and 3. They become numbers of 16 bits, in order.
 #
@@ -57,13 +57,13 @@ def tile_operand(tile: Ref, kind: Kind) -> Float[Array, "64 64"]:
 def _widened(kind: Kind) -> Any:
     @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
         arg_types=(_CODES,),
-        return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
+        return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=OPERAND),
     )
     def widen(_: Any, codes: Any) -> Any:
         """Return `tile_numbers`, by PTX."""
         word = ir.IntegerType.get_signless(32)
         pair = ir.VectorType.get((2,), ir.BF16Type.get())
-        layout = _OPERAND.to_mgpu()
+        layout = OPERAND.to_mgpu()
         out = np.empty(layout.registers_shape((TILE, TILE)), dtype=object)
         pairs = out.reshape(8, 2)  # columns eight by eight, rows g and g + 8
         for row, held in enumerate(codes.registers.flat):

@@ -31,12 +31,11 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import glu
-from pallas_kernels.experts.eight_bits import LINE, LINES
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
 from pallas_kernels.experts.hopper.overlap import Loop
-from pallas_kernels.experts.hopper.plan import UNIT, Launch
-from pallas_kernels.experts.mxfp4 import SHIFT, WORD_LINES
+from pallas_kernels.experts.hopper.plan import TILES, UNIT, Launch
+from pallas_kernels.experts.mxfp4 import SHIFT
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
@@ -51,8 +50,8 @@ class Shared(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        weights: stages of weights [stage, part, input, column]; or of tiles [stage, part, consumer, tile, ...], of 4 bits
-            with words and scales apart or joined.
+        weights: stages of weights [stage, part, input, column]; or of tiles [stage, part, consumer, tile, ...], or
+            of their words and scales in two.
         staged: the output [consumer, part, row, column].
         ring: of the stages of both.
     """
@@ -70,9 +69,8 @@ def scratch(plan: Launch) -> Shared:
     tiles = (stages, parts, consumers, depth)
     copies = parts
     if plan.overlaps:
-        bytes_of = {"int8": jnp.int8, "fp8": jnp.uint8}
-        tile = ((LINES, LINE), bytes_of[plan.held]) if plan.held in bytes_of else ((WORD_LINES + 1, UNIT), jnp.int16)
-        weights = (plgpu.SMEM((*tiles, *tile[0]), tile[1]),)
+        lines, line, kind = TILES[plan.held]
+        weights = (plgpu.SMEM((*tiles, lines, line), kind),)
     elif plan.held == "mxfp4":
         copies = parts * 2 * consumers
         weights = plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, UNIT), jnp.int16)

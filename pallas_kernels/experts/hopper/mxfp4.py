@@ -14,9 +14,9 @@ from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, plgpu
 
 _WORDS = plgpu.Layout.WG_STRIDED((4, 128), vec_size=4)  # four consecutive words for each thread
-_LINES = plgpu.Layout.WG_STRIDED((WORD_LINES, TILE), vec_size=8)  # the same words as numbers of 16 bits
-_PER_ROW = plgpu.Layout.WGMMA.reduce(1)
-_OPERAND = plgpu.Layout.WGMMA
+LINES = plgpu.Layout.WG_STRIDED((WORD_LINES, TILE), vec_size=8)  # the same words as numbers of 16 bits
+PER_ROW = plgpu.Layout.WGMMA.reduce(1)
+OPERAND = plgpu.Layout.WGMMA
 
 # Unpacks pair {index} of the word $1 into two bfloat16. Exponent and fraction go to the lowest bits of bfloat16's
 # exponent and the first bit of its fraction, which makes the numbers too small by 2^126; $2 is their scale. Shifts to
@@ -35,7 +35,7 @@ _SHIFTS = "shr.b32 bits, $1, 6", "shr.b32 bits, $1, 2", "shl.b32 bits, $1, 2", "
 def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
     """Return a tile's numbers times 2^-SHIFT, outputs by inputs."""
     loaded = plgpu.load(words, layout=_WORDS)
-    per_row = plgpu.load(scales, layout=_PER_ROW, optimized=False).astype(jnp.int32)
+    per_row = plgpu.load(scales, layout=PER_ROW, optimized=False).astype(jnp.int32)
     out: Array = (tile_numbers if interpreting() else _unpacked)(loaded, per_row)
     return out
 
@@ -48,14 +48,14 @@ def joined_operand(tile: Ref) -> Float[Array, "64 64"]:
         lines = jnp.concatenate([words[...], scales[...][None]])
         out = tile_numbers(*parted(Mxfp4Joined(lines)))
     else:
-        per_row = plgpu.load(scales, layout=_PER_ROW, optimized=False).astype(jnp.int32)
-        out = _unpacked_lines(plgpu.load(words, layout=_LINES), per_row)
+        per_row = plgpu.load(scales, layout=PER_ROW, optimized=False).astype(jnp.int32)
+        out = _unpacked_lines(plgpu.load(words, layout=LINES), per_row)
     return out
 
 
 @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
-    arg_types=(_WORDS, _PER_ROW),
-    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
+    arg_types=(_WORDS, PER_ROW),
+    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=OPERAND),
 )
 def _unpacked(_: Any, words: Any, scales: Any) -> Any:
     """Return `tile_numbers`, by PTX. The GPU computes exactly with the subnormal numbers that come up on the way."""
@@ -64,8 +64,8 @@ def _unpacked(_: Any, words: Any, scales: Any) -> Any:
 
 
 @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
-    arg_types=(_LINES, _PER_ROW),
-    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=_OPERAND),
+    arg_types=(LINES, PER_ROW),
+    return_type=plgpu.ShapeDtypeStruct((TILE, TILE), jnp.bfloat16, layout=OPERAND),
 )
 def _unpacked_lines(_: Any, lines: Any, scales: Any) -> Any:
     """Return the same of words that are loaded as numbers of 16 bits."""
@@ -81,7 +81,7 @@ def _operand(vector_of_words: Any, scales: Any) -> Any:
     def constant(value: int) -> Any:
         return c(value, word)
 
-    layout = _OPERAND.to_mgpu()
+    layout = OPERAND.to_mgpu()
     out = np.empty(layout.registers_shape((TILE, TILE)), dtype=object)
     pairs = out.reshape(8, 2)  # columns eight by eight, rows g and g + 8
     for row, both_scales in enumerate(scales.registers.flat):

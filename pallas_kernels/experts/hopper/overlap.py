@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
-from pallas_kernels.experts.hopper.eight_bits import tile_operand
+from pallas_kernels.experts.hopper import eight_bits, int4
 from pallas_kernels.experts.hopper.mxfp4 import joined_operand
 from pallas_kernels.experts.hopper.plan import UNIT, Launch
 from pallas_kernels.interpreter import interpreting
@@ -37,7 +37,7 @@ class Loop(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        tiles: stages of weights [stage, part, consumer, unit, line, number]; see `Mxfp4Joined`, `Tiles8`.
+        tiles: stages of weights [stage, part, consumer, unit, line, number]; see `plan.TILES`.
         consumer: its number.
         first: the ring's turn at which the work tile begins.
         end: turns of the ring in all.
@@ -92,7 +92,9 @@ class Loop(NamedTuple):
     def _operand(self, number: Scalar, deep: int, part: int) -> Operand:
         tile = self.tiles.at[self._stage(number), part, self.consumer, deep]
         kind = self.plan.held
-        return tile_operand(tile, kind) if kind == "int8" or kind == "fp8" else joined_operand(tile)
+        if kind == "int8" or kind == "fp8":
+            return eight_bits.tile_operand(tile, kind)
+        return int4.tile_operand(tile) if kind == "int4" else joined_operand(tile)
 
 
 class Compiled:

@@ -13,17 +13,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
+from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
-Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8"]
-HopperWeights = Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8
+Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "int4"]
+HopperWeights = Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
 
 
 class Tuning(NamedTuple):
@@ -97,21 +99,27 @@ class Shape:
     @property
     def overlaps(self) -> bool:
         """Whether weights are widened while the product before them runs, from tiles that one copy brings whole."""
-        return self.held in _TILE_BYTES
+        return self.held in TILES
 
 
-_TILED = Mxfp4Tiles | Mxfp4Joined | Tiles8
-# Bytes of a tile that one copy brings.
-_TILE_BYTES: dict[Held, int] = {"mxfp4_joined": (WORD_LINES + 1) * UNIT * 2, "int8": UNIT * UNIT, "fp8": UNIT * UNIT}
+# Lines, numbers of a line, and their type, of tiles that one copy brings whole.
+TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
+    "mxfp4_joined": (WORD_LINES + 1, UNIT, jnp.dtype("int16")),
+    "int4": (int4_tiles.LINES, UNIT, jnp.dtype("int16")),
+    "int8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("int8")),
+    "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
+}
+_TILED = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
 
 
 def _held(weights: HopperWeights) -> Held:
     if isinstance(weights, Tiles8):
         return weights.kind
-    return {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined"}.get(type(weights), "plain")  # type: ignore[return-value]
+    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined", Int4Tiles: "int4"}
+    return forms.get(type(weights), "plain")
 
 
-def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined | Tiles8) -> tuple[int, int, int]:
+def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles) -> tuple[int, int, int]:
     experts, across, along = weights[0].shape[:3]
     return experts, along * UNIT, across * UNIT
 
@@ -169,7 +177,8 @@ class Launch(Shape):
         tiles = stages * parts * consumers * depth  # of 64 columns by 64 inputs
         weights: tuple[int, ...] = (tiles * UNIT * UNIT * 2,)
         if self.overlaps:
-            weights = (tiles * _TILE_BYTES[self.held],)
+            lines, line, kind = TILES[self.held]
+            weights = (tiles * lines * line * kind.itemsize,)
         elif self.held == "mxfp4":
             weights = tiles * UNIT * UNIT // 2, tiles * UNIT * 2
         arrays = stages * rows * UNIT * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2

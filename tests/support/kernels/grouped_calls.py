@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
-from pallas_kernels.experts import eight_bits
+from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
@@ -17,6 +18,7 @@ from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.int4 import Int4
+from pallas_kernels.int4 import dequantized as dequantized_int4
 from pallas_kernels.quantized import Kind, Quantized, dequantized, quantize
 from tests.support.kernels.calls import TINY, roundoff
 from tests.support.kernels.device import hopper
@@ -30,7 +32,7 @@ class Call:
     """Arrays of one call. Rows that belong to no expert, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
-    weights: Float[Array, "E K C"] | Mxfp4 | Quantized
+    weights: Float[Array, "E K C"] | Mxfp4 | Quantized | Int4
     bias: Float[Array, "E C"] | None
     starts: Int[np.ndarray, " E"]
     sizes: Int[np.ndarray, " E"]
@@ -61,7 +63,7 @@ def make_call(case: Case, seed: int = 0) -> Call:
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     columns = case.outputs * (1 if case.gated is None else 2)
-    make: Any = {"plain": _plain, "mxfp4": _packed}.get(case.form, _eight_bits)
+    make: Any = {"plain": _plain, "mxfp4": _packed, "int4": _int4}.get(case.form, _eight_bits)
     weights = make(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
     call = Call(jnp.zeros((int(aligned.sum()) + case.spare, 1)), jnp.zeros((1, 1, 1)), None, starts, sizes)
@@ -90,10 +92,22 @@ def _eight_bits(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E
     normal = rng.standard_normal((len(sizes), case.inputs, columns)).astype(np.float32)
     kind: Kind = "int8" if case.form == "int8" else "fp8"
     largest, bits = (127, 0) if kind == "int8" else (448, 3)  # bits of fraction that are left for a scale
-    scales = np.ldexp(rng.integers(2**bits, 2 ** (bits + 1), (len(sizes), columns)), rng.integers(-1, 2, columns) - bits)
+    scales = np.ldexp(
+        rng.integers(2**bits, 2 ** (bits + 1), (len(sizes), columns)), rng.integers(-1, 2, columns) - bits
+    )
     scales *= 2.0 ** round(math.log2(4 * case.inputs**-0.5 / largest))
     scales[sizes == 0] = np.nan
     return Quantized(quantize(jnp.asarray(normal), kind).values, jnp.asarray(scales, jnp.float32))
+
+
+def _int4(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Int4:
+    """Return random codes, zero points and scales in groups of 32 inputs, whose weights bfloat16 can represent."""
+    codes = rng.integers(0, 256, (len(sizes), case.inputs // 2, columns), np.uint8)
+    groups = len(sizes), case.inputs // 32, columns
+    scales = rng.integers(8, 16, groups) * 2.0 ** round(math.log2(case.inputs**-0.5 / 60))
+    scales[sizes == 0] = np.nan
+    zeros = rng.integers(0, 17, groups).astype(np.uint8)
+    return Int4(jnp.asarray(codes), jnp.asarray(scales, jnp.bfloat16), jnp.asarray(zeros))
 
 
 def run(
@@ -109,6 +123,8 @@ def run(
         weights = joined(tiles(weights)) if implementation == "mosaic_overlap" else tiles(weights)
     elif isinstance(weights, Quantized):
         weights = eight_bits.tiles(weights)
+    elif isinstance(weights, Int4):
+        weights = int4_tiles.tiles(weights)
     with hopper():
         if tuning is None:
             out = grouped_matmul(
@@ -167,6 +183,8 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "R N"], Float[np.n
         dense = unpack(dense, jnp.dtype(jnp.float32)).transpose(0, 2, 1)
     elif isinstance(dense, Quantized):
         dense = dequantized(dense, jnp.dtype(jnp.float32))
+    elif isinstance(dense, Int4):
+        dense = jax.vmap(lambda *own: dequantized_int4(Int4(*own), jnp.dtype(jnp.float32)))(*dense[:3])
     weights = np.asarray(dense.astype(jnp.float32), np.float64)
     bias = None if call.bias is None else np.asarray(call.bias.astype(jnp.float32), np.float64)
     out, allowed = np.zeros((2, len(x), case.outputs))

@@ -115,7 +115,7 @@ def test_sampling_costs_more_from_greedy_to_top_p() -> None:
 def test_the_tiles_of_experts_are_those_of_the_kernel(tokens: int) -> None:
     """Tiles of few rows have the better share; which have them follows the kernel's tuning."""
     pairs, experts = tokens * 4, 32
-    shape = Shape(pairs + 7 * min(experts, pairs), experts, 2880, 2880, jnp.dtype("bfloat16"), None, True, True, False)
+    shape = Shape(pairs + 7 * min(experts, pairs), experts, 2880, 2880, jnp.dtype("bfloat16"), None, True, "mxfp4")
     slow = replace(C, experts_bytes_4=C.experts_bytes_4 / 2)
     work = scopes("gpt-oss-20b", "mxfp4", Load(tokens, 1536))["experts"]
     changed = work.seconds(C) != work.seconds(slow)

@@ -135,7 +135,7 @@ def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
     attention = shape_of(arguments(next(layer for layer in LAYERS if layer.name == "gpt-oss-20b full, one row")))
     assert attention_plan(attention, 78).tuning.splits < attention_plan(attention, 132).tuning.splits
     bfloat16 = jnp.dtype("bfloat16")
-    experts = Shape(256, 32, 2880, 2880, bfloat16, None, bias=False, packed=False, joined=False)
+    experts = Shape(256, 32, 2880, 2880, bfloat16, None, bias=False, held="plain")
     assert experts_plan(experts, 78).blocks in (78, 156)
 
 

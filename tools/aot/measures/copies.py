@@ -19,7 +19,7 @@ from pallas_kernels.attention.hopper.plan import Shape as AttentionShape
 from pallas_kernels.attention.rows import Rows, Tiles
 from pallas_kernels.experts.hopper import call as experts
 from pallas_kernels.experts.hopper import kernel
-from pallas_kernels.experts.hopper.plan import UNIT
+from pallas_kernels.experts.hopper.plan import TILES, UNIT
 from pallas_kernels.experts.hopper.plan import Launch as ExpertsLaunch
 from pallas_kernels.experts.hopper.plan import Shape as ExpertsShape
 from tools import gates
@@ -34,7 +34,6 @@ from tools.cases.kernels.experts_shapes import arguments as of_experts
 
 GATES = "copies.json"
 SCALES = 2 * UNIT  # bytes of a tile's scales, which have copies of their own
-TILE_BYTES = UNIT * UNIT // 2 + SCALES  # of 4 bits, with the scales behind its words
 
 
 def main() -> None:
@@ -82,7 +81,8 @@ def experts_copies(layer: ExpertsLayer, matrix: Matrix, tokens: int) -> dict[str
     rows = plan.tuning.rows * UNIT * plan.tuning.depth * plan.dtype.itemsize
     weights = UNIT * plan.width * plan.dtype.itemsize
     if plan.overlaps:
-        weights = TILE_BYTES * plan.tuning.depth * plan.tuning.consumers
+        lines, line, kind = TILES[plan.held]
+        weights = lines * line * kind.itemsize * plan.tuning.depth * plan.tuning.consumers
     elif plan.held == "mxfp4":
         weights = SCALES * plan.tuning.depth
     return {"copies_per_stage": kernel.scratch(plan).ring.arrivals, "smallest_copy": min(rows, weights)}

@@ -10,8 +10,8 @@ from typing import Literal
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["plain", "mxfp4", "int8", "fp8"]  # of weights
-_BITS: dict[Form, float] = {"plain": 16, "mxfp4": 4.25, "int8": 8, "fp8": 8}  # a number, but for scales of outputs
+Form = Literal["plain", "mxfp4", "int8", "fp8", "int4"]  # of weights; int4: integers in groups of 32
+_BITS: dict[Form, float] = {"plain": 16, "mxfp4": 4.25, "int8": 8, "fp8": 8, "int4": 4.75}  # with scales of inputs
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Layer:
         return "mosaic_overlap" if self.overlap else "mosaic"
 
     def weight_bytes(self, experts: float) -> float:
-        """Return the bytes of the matrices of that many experts; of MXFP4 with a byte for each 32 numbers."""
+        """Return the bytes of the matrices of that many experts, but for scales of outputs."""
         return experts * 3 * self.d_model * self.hidden * self.bits / 8
 
     @property
@@ -110,6 +110,8 @@ CASES = (
     Case("fp8, silu", (3, 0, 17), 128, 192, SILU, dtype="bfloat16", form="fp8"),
     Case("int8, edges", EDGES, 64, 128, spare=16, dtype="bfloat16", form="int8", quick=False),
     Case("fp8, edges, biases", EDGES, 128, 128, bias=True, dtype="bfloat16", form="fp8", quick=False),
+    Case("int4, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int4"),
+    Case("int4, edges", EDGES, 128, 128, SILU, spare=8, dtype="bfloat16", form="int4", quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
 
@@ -125,13 +127,10 @@ LAYERS = (
         replace(_GPT_OSS, name=f"gpt-oss-{size}, 4 bits, overlap", experts=count, form="mxfp4", overlap=True)
         for size, count in (("20b", 32), ("120b", 128))
     ),
-    *(
-        Layer(f"{name}, {form}", experts, top_k, d_model, hidden, SILU, form=form)
-        for name, experts, top_k, d_model, hidden, form in (
-            ("MiMo-V2-Flash", 256, 8, 4096, 2048, "fp8"),
-            ("Llama-4-Scout", 16, 1, 5120, 8192, "int8"),
-        )
-    ),
+    Layer("MiMo-V2-Flash, fp8", 256, 8, 4096, 2048, SILU, form="fp8"),
+    Layer("Llama-4-Scout, int8", 16, 1, 5120, 8192, SILU, form="int8"),
+    Layer("Llama-4-Scout, int4", 16, 1, 5120, 8192, SILU, form="int4"),
+    Layer("gemma-4-26B-A4B, int4", 128, 8, 2816, 704, Glu("gelu_tanh"), form="int4"),
 )
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps
 DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)

@@ -6,9 +6,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Sharding
 
+from pallas_kernels.experts import int4_tiles
 from pallas_kernels.experts.eight_bits import LINE, LINES, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from tools.cases.kernels.experts import Layer
 
@@ -20,7 +22,7 @@ class Arguments(NamedTuple):
     """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined | Tiles8
+    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -46,11 +48,15 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     )
 
 
-def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> Mxfp4Tiles | Mxfp4Joined | Tiles8:
+def _tiles(
+    array: Callable[..., Any], layer: Layer, inputs: int, columns: int
+) -> Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles:
     tiles = layer.experts, columns // TILE, inputs // TILE
     if layer.form in ("int8", "fp8"):
         codes = array(*tiles, LINES, LINE, dtype="int8" if layer.form == "int8" else "uint8")
         return Tiles8(codes, array(layer.experts, columns, dtype="float32"))
+    if layer.form == "int4":
+        return Int4Tiles(array(*tiles, int4_tiles.LINES, TILE, dtype="int16"))
     if layer.overlap:
         return Mxfp4Joined(array(*tiles, WORD_LINES + 1, TILE, dtype="int16"))
     return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))
