@@ -25,7 +25,7 @@ from jswa.model.lora import Adapted, AdapterIds, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts.api import Implementation, InTiles
+from pallas_kernels.experts.api import Implementation, Weights
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
@@ -347,9 +347,7 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
-    def value(
-        name: str, shape: tuple[int, ...]
-    ) -> Array | Quantized | QuantizedRows | Int4 | InTiles | Panels | Adapted:
+    def value(name: str, shape: tuple[int, ...]) -> Weights | QuantizedRows | Adapted:
         matrix: Array | Quantized | Int4
         if name in params:
             matrix = stored = params[name]

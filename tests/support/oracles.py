@@ -24,6 +24,7 @@ from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
 from jswa.model.attention import Attend
 from jswa.model.transformer import Params, bind, param_shapes
+from pallas_kernels.experts.api import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,12 +142,17 @@ def dense_attention(model: ModelConfig) -> Attend:
 
 
 def dense_logits(
-    model: ModelConfig, params: Params, tokens: Int[np.ndarray, " T"], *, compiled: bool = False
+    model: ModelConfig,
+    params: Params,
+    tokens: Int[np.ndarray, " T"],
+    *,
+    compiled: bool = False,
+    experts: Implementation = "xla",
 ) -> Float[np.ndarray, "T V"]:
     """Return logits of every position by one forward without pages. `compiled` is faster for long texts."""
 
     def run(params: Params, tokens: Int[Array, " T"]) -> Float[Array, "T V"]:
-        decoder = bind(model, params)
+        decoder = bind(model, params, experts)
         return decoder.logits(decoder(tokens, jnp.arange(len(tokens)), dense_attention(model)))
 
     return np.asarray((jax.jit(run) if compiled else run)(params, jnp.asarray(tokens)))

@@ -150,7 +150,8 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     graph, held = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
     if layer.form in ("int8", "fp8", "int4"):  # held as the values of plain parameters
         for name, matrix in zip(("gate_up", "down"), MATRICES, strict=True):
-            held[name] = held[name].replace(arguments(layer, matrix, tokens).weights)
+            param: Any = held[name]
+            held[name] = param.replace(arguments(layer, matrix, tokens).weights)
 
     def step(state: nnx.State[Any, Any], x: jax.Array) -> jax.Array:
         moe: Moe = nnx.merge(graph, state)

@@ -18,6 +18,7 @@ from jswa.errors import JswaError, KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import dummy_checkpoint
 from pallas_kernels.attention import reference
 from pallas_kernels.experts.api import Implementation as Experts
@@ -67,15 +68,26 @@ def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monke
     assert not refused.value.difference <= refused.value.bound
 
 
-@pytest.mark.parametrize(("kernel", "broken"), [("mosaic", False), ("mosaic", True), ("mosaic_overlap", False)])
+@pytest.mark.parametrize(
+    ("kernel", "mode", "broken"),
+    [
+        ("mosaic", "mxfp4", False),
+        ("mosaic", "mxfp4", True),
+        ("mosaic_overlap", "mxfp4", False),
+        ("mosaic", "fp8", False),
+    ],
+)
 def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
-    kernel: Experts, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: Experts, mode: QuantizationMode, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MXFP4 tiles by the Hopper kernel, interpreted: gates and ups, and downs. A wrong one is refused by name."""
+    """Tiles of 4 and 8 bits by the Hopper kernel, interpreted: gates and ups, and downs.
+
+    A wrong kernel is refused by name.
+    """
     config, _ = plain_tensors("gpt_oss_base", intermediate_size=64)
     write(tmp_path, {**config, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}, {})
     bfloat16 = jnp.dtype("bfloat16")
-    model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization="mxfp4", experts=kernel)
+    model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization=mode, experts=kernel)
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     if broken:
         right = hopper.grouped_matmul

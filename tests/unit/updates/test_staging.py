@@ -17,6 +17,7 @@ from jswa.model.weights.placement import Placement
 from jswa.updates.staging import WeightsStager, held_shapes
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
+from tests.support.checkpoints.quantized import plain_tensors, write
 
 BFLOAT16 = jnp.dtype("bfloat16")
 NORM = "model.norm.weight"
@@ -62,6 +63,17 @@ def test_arrays_get_the_form_in_which_the_engine_holds_them(quantization: Quanti
     """In panels, and in 8 bits."""
     fixture, params, stager = load("llama_gqa", tmp_path, quantization=quantization, panels=quantization == "none")
     require_same(stager.stage(iter(fixture.tensors.items())), params)
+
+
+def test_experts_in_8_bits_stay_in_tiles(tmp_path: Path) -> None:
+    """As the Hopper kernel reads them."""
+    config, tensors = plain_tensors("gpt_oss_base", intermediate_size=64)
+    write(tmp_path, config, tensors)
+    model, params = load_checkpoint(tmp_path, BFLOAT16, quantization="fp8", experts="mosaic")
+    assert "layers.0.mlp.down.tiles" in params
+    placement, held = Placement(model), held_shapes(params)
+    stager = WeightsStager(model, BFLOAT16, placement, held, "fp8", "mosaic", False, False)
+    require_same(stager.stage(iter(tensors.items())), params)
 
 
 def test_a_tree_a_folder_and_parameters_are_sources(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.hub import TINY
+from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized
@@ -149,7 +150,7 @@ def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
 
 
 def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -> None:
-    """These are MXFP4 scales out of its range, and experts in 8 bits on request."""
+    """These are MXFP4 scales out of its range, and experts in 8 bits whose sides are no whole tiles."""
     write_gpt_oss_mxfp4(tmp_path, scale=3)
     with pytest.raises(CheckpointError, match=r"layers\..* in MXFP4 does not fit the Hopper kernel"):
         load(tmp_path, "auto", "mosaic")
@@ -157,9 +158,46 @@ def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -
     assert "layers.0.mlp.down.words" in load(tmp_path / "zeros", "auto", "mosaic")
     fixture = load_fixture("gpt_oss_base")
     write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
-    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need moe_backend = xla"):
+    with pytest.raises(
+        ConfigError, match=r"moe_backend = 'mosaic': .*\] in 8 bits does not fit it.* of 64: must be xla"
+    ):
         load(tmp_path / "plain", "fp8", "mosaic")
     assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "mosaic")
+
+
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_experts_in_8_bits_are_in_tiles_for_hopper(mode: QuantizationMode, tmp_path: Path) -> None:
+    """They are the numbers that XLA gets, of a checkpoint, of a converted one, and of random weights."""
+    write(tmp_path / "source", *plain_tensors("gpt_oss_base", intermediate_size=64))
+    held, tiled = load(tmp_path / "source", mode), load(tmp_path / "source", mode, "mosaic")
+    assert tiled.keys() == {key.replace("values", "tiles") if ".mlp." in key else key for key in held}
+    for name in ("layers.0.mlp.gate_up", "layers.2.mlp.down"):
+        want = eight_bits.tiles(Quantized(held[f"{name}.values"], held[f"{name}.scales"]))
+        np.testing.assert_array_equal(tiled[f"{name}.tiles"], want.codes)
+        np.testing.assert_array_equal(tiled[f"{name}.scales"], want.scales)
+    convert(tmp_path / "source", tmp_path / "converted", "float32", mode)
+    assert_equal(load(tmp_path / "converted", "auto", "mosaic_overlap"), tiled)
+    _, random = dummy_checkpoint(tmp_path / "source", FLOAT32, 0, quantization=mode, experts="mosaic")
+    assert {key: (value.shape, value.dtype) for key, value in random.items()} == {
+        key: (value.shape, value.dtype) for key, value in tiled.items()
+    }
+
+
+def test_experts_that_a_checkpoint_has_in_8_bits_are_kept_for_hopper_if_that_is_asked_for(tmp_path: Path) -> None:
+    """By the backend that reads no 16 bits, or by the mode. The default kernel widens them, as it is measured so."""
+    config, exact = plain_tensors("mixtral_base", num_hidden_layers=1, intermediate_size=64)
+    tensors: dict[str, np.ndarray] = dict(exact)
+    for key in [key for key in exact if ".experts." in key]:
+        tensors[key], tensors[f"{key}_scale"], _ = fp8_rows(exact[key])
+    write(tmp_path, {**config, "quantization_config": CHANNELS}, tensors)
+    held = load(tmp_path, "auto")
+    want = eight_bits.tiles(Quantized(held["layers.0.mlp.down.values"], held["layers.0.mlp.down.scales"]))
+    asked: list[tuple[QuantizationMode, Implementation]] = [("auto", "mosaic_overlap"), ("fp8", "mosaic")]
+    for mode, experts in asked:
+        np.testing.assert_array_equal(load(tmp_path, mode, experts)["layers.0.mlp.down.tiles"], want.codes)
+    np.testing.assert_array_equal(
+        load(tmp_path, "auto", "mosaic")["layers.0.mlp.down"], load(tmp_path, "none")["layers.0.mlp.down"]
+    )
 
 
 def test_formats_that_experts_on_triton_cannot_read_are_refused(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import interpreter
+from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
-from tests.support.kernels.grouped_calls import check, make_call, run
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized
+from tests.support.kernels.grouped_calls import Call, check, make_call, run
 from tools.aot.measures.tma import linted
-from tools.cases.kernels.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Layer
+from tools.cases.kernels.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Form, Layer
 from tools.cases.kernels.experts_shapes import MATRICES, Arguments, Matrix, arguments
 
 GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16")
@@ -122,8 +125,7 @@ def test_default_tuning_keeps_enough_bytes_in_flight(layer: Layer, matrix: Matri
     assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     assert plan.blocks == (132 if alone else 264)
     held = plan.tuning.stages * plan.tuning.parts * plan.tuning.consumers * plan.tuning.depth
-    size = 64 * 64 * 2 if shape.held == "plain" else 64 * 64 if layer.bits == 8 else 64 * 64 // 2 + 64 * 2
-    assert held * size * (1 if alone else 2) >= 48 * 1024
+    assert held * 64 * 64 * layer.bits / 8 * (1 if alone else 2) >= 48 * 1024
     assert plan.most_tiles >= min(layer.experts, tokens * layer.top_k)
 
 
@@ -156,12 +158,30 @@ def test_weights_laid_out_for_another_implementation_are_an_error(implementation
         grouped_matmul(call.x, weights, call.groups, implementation=implementation)
 
 
-def test_weights_of_4_bits_need_bfloat16() -> None:
-    """float16 has too few exponents for their scales."""
-    call = make_call(Case("", (8,), 64, 64, dtype="float16", form="mxfp4"))
-    assert isinstance(call.weights, Mxfp4)
-    with pytest.raises(ValueError, match="with weights of 4 bits needs bfloat16, not float16"):
-        grouped_matmul(call.x, tiles(call.weights), call.groups, implementation="mosaic")
+def tiled(form: Form, dtype: str) -> tuple[Call, Any]:
+    """Return a call, and its weights in tiles."""
+    call = make_call(Case("", (8,), 64, 64, dtype=dtype, form=form))
+    layouts: dict[type, Any] = {Mxfp4: tiles, Quantized: eight_bits.tiles, Int4: int4_tiles.tiles}
+    return call, layouts[type(call.weights)](call.weights)
+
+
+@pytest.mark.parametrize(("form", "bits"), [("mxfp4", 4), ("int4", 4), ("int8", 8)])
+def test_weights_of_8_and_4_bits_need_bfloat16(form: Form, bits: int) -> None:
+    """float16 has too few exponents for the scales of MXFP4, and tiles of the others are made for bfloat16."""
+    call, weights = tiled(form, "float16")
+    with pytest.raises(ValueError, match=f"with weights of {bits} bits needs bfloat16, not float16"):
+        grouped_matmul(call.x, weights, call.groups, implementation="mosaic")
+
+
+@pytest.mark.parametrize(("form", "name"), [("int4", "4 bits as Int4"), ("fp8", "8 bits as Quantized")])
+def test_tiles_are_for_hopper_alone(form: Form, name: str) -> None:
+    """XLA takes these weights as checkpoints have them."""
+    call, weights = tiled(form, "bfloat16")
+    with pytest.raises(ValueError, match=f"'xla' takes weights of {name}, not in tiles"):
+        grouped_matmul(call.x, weights, call.groups, implementation="xla")
+    kind = "of 8 bits" if form == "fp8" else "in integers of 4 bits"
+    with pytest.raises(ValueError, match=f"'triton' takes no weights {kind}: must be 'xla'"):
+        grouped_matmul(call.x, weights, call.groups, implementation="triton")
 
 
 def test_rows_and_weights_of_two_types_are_an_error() -> None:

@@ -14,10 +14,11 @@ from pallas_kernels.experts.hopper import overlap
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
+from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 from pallas_kernels.ring import Ring
 from tests.support.kernels.grouped_calls import check, make_call, run
-from tools.cases.kernels.experts import GPT_OSS_GLU, SILU, Case
+from tools.cases.kernels.experts import GPT_OSS_GLU, SILU, Case, Form
 
 GATED = Case("", (9, 0, 17), 128, 192, SILU, bias=True, dtype="bfloat16", form="mxfp4")
 PLAIN = Case("", (9, 0, 17), 384, 256, dtype="bfloat16", form="mxfp4")
@@ -43,6 +44,35 @@ def test_all_tunings_give_the_bits_of_the_simple_kernel(case: Case, tuning: Tuni
     np.testing.assert_array_equal(out[call.owned], run(call, case, "mosaic", tuning)[call.owned])
 
 
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (replace(GATED, form="int8", sizes=(9, 1)), Tuning(8, 2, 2, 2, sms=1, band=1)),
+        (replace(PLAIN, form="fp8", sizes=(9, 0, 30)), Tuning(24, 1, 2, 2, depth=2)),
+        (replace(PLAIN, form="int4", sizes=(9, 20)), Tuning(16, 2, 1, 3, depth=3, sms=1)),
+    ],
+    ids=str,
+)
+def test_all_tunings_of_other_forms_give_the_same_bits(case: Case, tuning: Tuning) -> None:
+    """With either name of the kernel."""
+    call = make_call(case)
+    out = run(call, case, NAME, tuning)
+    check(out, call, case)
+    np.testing.assert_array_equal(out[call.owned], run(call, case, "mosaic")[call.owned])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rows", [8, 48, 128])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+def test_all_tilings_of_edges_of_other_forms(rows: int, depth: int, form: Form) -> None:
+    """Groups end just before, at and after the end of a tile."""
+    sizes = (0, 1, rows - 1, rows, rows + 1, 130, 0)
+    case = replace(GATED, sizes=sizes, inputs=384, outputs=320, gated=GPT_OSS_GLU, form=form)
+    call = make_call(case, seed=rows)
+    check(run(call, case, NAME, Tuning(rows, 2, 2, 2, depth, sms=4)), call, case)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("rows", [8, 24, 48, 80, 128])
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -54,7 +84,10 @@ def test_all_tilings_of_edges(rows: int, depth: int, gated: Any) -> None:
     check(run(call, case, NAME, Tuning(rows, 2, 2, 2, depth, sms=4)), call, case)
 
 
-def test_a_stage_that_is_released_while_a_product_reads_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["mxfp4", "fp8"])
+def test_a_stage_that_is_released_while_a_product_reads_it_is_found(
+    form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The interpreter reads a product's rows as late as a WGMMA may, so a wait too few is a race."""
     wait, release = overlap.Interpreted.wait, Ring.consumer_release
     late: list[overlap.Interpreted] = []
@@ -65,15 +98,17 @@ def test_a_stage_that_is_released_while_a_product_reads_it_is_found(monkeypatch:
 
     monkeypatch.setattr(overlap.Interpreted, "wait", lambda own, count: wait(own, count) if count else late.append(own))
     monkeypatch.setattr(Ring, "consumer_release", release_first)
-    call = make_call(PLAIN)
+    case = replace(PLAIN, form=form)
+    call = make_call(case)
     with pytest.raises(AssertionError):
-        run(call, PLAIN, NAME, Tuning(8, 1, 2, 2))
+        run(call, case, NAME, Tuning(8, 1, 2, 2))
     assert interpreter.races_found()
 
 
-def test_three_copies_bring_a_stage() -> None:
-    """Rows, and of each part the words and scales of all consumers and units of inputs."""
-    case = replace(PLAIN, sizes=(0, 3, 0, 8))
+@pytest.mark.parametrize("form", ["mxfp4", "int8", "int4"])
+def test_three_copies_bring_a_stage(form: Form) -> None:
+    """Rows, and of each part the tiles of all consumers and units of inputs."""
+    case = replace(PLAIN, sizes=(0, 3, 0, 8), form=form)
     call = make_call(case)
     with interpreter.counted_copies() as made:
         run(call, case, NAME, Tuning(8, 2, 2, 2, depth=3))
@@ -97,11 +132,15 @@ def test_tiles_have_the_rows_of_most_groups(tokens: int, experts: int, gated: An
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (jnp.zeros((1, 64, 64), jnp.bfloat16), "takes weights in MXFP4 alone, not bfloat16: must be 'mosaic' or 'xla'"),
-        (Quantized(jnp.zeros((1, 64, 64), jnp.int8), jnp.ones((1, 64))), "takes no weights of 8 bits"),
+        (
+            jnp.zeros((1, 64, 64), jnp.bfloat16),
+            "takes weights of 8 and 4 bits, not bfloat16: must be 'mosaic' or 'xla'",
+        ),
+        (Quantized(jnp.zeros((1, 64, 64), jnp.int8), jnp.ones((1, 64))), r"\(eight_bits.tiles\)"),
+        (Int4(jnp.zeros((1, 32, 64), jnp.uint8), *[jnp.ones((1, 2, 64), jnp.uint8)] * 2), r"\(int4_tiles.tiles\)"),
         (Mxfp4(jnp.zeros((1, 64, 32), jnp.uint8), jnp.zeros((1, 64, 2), jnp.uint8)), r"\(mxfp4.joined\)"),
     ],
-    ids=["plain", "int8", "blocks"],
+    ids=["plain", "int8", "int4", "blocks"],
 )
 def test_other_weights_are_an_error(weights: Any, message: str) -> None:
     """The call raises: no other implementation takes over."""

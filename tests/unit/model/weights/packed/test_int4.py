@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import LLM
 from jswa.model.transformer import Params, bind
@@ -17,14 +18,17 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Arrays, for_devices
 from jswa.storage.convert import convert
+from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.int4_tiles import Int4Tiles, untiled
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import CASES, Case, held_numbers, write_both
 from tests.support.checkpoints.quantized import plain_tensors
 from tests.support.oracles import dense_attention, dense_logits, quick_compiles
 from tests.support.turns import by_turns, in_turn
 
-FLOAT32 = np.dtype(np.float32)
+FLOAT32, BFLOAT16 = np.dtype(np.float32), jnp.dtype("bfloat16")
+OVERLAP: Implementation = "mosaic_overlap"
 TOKENS = np.arange(3, 20, dtype=np.int32)
 FOUR_BITS = [name for name, case in CASES.items() if case.bits == 4]
 SMALL: dict[str, Any] = {"intermediate_size": 128}
@@ -226,6 +230,10 @@ def test_a_converted_checkpoint_is_held_as_its_source(name: str, tmp_path: Path)
             load(tmp_path / "converted", mode)
     with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic': .* is stored in 4-bit integers: must be xla"):
         load(tmp_path / "converted", experts="mosaic")
+    limit = "act-order" if name == "gptq act-order" else "scales in float16 that bfloat16 cannot represent"
+    for folder in (packed, tmp_path / "converted"):
+        with pytest.raises(ConfigError, match=rf"moe_backend = 'mosaic_overlap': layers\..* {limit}: must be xla"):
+            load(folder, experts="mosaic_overlap")
 
 
 def test_the_hopper_kernel_gets_experts_in_16_bits(tmp_path: Path) -> None:
@@ -235,6 +243,36 @@ def test_the_hopper_kernel_gets_experts_in_16_bits(tmp_path: Path) -> None:
     held = load(packed, experts=mosaic)
     assert "layers.0.mlp.gate_up" in held
     assert f"layers.0.attention.qkv.{CODES}" in held
+
+
+def on_hopper(folder: Path) -> tuple[ModelConfig, Params, Params, Path]:
+    """Return a model with experts in 4 bits, its parameters for XLA and for Hopper, and its checkpoint."""
+    case = CASES["compressed symmetric bf16"]
+    packed, _ = write_both(folder, case, "mixtral_base", num_hidden_layers=1, **SMALL)
+    model, plain = load_checkpoint(packed, BFLOAT16, quantization="auto")
+    return model, plain, load(packed, dtype=BFLOAT16, experts=OVERLAP), packed
+
+
+def test_experts_for_hopper_are_tiles_of_the_same_numbers(tmp_path: Path) -> None:
+    """Rounded to bfloat16 once; of a converted checkpoint too."""
+    _, plain, tiled, packed = on_hopper(tmp_path)
+    for name in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
+        exact = numbers(plain)[name].astype(BFLOAT16).astype(np.float32)
+        found = untiled(Int4Tiles(tiled[f"{name}.int4_tiles"]))
+        np.testing.assert_array_equal(np.swapaxes(found, 1, 2), exact)
+    convert(packed, tmp_path / "converted", "bfloat16")
+    again = load(tmp_path / "converted", dtype=BFLOAT16, experts=OVERLAP)
+    assert_equal({key: np.asarray(value) for key, value in tiled.items()}, again)
+
+
+@in_turn(0, 4)
+def test_experts_in_4_bits_on_hopper_agree_with_those_on_xla(tmp_path: Path) -> None:
+    """The kernel is interpreted, and logits differ by rounding to bfloat16."""
+    model, plain, tiled, _ = on_hopper(tmp_path)
+    with quick_compiles(), interpreter.interpreted():
+        expected = dense_logits(model, plain, TOKENS[:4]).astype(np.float32)
+        got = dense_logits(model, tiled, TOKENS[:4], experts=OVERLAP).astype(np.float32)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2**-5 * np.abs(expected).max())
 
 
 def test_a_group_that_is_not_there_is_refused() -> None:

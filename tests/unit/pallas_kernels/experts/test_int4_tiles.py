@@ -1,0 +1,80 @@
+"""Tests of integers of 4 bits in tiles, and of the arithmetic that dequantizes them in registers."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxtyping import Num
+
+from pallas_kernels.experts.int4_tiles import fits, scales_fit, tiles, untiled
+from pallas_kernels.int4 import Int4, dequantized
+
+BFLOAT16 = ml_dtypes.bfloat16
+
+
+def random_weights(inputs: int, outputs: int, groups: int) -> Int4:
+    """Return random codes, zero points of all values, and scales of all fractions of bfloat16."""
+    rng = np.random.default_rng(groups)
+    codes = rng.integers(0, 256, (inputs // 2, outputs), np.uint8)
+    scales = rng.standard_normal((groups, outputs)).astype(BFLOAT16)
+    zeros = rng.integers(0, 17, (groups, outputs)).astype(np.uint8)
+    return Int4(jnp.asarray(codes), jnp.asarray(scales), jnp.asarray(zeros))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_tiles_hold_the_bits_of_dequantized_weights(groups: int) -> None:
+    """Of groups of 256, 128, 64 and 32 inputs, rounded to bfloat16 once."""
+    weights = random_weights(256, 128, groups)
+    expected = np.asarray(dequantized(weights, jnp.dtype("bfloat16")).astype(jnp.float32)).T
+    np.testing.assert_array_equal(untiled(tiles(weights)), expected)
+
+
+def bf16(bits: int) -> float:
+    """Return the number of the low 16 bits."""
+    return float(np.uint16(bits & 0xFFFF).view(BFLOAT16))
+
+
+def test_each_thread_dequantizes_its_part_of_the_operand() -> None:
+    """The kernel's shifts, masks, differences and products: the difference is exact, and the product rounded once."""
+    weights = random_weights(64, 64, 2)
+    lines = np.asarray(tiles(weights).tiles[0, 0])
+    words = lines[:16].reshape(128, 8).view(np.uint32).astype(np.int64)
+    scales, zeros = lines[16:18].view(np.uint16).astype(int), lines[18].astype(int)
+    operand = np.full((64, 64), np.nan)
+    for thread, row, half, index in np.ndindex(128, 2, 2, 4):
+        warp, lane = divmod(thread, 32)
+        output = 16 * warp + lane // 4 + 8 * row
+        codes = words[thread, 2 * row + half] >> (12 - 4 * index) & 0x000F000F | 0x43004300
+        base = (zeros[output] >> 8 * half & 255) + 0x4300
+        for which in range(2):
+            difference = bf16(int(codes) >> 16 * which) - bf16(base)
+            assert float(np.float64(difference).astype(BFLOAT16)) == difference
+            product: Num[np.ndarray, ""] = np.asarray(difference * bf16(int(scales[half, output])))
+            operand[output, 32 * half + 8 * index + 2 * (lane % 4) + which] = product.astype(BFLOAT16)
+    expected = np.asarray(dequantized(weights, jnp.dtype("bfloat16")).astype(jnp.float32)).T
+    np.testing.assert_array_equal(operand, expected)
+
+
+def test_scales_that_tiles_can_represent() -> None:
+    """Those of bfloat16, in whatever type."""
+    assert scales_fit(jnp.asarray([1.0, 1.0 + 2**-7], jnp.float16))
+    assert not scales_fit(jnp.asarray([1.0, 1.0 + 2**-8], jnp.float16))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "groups"), [(96, 64, 3), (64, 96, 2), (64, 64, 4), (192, 64, 5), (128, 64, 4)]
+)
+def test_what_fits(inputs: int, outputs: int, groups: int) -> None:
+    """Sides of whole tiles, and groups of 32 inputs or a multiple; others are an error."""
+    held = (inputs, outputs, groups) == (128, 64, 4)
+    assert fits(inputs, outputs, groups) == held
+    if not held:
+        with pytest.raises(ValueError, match=f"{groups} groups: tiles need multiples of 64, groups of 32"):
+            tiles(random_weights(inputs, outputs, groups))
+
+
+def test_act_order_is_an_error() -> None:
+    """Inputs that share a scale must be neighbours."""
+    weights = random_weights(64, 64, 2)._replace(group_of=jnp.zeros(64, jnp.int32))
+    with pytest.raises(ValueError, match="act-order"):
+        tiles(weights)
