@@ -24,6 +24,7 @@ from benchmarks.gpu.supervise import BAD, Cases, Verdict, as_rows, run_cases
 from tools.cases.kernels.ladder import Kernel
 
 _ROOM = "tests/unit/pallas_kernels"
+_NARROW = "(int8 or fp8 or int4)"
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,15 @@ class Group:
 
 GROUPS = (
     Group("attention", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and not fp8", ("attention",)),
-    Group("experts", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and not (4 and bits)", ("experts",)),
+    Group(
+        "experts",
+        f"{_ROOM}/experts/test_grouped_matmul.py",
+        f"mosaic and not (4 and bits) and not {_NARROW}",
+        ("experts",),
+    ),
     Group("4 bits", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and 4 and bits and not overlap", ("mxfp4",)),
-    Group("4 bits, overlap", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic_overlap", ("mxfp4",)),
+    Group("4 bits, overlap", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic_overlap and bits", ("mxfp4",)),
+    Group("8 bits, int4", f"{_ROOM}/experts/test_grouped_matmul.py", f"mosaic and {_NARROW}", ("mxfp4",)),
     Group("tunings of overlap", f"{_ROOM}/experts/test_overlap.py", "test_all_tunings", ("mxfp4",)),
     Group("8-bit pages", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and fp8", ("fp8",)),
     Group("matrix", f"{_ROOM}/attention/test_hopper.py", "test_matrix", ("attention",)),

@@ -23,12 +23,14 @@ import numpy as np
 from benchmarks import result_file
 from benchmarks.gpu.kernels.attention import CACHE_BYTES, ceilings
 from benchmarks.gpu.kernels.device_time import Timing, calls_worth_timing, time_calls
-from pallas_kernels.experts.api import grouped_matmul
+from pallas_kernels.experts.api import InTiles, grouped_matmul
+from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
-from pallas_kernels.experts.mxfp4 import SHIFT, TILE, Mxfp4Joined, Mxfp4Tiles, joined
+from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.experts.mxfp4 import SHIFT, TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles, joined
 from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, SILU, Layer
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
 
@@ -157,16 +159,33 @@ def _fill(layer: Layer, matrix: Matrix, tokens: int, sizes: np.ndarray, sets: in
         return draw * jnp.asarray(scale, like.dtype)
 
     def weights(seed: int) -> Any:
-        if isinstance(given.weights, Mxfp4Tiles | Mxfp4Joined):
-            across_along = given.weights[0].shape[:3]
-            words = jax.random.bits(jax.random.fold_in(key, seed), (*across_along, 4, 128), "uint32")
-            scales = jnp.full((*across_along, TILE), _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)
-            tiles = Mxfp4Tiles(jax.lax.bitcast_convert_type(words, jnp.int32), scales)
-            return joined(tiles) if isinstance(given.weights, Mxfp4Joined) else tiles
+        if isinstance(given.weights, InTiles):
+            return _tiles(given.weights, jax.random.fold_in(key, seed), given.x.shape[1])
         return normal(given.weights, seed, given.x.shape[1] ** -0.5)
 
     bias = None if given.bias is None else normal(given.bias, 1)
     return [(normal(given.x, 2 + 2 * n), weights(3 + 2 * n), groups, bias) for n in range(sets)]
+
+
+def _tiles(like: Any, key: jax.Array, inputs: int) -> Any:
+    """Return random codes in tiles of this form and shape, with scales that give results of about unit size."""
+    if isinstance(like, Tiles8):
+        codes = jax.random.bits(key, like.codes.shape, "uint8")
+        if like.kind == "int8":
+            scale, codes = inputs**-0.5 / 74, jax.lax.bitcast_convert_type(codes, jnp.int8)
+        else:
+            scale, codes = inputs**-0.5 / 70, codes & 0xF7  # without NaN
+        return Tiles8(codes, jnp.full(like.scales.shape, scale, jnp.float32))
+    if isinstance(like, Int4Tiles):
+        lines = jax.lax.bitcast_convert_type(jax.random.bits(key, like.tiles.shape, "uint16"), jnp.int16)
+        scale = jax.lax.bitcast_convert_type(jnp.bfloat16(inputs**-0.5 / 4.6), jnp.int16)
+        lines = lines.at[..., WORD_LINES : WORD_LINES + 2, :].set(scale)
+        return Int4Tiles(lines.at[..., -1, :].set(8 | 8 << 8))  # zero points
+    across_along = like[0].shape[:3]
+    words = jax.random.bits(key, (*across_along, 4, 128), "uint32")
+    scales = jnp.full((*across_along, TILE), _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)
+    tiles = Mxfp4Tiles(jax.lax.bitcast_convert_type(words, jnp.int32), scales)
+    return joined(tiles) if isinstance(like, Mxfp4Joined) else tiles
 
 
 if __name__ == "__main__":

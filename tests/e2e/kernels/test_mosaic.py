@@ -22,9 +22,10 @@ ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": Tru
 
 def worst(folder: Path, patch: pytest.MonkeyPatch, *, experts_in_4_bits: bool = False, **options: Any) -> float:
     """Return how far a log probability of the conversations is from that of the dense decoder in float32, at most."""
-    write_model(folder, experts_in_4_bits=experts_in_4_bits)
-    with engine_on_interpreted_kernels(folder, patch, **{"dtype": "float16", **options}) as engine:
-        found = errors(folder, converse(engine)).max()
+    options = {"dtype": "float16", **options}
+    write_model(folder, options["dtype"], experts_in_4_bits=experts_in_4_bits)
+    with engine_on_interpreted_kernels(folder, patch, **options) as engine:
+        found = errors(folder, converse(engine), options.get("quantization", "none")).max()
     print(f"{options}: at most {found:.2g}")
     return float(found)
 
@@ -104,3 +105,12 @@ def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kernel, overlapped, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in names)
     assert 0 < kernel < 2 * plain
     assert overlapped == kernel
+
+
+@in_turn(0, 8)
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_experts_of_8_bits_on_mosaic(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not further from the dense decoder with the same 8 bits than twice as far as plain XLA."""
+    options: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization, **ONE_SHAPE}
+    kernel, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in ("mosaic", "xla"))
+    assert 0 < kernel < 2 * plain

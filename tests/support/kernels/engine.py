@@ -20,6 +20,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.types import PrefixHit, SamplingParams
 from pallas_kernels import interpreter
@@ -65,13 +66,13 @@ class Answer:
     prefix: PrefixHit | None = None
 
 
-def write_model(folder: Path, *, experts_in_4_bits: bool = False) -> None:
-    """Write the checkpoint: all numbers are those of float16; or of bfloat16, with experts in MXFP4."""
+def write_model(folder: Path, dtype: str = "float16", *, experts_in_4_bits: bool = False) -> None:
+    """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4."""
     config = {**read_config("gpt_oss_base"), **SIZES}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
     means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sinks" in name}
     drawn = random_weights(shapes, means, 3, SCALES)
-    kind = jnp.bfloat16 if experts_in_4_bits else np.float16
+    kind = jnp.dtype(dtype)
     tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}
     if experts_in_4_bits:
         config["quantization_config"] = {"quant_method": "mxfp4"}
@@ -132,9 +133,9 @@ def _run(engine: Engine, answers: list[Answer], count: int) -> list[Answer]:
     return answers
 
 
-def errors(folder: Path, answers: list[Answer]) -> Float[np.ndarray, " N"]:
-    """Return how far each log probability is from that of the dense decoder in float32."""
-    model, params = load_checkpoint(folder, jnp.dtype("float32"))
+def errors(folder: Path, answers: list[Answer], quantization: QuantizationMode = "none") -> Float[np.ndarray, " N"]:
+    """Return how far each log probability is from that of the dense decoder in float32, with weights so quantized."""
+    model, params = load_checkpoint(folder, jnp.dtype("float32"), quantization=quantization)
     found = []
     for answer in answers:
         text = np.zeros(LONGEST, np.int32)  # one shape; what follows a text does not change it
