@@ -347,7 +347,7 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
-    def value(name: str, shape: tuple[int, ...]) -> Weights | QuantizedRows | Adapted:
+    def value(name: str, shape: tuple[int, ...]) -> Array | Weights | QuantizedRows | Adapted:
         matrix: Array | Quantized | Int4
         if name in params:
             matrix = stored = params[name]
