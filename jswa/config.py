@@ -76,8 +76,8 @@ class EngineConfig:
             in float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
             kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4, 8 bits or integers of 4 bits
-            on Hopper, which are unpacked while those before are multiplied; triton is for experts in 16 or 32 bits on one NVIDIA GPU since
-            Ampere; no GPU has measured these two yet. reference is for tests.
+            on Hopper, which are unpacked while those before are multiplied; triton is for experts in 16 or 32 bits on
+            one NVIDIA GPU since Ampere; no GPU has measured these two yet. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device

@@ -17,7 +17,7 @@ from pallas_kernels.quantized import Kind
 
 _CODES = plgpu.Layout.WG_STRIDED((LINES, LINE), vec_size=16)  # 16 bytes for each thread, twice
 
-# Each widens one pair of the word $1: the bytes 0 and 2 (first), or 1 and 3. They become numbers of 16 bits, in order.
+# Each text widens one pair of the word $1, in order: the bytes 0 and 2 (first), or 1 and 3.
 #
 # int8: seven bits behind the exponent of 128 are 128 and their number. 128 is taken away, or 256, if the sign is set:
 # then the sign, in the lowest bit of the exponent, makes 256 of 128.
@@ -38,11 +38,11 @@ shl.b32 sign, $1, {sign};
 lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
 mul.rn.bf16x2 $0, bits, $2;
 }}"""
-_TEXTS: dict[Kind, tuple[str, str]] = {
+WIDEN: dict[Kind, tuple[str, str]] = {
     "int8": (_INT8.format(shift=0), _INT8.format(shift=8)),
     "fp8": (_FP8.format(shift="shl.b32 bits, $1, 4", sign=8), _FP8.format(shift="shr.b32 bits, $1, 4", sign=0)),
 }
-_FACTOR = 0x7B80_7B80  # 2^120 twice
+FACTOR = 0x7B80_7B80  # 2^120 twice
 
 
 def tile_operand(tile: Ref, kind: Kind) -> Float[Array, "64 64"]:
@@ -70,8 +70,8 @@ def _widened(kind: Kind) -> Any:
             words = llvm.bitcast(ir.VectorType.get((4,), word), held)
             for column in range(8):
                 own = vector.extract(words, [], [column // 2])
-                text = _TEXTS[kind][column % 2]
-                widened = llvm.inline_asm(word, [own, c(_FACTOR, word)], text, "=r,r,r")
+                text = WIDEN[kind][column % 2]
+                widened = llvm.inline_asm(word, [own, c(FACTOR, word)], text, "=r,r,r")
                 pairs[column, row] = llvm.bitcast(pair, widened)
         return FragmentedArray(_registers=out, _layout=layout, _is_signed=None)
 

@@ -17,7 +17,7 @@ from pallas_kernels.mosaic import Ref, plgpu
 
 # Dequantizes pair {index} of the word $1: four bits behind the exponent of 128 are 128 and the code; $2 is 128 and the
 # zero point, and their difference is exact. $3 is the scale.
-_DEQUANTIZE = """{{
+DEQUANTIZE = """{{
 .reg .b32 codes;
 shr.b32 codes, $1, 12 - 4 * {index};
 lop3.b32 codes, codes, 0x000F000F, 0x43004300, 0xEA;
@@ -66,7 +66,7 @@ def _dequantized(_: Any, lines: Any, first: Any, second: Any, zeros: Any) -> Any
             zero = arith.andi(arith.shrui(both, constant(8 * half)), constant(255))
             base = arith.addi(twice(zero), constant(0x4300_4300))
             for index in range(4):
-                text = _DEQUANTIZE.format(index=index)
+                text = DEQUANTIZE.format(index=index)
                 dequantized = llvm.inline_asm(word, [numbers, base, scale], text, "=r,r,r,r")
                 pairs[4 * half + index, row] = llvm.bitcast(pair, dequantized)
     return FragmentedArray(_registers=out, _layout=layout, _is_signed=None)

@@ -21,7 +21,7 @@ OPERAND = plgpu.Layout.WGMMA
 # Unpacks pair {index} of the word $1 into two bfloat16. Exponent and fraction go to the lowest bits of bfloat16's
 # exponent and the first bit of its fraction, which makes the numbers too small by 2^126; $2 is their scale. Shifts to
 # the left run on another pipe of the GPU than shifts to the right.
-_UNPACK = """{{
+UNPACK = """{{
 .reg .b32 bits, sign;
 {shift};
 and.b32 bits, bits, 0x01C001C0;
@@ -29,7 +29,7 @@ shl.b32 sign, $1, 4 * {index};
 lop3.b32 bits, sign, 0x80008000, bits, 0xEA;
 mul.rn.bf16x2 $0, bits, $2;
 }}"""
-_SHIFTS = "shr.b32 bits, $1, 6", "shr.b32 bits, $1, 2", "shl.b32 bits, $1, 2", "shl.b32 bits, $1, 6"
+SHIFTS = "shr.b32 bits, $1, 6", "shr.b32 bits, $1, 2", "shl.b32 bits, $1, 2", "shl.b32 bits, $1, 6"
 
 
 def tile_operand(words: Ref, scales: Ref) -> Float[Array, "64 64"]:
@@ -90,8 +90,8 @@ def _operand(vector_of_words: Any, scales: Any) -> Any:
             numbers = vector.extract(vector_of_words, [], [2 * row + half])
             exponent = arith.andi(arith.shrui(exponents, constant(8 * half)), constant(255))
             scale = arith.muli(exponent, constant(0x0080_0080))  # as the exponents of two bfloat16
-            for index, shift in enumerate(_SHIFTS):
-                instructions = _UNPACK.format(shift=shift, index=index)
+            for index, shift in enumerate(SHIFTS):
+                instructions = UNPACK.format(shift=shift, index=index)
                 unpacked = llvm.inline_asm(word, [numbers, scale], instructions, "=r,r,r")
                 pairs[4 * half + index, row] = llvm.bitcast(pair, unpacked)
     return FragmentedArray(_registers=out, _layout=layout, _is_signed=None)

@@ -4,13 +4,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxtyping import Int, Num
+from jaxtyping import Num
 
 from pallas_kernels.experts.eight_bits import tile_numbers, tiles, untiled
+from pallas_kernels.experts.hopper.eight_bits import FACTOR, WIDEN
 from pallas_kernels.quantized import Kind, Quantized, dequantized, quantize
+from tests.support.kernels import ptx
 
 KINDS: tuple[Kind, ...] = ("int8", "fp8")
-BFLOAT16 = ml_dtypes.bfloat16
 NAN = 0x7F
 
 
@@ -38,34 +39,18 @@ def test_tiles_are_undone_exactly(kind: Kind) -> None:
     np.testing.assert_array_equal(untiled(tiled), dequantized(weights, jnp.dtype("float32")).transpose(0, 2, 1))
 
 
-def bf16(bits: Int[np.ndarray, "*n"]) -> Num[np.ndarray, "*n"]:
-    """Return the numbers of the low 16 bits in float64."""
-    return np.asarray((bits & 0xFFFF).astype(np.uint16).view(BFLOAT16), np.float64)
-
-
-def widened(kind: Kind, words: Int[np.ndarray, " W"], h: int) -> list[Num[np.ndarray, " W"]]:
-    """Return both numbers of the pair h of words as the kernel's PTX computes them. No step rounds."""
-    if kind == "int8":
-        word = words >> (8 * h)
-        number, base = ((word & mask) | 0x43004300 for mask in (0x007F007F, 0x00800080))
-        return [bf16(number >> 16 * which) - bf16(base >> 16 * which) for which in (0, 1)]
-    bits = (words >> 4 if h else words << 4) & 0x07F007F0
-    bits |= (words if h else words << 8) & 0x80008000
-    return [bf16(bits >> 16 * which) * bf16(np.array(0x7B80)) for which in (0, 1)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_thread_widens_its_part_of_the_operand(kind: Kind) -> None:
-    """Masks, shifts and differences give the left operand of a WGMMA as PTX defines it, for every number exactly."""
+    """The kernel's PTX gives the left operand of a WGMMA as its manual defines it, for every number exactly."""
     values = every_number(kind)
     codes = np.asarray(tiles(Quantized(jnp.asarray(values), jnp.ones(64))).codes[0, 0])
-    words = codes.reshape(2, 128, 16).view(np.uint32).astype(np.int64)  # half, thread, j
+    words = codes.reshape(2, 128, 16).view(np.uint32)  # half, thread, j
     operand = np.full((64, 64), np.nan)
     for row, thread, j, h in np.ndindex(2, 128, 4, 2):
         warp, lane = divmod(thread, 32)
         first = 16 * j + 8 * h + 2 * (lane % 4)
-        pair = widened(kind, words[row, thread, j : j + 1], h)
-        operand[16 * warp + lane // 4 + 8 * row, first : first + 2] = np.concatenate(pair)
+        pair = ptx.pair(ptx.run(WIDEN[kind][h], int(words[row, thread, j]), FACTOR))
+        operand[16 * warp + lane // 4 + 8 * row, first : first + 2] = pair
     np.testing.assert_array_equal(operand, numbers_of(values).T)
     np.testing.assert_array_equal(operand, np.asarray(tile_numbers(jnp.asarray(codes)), np.float64))
 

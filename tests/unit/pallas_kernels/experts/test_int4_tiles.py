@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxtyping import Num
 
+from pallas_kernels.experts.hopper.int4 import DEQUANTIZE
 from pallas_kernels.experts.int4_tiles import fits, scales_fit, tiles, untiled
 from pallas_kernels.int4 import Int4, dequantized
+from tests.support.kernels import ptx
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -29,28 +30,20 @@ def test_tiles_hold_the_bits_of_dequantized_weights(groups: int) -> None:
     np.testing.assert_array_equal(untiled(tiles(weights)), expected)
 
 
-def bf16(bits: int) -> float:
-    """Return the number of the low 16 bits."""
-    return float(np.uint16(bits & 0xFFFF).view(BFLOAT16))
-
-
 def test_each_thread_dequantizes_its_part_of_the_operand() -> None:
-    """The kernel's shifts, masks, differences and products: the difference is exact, and the product rounded once."""
+    """The kernel's PTX, of 128 and the zero point, and of the scale, in both halves of a word."""
     weights = random_weights(64, 64, 2)
     lines = np.asarray(tiles(weights).tiles[0, 0])
-    words = lines[:16].reshape(128, 8).view(np.uint32).astype(np.int64)
+    words = lines[:16].reshape(128, 8).view(np.uint32)
     scales, zeros = lines[16:18].view(np.uint16).astype(int), lines[18].astype(int)
     operand = np.full((64, 64), np.nan)
     for thread, row, half, index in np.ndindex(128, 2, 2, 4):
         warp, lane = divmod(thread, 32)
-        output = 16 * warp + lane // 4 + 8 * row
-        codes = words[thread, 2 * row + half] >> (12 - 4 * index) & 0x000F000F | 0x43004300
-        base = (zeros[output] >> 8 * half & 255) + 0x4300
-        for which in range(2):
-            difference = bf16(int(codes) >> 16 * which) - bf16(base)
-            assert float(np.float64(difference).astype(BFLOAT16)) == difference
-            product: Num[np.ndarray, ""] = np.asarray(difference * bf16(int(scales[half, output])))
-            operand[output, 32 * half + 8 * index + 2 * (lane % 4) + which] = product.astype(BFLOAT16)
+        output, first = 16 * warp + lane // 4 + 8 * row, 32 * half + 8 * index + 2 * (lane % 4)
+        base = (zeros[output] >> 8 * half & 255) * 0x0001_0001 + 0x4300_4300
+        word, scale = int(words[thread, 2 * row + half]), int(scales[half, output]) * 0x0001_0001
+        dequantized_pair = ptx.run(DEQUANTIZE.format(index=index), word, base, scale)
+        operand[output, first : first + 2] = ptx.pair(dequantized_pair)
     expected = np.asarray(dequantized(weights, jnp.dtype("bfloat16")).astype(jnp.float32)).T
     np.testing.assert_array_equal(operand, expected)
 

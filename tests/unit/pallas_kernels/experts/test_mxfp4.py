@@ -1,12 +1,13 @@
 """Tests of weights of 4 bits: their numbers, and the tiles that a warpgroup reads."""
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jaxtyping import Float, UInt8
 
+from pallas_kernels.experts.hopper.mxfp4 import SHIFTS, UNPACK
 from pallas_kernels.experts.mxfp4 import SHIFT, Mxfp4, joined, parted, tile_numbers, tiles, tiles_hold, unpack, untiled
+from tests.support.kernels import ptx
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -74,7 +75,7 @@ def test_joined_tiles_are_the_same_tiles() -> None:
 
 
 def test_each_thread_unpacks_its_part_of_the_operand() -> None:
-    """The kernel's shifts, masks and products, thread by thread, give the left operand of a WGMMA as PTX defines it."""
+    """The kernel's PTX, thread by thread, gives the left operand of a WGMMA as PTX defines it."""
     weights, expected = random_weights()
     words, scales = (np.asarray(part[1, 0, 2]) for part in tiles(weights))
     words, scales = words.reshape(128, 4).view(np.uint32).astype(np.int64), scales.view(np.uint16).astype(np.int64)
@@ -83,14 +84,10 @@ def test_each_thread_unpacks_its_part_of_the_operand() -> None:
         warp, lane = divmod(thread, 32)
         output = 16 * warp + lane // 4 + 8 * row
         word = words[thread, 2 * row + half]
-        shifted = word >> (6 - 4 * index) if index < 2 else word << (4 * index - 6)
-        bits = shifted & 0x01C001C0 | (word << 4 * index) & 0x80008000
-        scale = ((scales[output] >> (8 * half)) & 255) << 7
-        for which in range(2):
-            number, factor = (
-                float(np.uint16(value).view(ml_dtypes.bfloat16)) for value in (bits >> 16 * which & 0xFFFF, scale)
-            )
-            operand[output, 32 * half + 8 * index + 2 * (lane % 4) + which] = number * factor
+        scale = ((int(scales[output]) >> (8 * half)) & 255) * 0x0080_0080
+        unpacked = ptx.run(UNPACK.format(shift=SHIFTS[index], index=index), int(word), scale)
+        first = 32 * half + 8 * index + 2 * (lane % 4)
+        operand[output, first : first + 2] = ptx.pair(unpacked)
     np.testing.assert_array_equal(operand * 2.0**SHIFT, expected[1, :64, 128:])
 
 
