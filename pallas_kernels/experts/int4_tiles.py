@@ -1,19 +1,21 @@
 """Weights in integers of 4 bits (`pallas_kernels.int4`) in the tiles that the Hopper kernel reads.
 
 A weight is (code - zero) · scale, rounded once to bfloat16: the kernel's numbers are those of `int4.dequantized`, bit
-for bit, if bfloat16 can represent the scales.
+for bit. Scales of bfloat16 are held as they are. Others, such as float16's, are held as the sum of two: the nearest
+number of bfloat16, and the rest.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Int16, Int32
+from jaxtyping import Array, BFloat16, Bool, Float, Int, Int16, Int32
 
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, tile_codes, tile_words
 from pallas_kernels.int4 import Int4
 
 LINES = WORD_LINES + 3
+WIDE_LINES = LINES + 2  # with the rests of scales
 
 
 class Int4Tiles(NamedTuple):
@@ -21,10 +23,16 @@ class Int4Tiles(NamedTuple):
 
     Attributes:
         tiles: 16 lines of words, as those of `Mxfp4Joined`; two lines of scales, bits of bfloat16, for the first and
-            the second 32 inputs of each output; and a line of zero points, two bytes for each output.
+            the second 32 inputs of each output; a line of zero points, two bytes for each output; and if scales are
+            sums, two lines of their rests.
     """
 
-    tiles: Int16[Array, "*E across along 19 64"]
+    tiles: Int16[Array, "*E across along lines 64"]
+
+    @property
+    def wide(self) -> bool:
+        """Whether scales are sums of two."""
+        return self.tiles.shape[-2] == WIDE_LINES
 
 
 def fits(inputs: int, outputs: int, groups: int) -> bool:
@@ -33,16 +41,24 @@ def fits(inputs: int, outputs: int, groups: int) -> bool:
 
 
 def scales_fit(scales: Float[Array, "..."]) -> Bool[Array, ""]:
-    """Return whether bfloat16 can represent all scales."""
+    """Return whether all scales are sums of two numbers of bfloat16, which those of float16 are."""
+    first, rest = _parts(scales)
+    return jnp.all(first.astype(jnp.float32) + rest.astype(jnp.float32) == scales.astype(jnp.float32))
+
+
+def _parts(scales: Float[Array, "*n"]) -> tuple[BFloat16[Array, "*n"], BFloat16[Array, "*n"]]:
+    """Return the nearest number of bfloat16, and what is left."""
     wide = scales.astype(jnp.float32)
-    return jnp.all(wide.astype(jnp.bfloat16).astype(jnp.float32) == wide)
+    # No cast to bfloat16 and back, which XLA leaves out.
+    first = lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
+    return first.astype(jnp.bfloat16), (wide - first).astype(jnp.bfloat16)
 
 
 def tiles(weights: Int4) -> Int4Tiles:
     """Lay weights out for the Hopper kernel, once, when they are loaded. See `mxfp4.tiles` for the words.
 
     Raises ValueError if outputs or inputs are no multiple of 64, groups no multiple of 32 inputs, or `group_of` is
-    given. Scales are rounded to bfloat16: see `scales_fit`.
+    given. Scales that are no sums of two numbers are rounded: see `scales_fit`.
     """
     *lead, half, outputs = weights.codes.shape
     inputs, groups = 2 * half, weights.scales.shape[-2]
@@ -62,16 +78,19 @@ def tiles(weights: Int4) -> Int4Tiles:
         wide = jnp.repeat(table, inputs // groups // BLOCK, axis=-2).reshape(*lead, along, 2, across, TILE)
         return jnp.moveaxis(wide, -2, len(lead))
 
-    scales = lax.bitcast_convert_type(by_half(weights.scales.astype(jnp.bfloat16)), jnp.int16)
+    scales, rests = (lax.bitcast_convert_type(by_half(part), jnp.int16) for part in _parts(weights.scales))
     zeros = by_half(weights.zeros.astype(jnp.int16))
     zeros = zeros[..., :1, :] | (zeros[..., 1:, :] << 8)
-    return Int4Tiles(jnp.concatenate([words, scales, zeros], axis=-2))
+    lines = [words, scales, zeros] if weights.scales.dtype == jnp.bfloat16 else [words, scales, zeros, rests]
+    return Int4Tiles(jnp.concatenate(lines, axis=-2))
 
 
-def tile_numbers(lines: Int16[Array, "19 64"]) -> Float[Array, "64 64"]:
+def tile_numbers(lines: Int16[Array, "lines 64"]) -> Float[Array, "64 64"]:
     """Return a tile's numbers in bfloat16, outputs by inputs, by plain arithmetic; the kernel does it in registers."""
     words = lax.bitcast_convert_type(lines[:WORD_LINES].reshape(4, 128, 2), jnp.int32)
     scales = lax.bitcast_convert_type(lines[WORD_LINES : WORD_LINES + 2], jnp.bfloat16).astype(jnp.float32)
+    if len(lines) == WIDE_LINES:
+        scales += lax.bitcast_convert_type(lines[LINES:], jnp.bfloat16).astype(jnp.float32)
     both = lines[WORD_LINES + 2].astype(jnp.int32)
     zeros = jnp.stack([both & 255, both >> 8])
 
@@ -84,7 +103,7 @@ def tile_numbers(lines: Int16[Array, "19 64"]) -> Float[Array, "64 64"]:
 
 def untiled(weights: Int4Tiles) -> Float[Array, "*E C K"]:
     """Return the numbers of tiles in float32: for checks, since it makes eight times the bytes."""
-    *lead, across, along, _, _ = weights.tiles.shape
-    each = lax.map(tile_numbers, weights.tiles.reshape(-1, LINES, TILE)).astype(jnp.float32)
+    *lead, across, along, lines, _ = weights.tiles.shape
+    each = lax.map(tile_numbers, weights.tiles.reshape(-1, lines, TILE)).astype(jnp.float32)
     numbers = jnp.swapaxes(each.reshape(*lead, across, along, TILE, TILE), -3, -2)
     return numbers.reshape(*lead, across * TILE, along * TILE)

@@ -179,8 +179,9 @@ def _tiles(like: Any, key: jax.Array, inputs: int) -> Any:
     if isinstance(like, Int4Tiles):
         lines = jax.lax.bitcast_convert_type(jax.random.bits(key, like.tiles.shape, "uint16"), jnp.int16)
         scale = jax.lax.bitcast_convert_type(jnp.bfloat16(inputs**-0.5 / 4.6), jnp.int16)
+        lines = lines.at[..., WORD_LINES + 3 :, :].set(0)  # rests of scales
         lines = lines.at[..., WORD_LINES : WORD_LINES + 2, :].set(scale)
-        return Int4Tiles(lines.at[..., -1, :].set(8 | 8 << 8))  # zero points
+        return Int4Tiles(lines.at[..., WORD_LINES + 2, :].set(8 | 8 << 8))  # zero points
     across_along = like[0].shape[:3]
     words = jax.random.bits(key, (*across_along, 4, 128), "uint32")
     scales = jnp.full((*across_along, TILE), _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)

@@ -257,13 +257,13 @@ def _int4_for_kernel(name: str, found: Params, experts: Implementation, placemen
         f"[{inputs}, {outputs}] in {groups} groups does not fit multiples of {TILE} and of {BLOCK} inputs a group": (
             not int4_tiles.fits(inputs, outputs, groups)
         ),
-        f"has scales in {scales.dtype} that bfloat16 cannot represent": (
+        f"has scales in {scales.dtype} that are no sums of two numbers of bfloat16": (
             not all(bool(_scales_fit(shard)) for shard in placement.shards(scales))
         ),
     }
     for limit, broken in limits.items():
         if broken:
-            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla, or quantization none")
+            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
     tiled = [_int4_tiles(Int4(*shards)) for shards in zip(*map(placement.shards, (codes, scales, zeros)), strict=True)]
     field = f"{name}.int4_tiles"
     return {field: placement.from_shards(field, [one.tiles for one in tiled])}

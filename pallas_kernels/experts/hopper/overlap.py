@@ -94,7 +94,7 @@ class Loop(NamedTuple):
         kind = self.plan.held
         if kind == "int8" or kind == "fp8":
             return eight_bits.tile_operand(tile, kind)
-        return int4.tile_operand(tile) if kind == "int4" else joined_operand(tile)
+        return joined_operand(tile) if kind == "mxfp4_joined" else int4.tile_operand(tile)
 
 
 class Compiled:

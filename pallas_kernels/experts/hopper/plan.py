@@ -24,7 +24,7 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
-Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "int4"]
+Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "int4", "int4_wide"]
 HopperWeights = Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
 
 
@@ -106,6 +106,7 @@ class Shape:
 TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
     "mxfp4_joined": (WORD_LINES + 1, UNIT, jnp.dtype("int16")),
     "int4": (int4_tiles.LINES, UNIT, jnp.dtype("int16")),
+    "int4_wide": (int4_tiles.WIDE_LINES, UNIT, jnp.dtype("int16")),
     "int8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("int8")),
     "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
 }
@@ -115,7 +116,9 @@ _TILED = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
 def _held(weights: HopperWeights) -> Held:
     if isinstance(weights, Tiles8):
         return weights.kind
-    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined", Int4Tiles: "int4"}
+    if isinstance(weights, Int4Tiles):
+        return "int4_wide" if weights.wide else "int4"
+    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined"}
     return forms.get(type(weights), "plain")
 
 

@@ -63,7 +63,7 @@ def make_call(case: Case, seed: int = 0) -> Call:
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     columns = case.outputs * (1 if case.gated is None else 2)
-    make: Any = {"plain": _plain, "mxfp4": _packed, "int4": _int4}.get(case.form, _eight_bits)
+    make: Any = {"plain": _plain, "mxfp4": _packed, "int4": _int4, "int4_wide": _int4}.get(case.form, _eight_bits)
     weights = make(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
     call = Call(jnp.zeros((int(aligned.sum()) + case.spare, 1)), jnp.zeros((1, 1, 1)), None, starts, sizes)
@@ -107,7 +107,8 @@ def _int4(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], co
     scales = rng.integers(8, 16, groups) * 2.0 ** round(math.log2(case.inputs**-0.5 / 60))
     scales[sizes == 0] = np.nan
     zeros = rng.integers(0, 17, groups).astype(np.uint8)
-    return Int4(jnp.asarray(codes), jnp.asarray(scales, jnp.bfloat16), jnp.asarray(zeros))
+    dtype = jnp.bfloat16 if case.form == "int4" else jnp.float16
+    return Int4(jnp.asarray(codes), jnp.asarray(scales, dtype), jnp.asarray(zeros))
 
 
 def run(

@@ -39,11 +39,11 @@ def _value(word: str, registers: dict[str, int]) -> int:
     return int(first - sum(others))
 
 
-def _rounded(of: Callable[[float, float], float]) -> Callable[[int, int], int]:
+def _rounded(of: Callable[..., float]) -> Callable[..., int]:
     """Return an instruction on both halves of words, each rounded once to bfloat16."""
 
-    def instruction(a: int, b: int) -> int:
-        exact = np.array([of(*numbers) for numbers in zip(pair(a), pair(b), strict=True)])
+    def instruction(*words: int) -> int:
+        exact = np.array([of(*numbers) for numbers in zip(*map(pair, words), strict=True)])
         low, high = exact.astype(ml_dtypes.bfloat16).view(np.uint16)
         return int(low) | int(high) << 16
 
@@ -61,5 +61,6 @@ _INSTRUCTIONS: dict[str, Callable[..., int]] = {
     "shr.b32": lambda a, b: a >> b,
     "lop3.b32": _lop3,
     "mul.rn.bf16x2": _rounded(lambda a, b: a * b),
+    "fma.rn.bf16x2": _rounded(lambda a, b, c: a * b + c),
     "sub.rn.bf16x2": _rounded(lambda a, b: a - b),
 }

@@ -19,7 +19,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
 from jswa.model.weights.formats import QuantizationMode
-from jswa.model.weights.load import dummy_checkpoint
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from pallas_kernels.attention import reference
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
@@ -28,6 +28,7 @@ from pallas_kernels.experts.triton import call as triton_experts
 from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
+from tests.support.checkpoints.packed_integers import CASES, write_both
 from tests.support.checkpoints.quantized import plain_tensors, write
 from tests.support.oracles import quick_compiles, random_params, small_model
 
@@ -100,6 +101,18 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
                 check_kernels(*arguments, np.dtype(bfloat16))
         else:
             assert check_kernels(*arguments, np.dtype(bfloat16)) == 2
+
+
+def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
+    """In tiles, as a checkpoint is loaded for the Hopper kernel."""
+    case = CASES["compressed symmetric bf16"]
+    packed, _ = write_both(tmp_path, case, "mixtral_base", num_hidden_layers=1, intermediate_size=64)
+    bfloat16 = jnp.dtype("bfloat16")
+    model, params = load_checkpoint(packed, bfloat16, quantization="auto", experts="mosaic_overlap")
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    with interpreted(), quick_compiles():
+        layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic_overlap")
+        assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
 
 
 def small_checks(backends: Backends, *, experts: bool = False) -> int:

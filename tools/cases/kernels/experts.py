@@ -10,8 +10,16 @@ from typing import Literal
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["plain", "mxfp4", "int8", "fp8", "int4"]  # of weights; int4: integers in groups of 32
-_BITS: dict[Form, float] = {"plain": 16, "mxfp4": 4.25, "int8": 8, "fp8": 8, "int4": 4.75}  # with scales of inputs
+Form = Literal["plain", "mxfp4", "int8", "fp8", "int4", "int4_wide"]  # of weights
+# int4: integers in groups of 32, with scales in bfloat16; int4_wide: in float16.
+_BITS: dict[Form, float] = {
+    "plain": 16,
+    "mxfp4": 4.25,
+    "int8": 8,
+    "fp8": 8,
+    "int4": 4.75,
+    "int4_wide": 5.25,
+}  # with scales of inputs
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,7 @@ CASES = (
     Case("int8, edges", EDGES, 64, 128, spare=16, dtype="bfloat16", form="int8", quick=False),
     Case("fp8, edges, biases", EDGES, 128, 128, bias=True, dtype="bfloat16", form="fp8", quick=False),
     Case("int4, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int4"),
+    Case("int4 of float16", (3, 0, 17), 64, 128, bias=True, dtype="bfloat16", form="int4_wide"),
     Case("int4, edges", EDGES, 128, 128, SILU, spare=8, dtype="bfloat16", form="int4", quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
@@ -130,6 +139,7 @@ LAYERS = (
     Layer("MiMo-V2-Flash, fp8", 256, 8, 4096, 2048, SILU, form="fp8"),
     Layer("Llama-4-Scout, int8", 16, 1, 5120, 8192, SILU, form="int8"),
     Layer("Llama-4-Scout, int4", 16, 1, 5120, 8192, SILU, form="int4"),
+    Layer("Llama-4-Scout, int4 of float16", 16, 1, 5120, 8192, SILU, form="int4_wide"),
     Layer("gemma-4-26B-A4B, int4", 128, 8, 2816, 704, Glu("gelu_tanh"), form="int4"),
 )
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps

@@ -55,8 +55,9 @@ def _tiles(
     if layer.form in ("int8", "fp8"):
         codes = array(*tiles, LINES, LINE, dtype="int8" if layer.form == "int8" else "uint8")
         return Tiles8(codes, array(layer.experts, columns, dtype="float32"))
-    if layer.form == "int4":
-        return Int4Tiles(array(*tiles, int4_tiles.LINES, TILE, dtype="int16"))
+    if layer.form in ("int4", "int4_wide"):
+        lines = int4_tiles.LINES if layer.form == "int4" else int4_tiles.WIDE_LINES
+        return Int4Tiles(array(*tiles, lines, TILE, dtype="int16"))
     if layer.overlap:
         return Mxfp4Joined(array(*tiles, WORD_LINES + 1, TILE, dtype="int16"))
     return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))

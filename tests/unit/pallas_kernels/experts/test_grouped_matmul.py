@@ -2,7 +2,7 @@
 
 import inspect
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized
 from tests.support.kernels.grouped_calls import check, make_call, run
 from tests.support.turns import has_turn
-from tools.cases.kernels.experts import CASES, Case
+from tools.cases.kernels.experts import CASES, Case, Form
 
 
 def served() -> list[ParameterSet]:
@@ -54,6 +56,22 @@ def test_one_missing_input_is_found() -> None:
             check(run(wrong, case, "xla"), call, case)
     with pytest.raises(AssertionError, match="times what rounding may do"):
         check(run(replace(call, x=call.x.at[row].set(call.x[row + 1])), case, "xla"), call, case)
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8", "int4"])
+def test_one_wrong_scale_or_zero_point_is_found(form: Form) -> None:
+    """Of one output, and of one group of 32 inputs: the kernel takes those of a neighbour."""
+    case = Case("", (5, 3), 128, 128, dtype="bfloat16", form=form)
+    call = make_call(case)
+    if isinstance(call.weights, Int4):
+        zeros = call.weights.zeros
+        wrong: Any = call.weights._replace(zeros=zeros.at[1, 2, 7].set((zeros[1, 2, 7] + 1) % 17))
+    else:
+        assert isinstance(call.weights, Quantized)
+        scales = call.weights.scales
+        wrong = call.weights._replace(scales=scales.at[1, 7].set(scales[1, 7] * 1.0625))
+    with pytest.raises(AssertionError, match="times what rounding may do"):
+        check(run(replace(call, weights=wrong), case, "mosaic"), call, case)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])

@@ -64,7 +64,7 @@ def test_all_tunings_of_other_forms_give_the_same_bits(case: Case, tuning: Tunin
 @pytest.mark.nightly
 @pytest.mark.parametrize("rows", [8, 48, 128])
 @pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "int4_wide"])
 def test_all_tilings_of_edges_of_other_forms(rows: int, depth: int, form: Form) -> None:
     """Groups end just before, at and after the end of a tile."""
     sizes = (0, 1, rows - 1, rows, rows + 1, 130, 0)

@@ -230,10 +230,10 @@ def test_a_converted_checkpoint_is_held_as_its_source(name: str, tmp_path: Path)
             load(tmp_path / "converted", mode)
     with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic': .* is stored in 4-bit integers: must be xla"):
         load(tmp_path / "converted", experts="mosaic")
-    limit = "act-order" if name == "gptq act-order" else "scales in float16 that bfloat16 cannot represent"
-    for folder in (packed, tmp_path / "converted"):
-        with pytest.raises(ConfigError, match=rf"moe_backend = 'mosaic_overlap': layers\..* {limit}: must be xla"):
-            load(folder, experts="mosaic_overlap")
+    if name == "gptq act-order":
+        for folder in (packed, tmp_path / "converted"):
+            with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic_overlap': layers\..* act-order: must be xla"):
+                load(folder, experts=OVERLAP)
 
 
 def test_the_hopper_kernel_gets_experts_in_16_bits(tmp_path: Path) -> None:
@@ -245,20 +245,34 @@ def test_the_hopper_kernel_gets_experts_in_16_bits(tmp_path: Path) -> None:
     assert f"layers.0.attention.qkv.{CODES}" in held
 
 
-def on_hopper(folder: Path) -> tuple[ModelConfig, Params, Params, Path]:
+@pytest.mark.parametrize(
+    ("case", "limit"),
+    [
+        (Case("compressed", group=16), r"\[\d+, \d+\] in \d groups does not fit multiples of 64 and of 32 inputs"),
+        (Case("compressed", dtype=np.float32), "has scales in float32 that are no sums of two numbers of bfloat16"),
+    ],
+)
+def test_groups_and_scales_that_do_not_fit_hopper_are_refused(case: Case, limit: str, tmp_path: Path) -> None:
+    """By the name of the matrix."""
+    packed, _ = write_both(tmp_path, case, "mixtral_base", num_hidden_layers=1, **SMALL)
+    with pytest.raises(ConfigError, match=rf"moe_backend = 'mosaic_overlap': layers\.0\.mlp.* {limit}"):
+        load(packed, experts=OVERLAP)
+
+
+def on_hopper(folder: Path, name: str) -> tuple[ModelConfig, Params, Params, Path]:
     """Return a model with experts in 4 bits, its parameters for XLA and for Hopper, and its checkpoint."""
-    case = CASES["compressed symmetric bf16"]
-    packed, _ = write_both(folder, case, "mixtral_base", num_hidden_layers=1, **SMALL)
+    packed, _ = write_both(folder, CASES[name], "mixtral_base", num_hidden_layers=1, **SMALL)
     model, plain = load_checkpoint(packed, BFLOAT16, quantization="auto")
     return model, plain, load(packed, dtype=BFLOAT16, experts=OVERLAP), packed
 
 
-def test_experts_for_hopper_are_tiles_of_the_same_numbers(tmp_path: Path) -> None:
-    """Rounded to bfloat16 once; of a converted checkpoint too."""
-    _, plain, tiled, packed = on_hopper(tmp_path)
-    for name in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
-        exact = numbers(plain)[name].astype(BFLOAT16).astype(np.float32)
-        found = untiled(Int4Tiles(tiled[f"{name}.int4_tiles"]))
+@pytest.mark.parametrize("name", ["compressed symmetric bf16", "gptq"])
+def test_experts_for_hopper_are_tiles_of_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """Rounded to bfloat16 once, of scales in bfloat16 and in float16; of a converted checkpoint too."""
+    _, plain, tiled, packed = on_hopper(tmp_path, name)
+    for matrix in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
+        exact = numbers(plain)[matrix].astype(BFLOAT16).astype(np.float32)
+        found = untiled(Int4Tiles(tiled[f"{matrix}.int4_tiles"]))
         np.testing.assert_array_equal(np.swapaxes(found, 1, 2), exact)
     convert(packed, tmp_path / "converted", "bfloat16")
     again = load(tmp_path / "converted", dtype=BFLOAT16, experts=OVERLAP)
@@ -268,7 +282,7 @@ def test_experts_for_hopper_are_tiles_of_the_same_numbers(tmp_path: Path) -> Non
 @in_turn(0, 4)
 def test_experts_in_4_bits_on_hopper_agree_with_those_on_xla(tmp_path: Path) -> None:
     """The kernel is interpreted, and logits differ by rounding to bfloat16."""
-    model, plain, tiled, _ = on_hopper(tmp_path)
+    model, plain, tiled, _ = on_hopper(tmp_path, "compressed")
     with quick_compiles(), interpreter.interpreted():
         expected = dense_logits(model, plain, TOKENS[:4]).astype(np.float32)
         got = dense_logits(model, tiled, TOKENS[:4], experts=OVERLAP).astype(np.float32)
