@@ -20,6 +20,7 @@ from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
+from pallas_kernels.experts.hopper.plan import HopperWeights, InTiles, Shape
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
 from pallas_kernels.experts.triton import call as triton
@@ -28,9 +29,7 @@ from pallas_kernels.quantized import Quantized, dequantized
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 HOPPER = ("mosaic", "mosaic_overlap")
-TILED = (*HOPPER, "triton")  # read a list of tiles
 Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
-InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles  # for a GPU of the Hopper generation
 Weights = Plain | InTiles | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
@@ -97,7 +96,7 @@ def grouped_matmul(
     return out
 
 
-def _for_hopper(weights: Weights, implementation: Implementation) -> Float[Array, "E K C"] | InTiles:
+def _for_hopper(weights: Weights, implementation: Implementation) -> HopperWeights:
     """Return weights that a Hopper kernel takes. Raises NoExpertKernel if this one does not take these."""
     name = f"implementation = {implementation!r}"
     if isinstance(weights, Panels):
@@ -146,7 +145,6 @@ def tiling_of(
     if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
-    from pallas_kernels.experts.hopper.plan import Shape
 
     return plan_of(Shape.of(x, weights, bias, gated), sms).tiling  # type: ignore[arg-type]
 
@@ -169,7 +167,6 @@ def variant(
     if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of
-    from pallas_kernels.experts.hopper.plan import Shape
 
     shape = Shape.of(x, weights, bias, gated)  # type: ignore[arg-type]
     return (

@@ -33,10 +33,11 @@ from jswa.model.transformer import Params, run_dtype
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS
 from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
-from pallas_kernels.experts.api import InTiles, Weights, grouped_matmul, variant
+from pallas_kernels.experts.api import Weights, grouped_matmul, variant
 from pallas_kernels.experts.eight_bits import Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
+from pallas_kernels.experts.hopper.plan import InTiles
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.interpreter import interpreting

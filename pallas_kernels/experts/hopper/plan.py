@@ -25,7 +25,8 @@ UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn o
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
 Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "int4", "int4_wide"]
-HopperWeights = Float[Array, "E K C"] | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
+InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
+HopperWeights = Float[Array, "E K C"] | InTiles
 
 
 class Tuning(NamedTuple):
@@ -87,7 +88,7 @@ class Shape:
         """
         rows, inputs = x.shape
         _check(x, weights, bias)
-        experts, _, columns = _tile_shape(weights) if isinstance(weights, _TILED) else weights.shape
+        experts, _, columns = _tile_shape(weights) if isinstance(weights, InTiles) else weights.shape
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
@@ -110,7 +111,6 @@ TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
     "int8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("int8")),
     "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
 }
-_TILED = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
 
 
 def _held(weights: HopperWeights) -> Held:
@@ -122,7 +122,7 @@ def _held(weights: HopperWeights) -> Held:
     return forms.get(type(weights), "plain")
 
 
-def _tile_shape(weights: Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles) -> tuple[int, int, int]:
+def _tile_shape(weights: InTiles) -> tuple[int, int, int]:
     experts, across, along = weights[0].shape[:3]
     return experts, along * UNIT, across * UNIT
 
@@ -229,7 +229,7 @@ def _check(
     weights: HopperWeights,
     bias: Float[Array, "E C"] | None,
 ) -> None:
-    if isinstance(weights, _TILED):
+    if isinstance(weights, InTiles):
         if x.dtype != jnp.bfloat16:
             bits = 8 if isinstance(weights, Tiles8) else 4
             raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
