@@ -250,7 +250,7 @@ class Decoder(nnx.Module):
         routed: Routed | None,
     ) -> Float[Array, "N M"]:
         """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
-        require_served(self.config)
+        require_served(self.config, self.glue)
         layers = list(self.layers)
         following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
         read = normed(layers[0].pre_attn, x)

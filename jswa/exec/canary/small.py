@@ -146,9 +146,11 @@ def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue:
             name = f"{model.d_model} columns, {tokens} tokens{f' of {choices} experts' * bool(choices)}"
             run = partial(_norm_results, join, choices, tokens, model.d_model, dtype, glue)
             yield Case(f"glue kernel {glue!r}, norms, {name}", run)
-    for attention in {(a.num_heads, a.num_kv_heads, a.head_dim, a.rope): a for a in model_attention(model)}.values():
+    kinds = {(heads_of(a), a.rope, a.temperature is None, a.qkv_bias): a for a in model_attention(model)}
+    for attention in kinds.values():
         for tokens in sizes:
-            name = f"{attention.num_heads} heads of {attention.head_dim}, {tokens} tokens"
+            size = f"{attention.head_dim}/{attention.v_head_dim}"
+            name = f"{attention.num_heads} heads of {size}, {tokens} tokens"
             run = partial(_rope_results, attention, tokens, model.d_model, dtype, glue)
             yield Case(f"glue kernel {glue!r}, rotation and KV, {name}", run)
 
@@ -192,7 +194,7 @@ def _rope_results(
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Return queries and pages by the kernel, and by XLA in float32. A few tokens are written, the others dropped."""
     rng, heads = np.random.default_rng(0), heads_of(config)
-    columns = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
+    columns, sizes = heads.columns, (heads.head_dim, heads.head_dim, heads.v_size)
     parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
     half = 0 if config.rope is None else len(config.rope.inv_freq)
     angles = jnp.asarray(rng.uniform(0, 7, (tokens, half)), jnp.float32)
@@ -201,17 +203,20 @@ def _rope_results(
     norms = heads.q_norm, heads.k_norm, heads.v_norm
     given = (
         parts if len(parts) > 1 else parts.astype(dtype),
-        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, 2 * heads.head_dim).astype(dtype),
-        HeadWeights(*(_weight(rng, norm, heads.head_dim, dtype) for norm in norms)),
+        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(dtype),
+        HeadWeights(*(_weight(rng, norm, size, dtype) for norm, size in zip(norms, sizes, strict=True))),
         (jnp.cos(angles), jnp.sin(angles)) if half else None,
+        _normal(rng, columns).astype(dtype) if config.qkv_bias else None,
+        None if config.temperature is None else 1 + jnp.abs(_normal(rng, tokens)),
     )
     cells = Cells(jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32)), 0, given[1].shape)
 
     @partial(jax.jit, static_argnames="implementation")
-    def call(values: Array, kv: Array, weights: Any, rope: Any, implementation: Glue) -> Float[Array, " n"]:
-        q, kv = rotate_and_write(
-            Parts(values), kv, heads, weights, rope, cells, kv.dtype, implementation=implementation
-        )
+    def call(
+        values: Array, kv: Array, weights: Any, rope: Any, bias: Any, factor: Any, implementation: Glue
+    ) -> Float[Array, " n"]:
+        own = Parts(values, bias), kv, heads, weights, rope, cells, kv.dtype
+        q, kv = rotate_and_write(*own, temperature=factor, implementation=implementation)
         return jnp.concatenate([q[:, :, : heads.group].astype(jnp.float32).reshape(-1), _widened(kv).reshape(-1)])
 
     wide = jax.tree.map(_widened, given)

@@ -20,9 +20,16 @@ BOUND = 16 * 4 * 2.0**-12
 ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
 
-def worst(folder: Path, patch: pytest.MonkeyPatch, *, experts_in_4_bits: bool = False, **options: Any) -> float:
+def worst(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    family: str = "gpt_oss",
+    *,
+    experts_in_4_bits: bool = False,
+    **options: Any,
+) -> float:
     """Return how far a log probability of the conversations is from that of the dense decoder in float32, at most."""
-    write_model(folder, experts_in_4_bits=experts_in_4_bits)
+    write_model(folder, family, experts_in_4_bits=experts_in_4_bits)
     with engine_on_interpreted_kernels(folder, patch, **{"dtype": "float16", **options}) as engine:
         found = errors(folder, converse(engine)).max()
     print(f"{options}: at most {found:.2g}")
@@ -46,6 +53,13 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     options: dict[str, Any] = {"attention_backend": "xla", "speculative_config": drafts, **ONE_SHAPE}
     assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
+
+
+@in_turn(0, 2)
+def test_glue_on_mosaic_serves_v_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MiMo-V2-Flash: V narrower than K, times a factor, and a part of the columns rotated."""
+    options: dict[str, Any] = {"attention_backend": "xla", **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, "mimo_v2_flash", glue_backend="mosaic", **options) < BOUND
 
 
 @in_turn(3, 4)

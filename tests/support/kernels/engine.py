@@ -1,7 +1,7 @@
 """Whole conversations through the real engine on interpreted kernels, scored by the dense decoder in float32.
 
-The model is the smallest that has all: a window, sinks, a full layer, experts. Its weights are numbers of float16, so
-that the engine in 16 bits and the dense decoder in float32 have the same ones.
+The model is the smallest that has all: a window, sinks, a full layer, experts; or the smallest of another family. Its
+weights are numbers of float16, so that the engine in 16 bits and the dense decoder in float32 have the same ones.
 """
 
 import contextlib
@@ -41,10 +41,28 @@ SIZES = {
     "num_local_experts": 2,
     "num_experts_per_tok": 2,  # all of them: rounding changes no choice
 }
+# V of another size than K, times a factor, and a third of the columns rotated.
+MIMO = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "mlp_layer_types": ["sparse", "dense"],
+    "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW - 1,
+    "num_attention_heads": 2,
+    "head_dim": 48,
+    "v_head_dim": 32,
+    "n_routed_experts": 2,
+}
 # Sharp scores, sinks as large as the scores, and no token that is nearly certain: one key and the sinks count in each
 # log probability, also in those of decode steps alone.
-SCALES = (("[qk]_proj", 3.0), ("sinks", 5.0))
+SCALES = (("[qk]_proj", 3.0), ("sink", 5.0))
 SINK = 4.0
+# Where no sinks take part, scores that are as sharp would make roundings of float16 five times as large.
+MILD = (("[qk]_proj", 1.5),)
+FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, sizes, scales
+    "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
+    "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
+}
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
     "max_num_batched_tokens": CHUNK,
@@ -65,12 +83,13 @@ class Answer:
     prefix: PrefixHit | None = None
 
 
-def write_model(folder: Path, *, experts_in_4_bits: bool = False) -> None:
+def write_model(folder: Path, family: str = "gpt_oss", *, experts_in_4_bits: bool = False) -> None:
     """Write the checkpoint: all numbers are those of float16; or of bfloat16, with experts in MXFP4."""
-    config = {**read_config("gpt_oss_base"), **SIZES}
+    fixture, sizes, scales = FAMILIES[family]
+    config = {**read_config(fixture), **sizes}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
-    means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sinks" in name}
-    drawn = random_weights(shapes, means, 3, SCALES)
+    means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sink" in name}
+    drawn = random_weights(shapes, means, 3, scales)
     kind = jnp.bfloat16 if experts_in_4_bits else np.float16
     tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}
     if experts_in_4_bits:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jswa.architecture import MoeConfig, RouterConfig
+from jswa.architecture import MoeConfig, Norm, Rope, RouterConfig, Temperature
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
@@ -40,6 +40,7 @@ def checked(backends: Backends, buckets: Sequence[Bucket]) -> int:
         return check_kernels(model, random_params(model), layout, limits, buckets, backends, np.dtype(np.float32))
 
 
+PAIRS = Rope(tuple(0.5**i for i in range(32)), interleaved=True)
 DECODE, MIXED = Bucket(2, 2, decode=True), Bucket(8, 2, decode=False)
 
 
@@ -90,9 +91,13 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
             assert check_kernels(*arguments, np.dtype(bfloat16)) == 2
 
 
-def small_checks(backends: Backends, *, experts: bool = False) -> int:
-    """Check the small kernels of a model in 16 bits; return how many."""
+def small_checks(backends: Backends, *, experts: bool = False, attention: dict[str, Any] | None = None) -> int:
+    """Check the small kernels of a model in 16 bits; return how many. `attention`: what its first layer has too."""
     model = small_model("LF", window=64, d_model=128, heads=(4, 2, 64), vocab=700)
+    if attention is not None:
+        first, *others = model.layers
+        first = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **attention))
+        model = dataclasses.replace(model, layers=(first, *others))
     if experts:
         moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True))
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
@@ -117,6 +122,30 @@ def test_the_glue_is_checked_if_it_is_named(fault: str | None, monkeypatch: pyte
             return
         with pytest.raises(KernelError, match=r"glue kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
             small_checks(Backends(glue="mosaic"))
+
+
+def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
+    """Return the arguments of `rotate_and_write`, with other static parameters of the heads."""
+    return *given[:3], given[3]._replace(**fault), *given[4:]
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        ({"v_head_dim": 32, "v_scale": 0.707, "qkv_bias": True}, ("v_scale", 1.0)),
+        ({"rope": PAIRS, "qk_norm": Norm(1e-6), "temperature": Temperature(4.0, 0.5)}, ("interleaved", False)),
+    ],
+)
+def test_the_glue_is_checked_in_every_form_of_attention(
+    form: dict[str, Any], fault: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
+    right = rope.rotate_and_write
+    with interpreted():
+        assert small_checks(Backends(glue="mosaic"), attention=form) == 6
+        monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
+        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
+            small_checks(Backends(glue="mosaic"), attention=form)
 
 
 @pytest.mark.triton

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jswa.model.glue.products import linear_parts, parts_of, router_parts_of
-from jswa.model.glue.projection import heads_of
+from jswa.model.glue.projection import heads_of, require_served
 from jswa.model.hf.config import parse_config
 from pallas_kernels.errors import NoGlueKernel
 from tools.cases.hub_configs import CONFIGS
@@ -54,19 +54,30 @@ def test_the_sum_of_the_parts_is_the_product() -> None:
         ("gemma-3-27b", None),
         ("gpt-oss-20b", None),
         ("Mistral-7B-v0.1", None),
-        ("MiMo-V2-Flash/V2.5", "v_head_dim"),
-        ("Llama-4-Scout", "interleaved"),
+        ("MiMo-V2-Flash/V2.5", None),
+        ("Llama-4-Scout", None),
+        ("Olmo-3-7B", "qk_norm_all_heads"),
+        ("gemma-4-E4B", "without KV"),
+        ("Command-R7B", "more than attention"),
     ],
 )
-def test_layers_that_the_kernel_cannot_serve_are_refused(model: str, refused: str | None) -> None:
+def test_models_that_the_kernels_cannot_serve_are_refused(model: str, refused: str | None) -> None:
     """By what they have."""
-    (*_, attention) = (layer.attention for layer in parse_config(CONFIGS[model], weights=False).layers[:1])
+    config = parse_config(CONFIGS[model], weights=False)
     if refused is None:
-        heads = heads_of(attention)
-        assert heads.rows == heads.group
+        require_served(config, "mosaic")
         return
     with pytest.raises(NoGlueKernel, match=refused):
-        heads_of(attention)
+        require_served(config, "mosaic")
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"), [("MiMo-V2-Flash/V2.5", "V of 128 numbers"), ("Llama-4-Scout", "interleaved pairs")]
+)
+def test_models_that_the_cpu_cannot_serve_are_refused(model: str, refused: str) -> None:
+    """They run on XLA if nothing is named."""
+    with pytest.raises(NoGlueKernel, match=refused):
+        require_served(parse_config(CONFIGS[model], weights=False), "cpu")
 
 
 def test_shared_kv_is_refused() -> None:
