@@ -42,11 +42,13 @@ class Pairs(NamedTuple):
         values: the results of all experts, sorted by expert.
         rows: the rows of each token's experts.
         weights: factors of these rows, or None: they are 1.
+        shared: the result of an expert of all tokens, which is added last, in parts like that of a product; or None.
     """
 
     values: Float[Array, "R N"]
     rows: Int[Array, "T k"]
     weights: Float[Array, "T k"] | None = None
+    shared: Float[Array, "S T N"] | None = None
 
 
 class Join(NamedTuple):

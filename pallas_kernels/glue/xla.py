@@ -29,7 +29,10 @@ def summed(branch: Parts | Pairs, dtype: jnp.dtype) -> Float[Array, "T N"]:
     if isinstance(branch, Parts):
         return total(branch.values, branch.bias, dtype)
     rows = branch.values.at[branch.rows].get(mode="promise_in_bounds").astype(jnp.float32)
-    return (rows if branch.weights is None else rows * branch.weights[:, :, None]).sum(axis=1).astype(dtype)
+    total_of = (rows if branch.weights is None else rows * branch.weights[:, :, None]).sum(axis=1)
+    return (total_of if branch.shared is None else total_of + branch.shared.astype(jnp.float32).sum(axis=0)).astype(
+        dtype
+    )
 
 
 def residual_norms(

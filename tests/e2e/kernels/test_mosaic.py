@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels.attention.hopper import call
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
-from tests.support.turns import in_turn
+from tests.support.turns import by_turns, in_turn
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12
@@ -55,11 +55,16 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
 
 
-@in_turn(0, 2)
-def test_glue_on_mosaic_serves_v_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MiMo-V2-Flash: V narrower than K, times a factor, and a part of the columns rotated."""
+@pytest.mark.parametrize("family", by_turns(("mimo_v2_flash", "llama4_text"), 2))
+def test_glue_on_mosaic_serves_other_forms_of_attention(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiMo-V2-Flash: V narrower than K, times a factor, and a part of the columns rotated.
+
+    Llama 4: interleaved pairs, norms without weights, chunks, a temperature, a shared expert.
+    """
     options: dict[str, Any] = {"attention_backend": "xla", **ONE_SHAPE}
-    assert worst(tmp_path, monkeypatch, "mimo_v2_flash", glue_backend="mosaic", **options) < BOUND
+    assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) < BOUND
 
 
 @in_turn(3, 4)

@@ -52,6 +52,20 @@ MIMO = {
     "head_dim": 48,
     "v_head_dim": 32,
     "n_routed_experts": 2,
+    "intermediate_size": 64,
+}
+# Interleaved pairs and norms in a chunked layer, a temperature in a full one, an expert of all tokens beside others.
+LLAMA4 = {
+    "num_hidden_layers": 2,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "moe_layers": [0, 1],
+    "attention_chunk_size": WINDOW,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 64,
 }
 # Sharp scores, sinks as large as the scores, and no token that is nearly certain: one key and the sinks count in each
 # log probability, also in those of decode steps alone.
@@ -62,6 +76,7 @@ MILD = (("[qk]_proj", 1.5),)
 FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, sizes, scales
     "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
+    "llama4_text": ("llama4_text_base", LLAMA4, MILD),
 }
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
@@ -128,7 +143,9 @@ def converse(engine: Engine) -> list[Answer]:
     assert again.prefix is not None
     assert revived.prefix is not None
     assert again.prefix.cached_tokens % PAGE, "no hit ended inside a page"
-    assert revived.prefix.replayed_tokens == WINDOW - 1, "no window was rebuilt"
+    reach, hit = engine.model.layers[0].attention.reach, revived.prefix.full_hit_tokens
+    assert reach is not None
+    assert revived.prefix.replayed_tokens == hit - reach.first_visible(hit) > 0, "no window was rebuilt"
     return [long, short, again, revived]
 
 

@@ -24,6 +24,9 @@ def norm_arrays(case: NormCase, seed: int = 0) -> Arrays:
         own = {"rows": jnp.asarray(rows.reshape(case.tokens, -1), jnp.int32)}
         if case.weighted:
             own["weights"] = jnp.asarray(rng.uniform(0, 1, own["rows"].shape), jnp.float32)
+        if case.shared:
+            wide = jnp.float32 if case.shared > 1 else dtype
+            own["shared"] = jnp.asarray(rng.standard_normal((case.shared, case.tokens, case.width)), wide)
         size = (row_count(case.tokens * case.choices, 4), case.width)
     values = rng.standard_normal(size)
     return {
@@ -42,7 +45,7 @@ def call_norms(case: NormCase, arrays: Arrays, implementation: Implementation) -
     def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
         branch: Parts | Pairs = Parts(given["values"], given["bias"])
         if case.choices:
-            branch = Pairs(given["values"], given["rows"], given.get("weights"))
+            branch = Pairs(given["values"], given["rows"], given.get("weights"), given.get("shared"))
         out: tuple[jax.Array, jax.Array] = residual_norms(
             branch,
             given["x"],

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jswa.architecture import MoeConfig, Norm, Rope, RouterConfig, Temperature
+from jswa.architecture import MlpConfig, MoeConfig, Norm, Rope, RouterConfig, Temperature
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
@@ -25,6 +25,7 @@ from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
 from pallas_kernels.experts.triton import call as triton_experts
 from pallas_kernels.glue.hopper import norms, rope
+from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.quantized import plain_tensors, write
@@ -91,15 +92,24 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
             assert check_kernels(*arguments, np.dtype(bfloat16)) == 2
 
 
-def small_checks(backends: Backends, *, experts: bool = False, attention: dict[str, Any] | None = None) -> int:
-    """Check the small kernels of a model in 16 bits; return how many. `attention`: what its first layer has too."""
+def small_checks(
+    backends: Backends,
+    *,
+    experts: bool = False,
+    shared: MlpConfig | None = None,
+    attention: dict[str, Any] | None = None,
+) -> int:
+    """Check the small kernels of a model in 16 bits; return how many.
+
+    `shared`: an expert of all tokens, beside others; `attention`: what the first layer's has too.
+    """
     model = small_model("LF", window=64, d_model=128, heads=(4, 2, 64), vocab=700)
     if attention is not None:
         first, *others = model.layers
         first = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **attention))
         model = dataclasses.replace(model, layers=(first, *others))
     if experts:
-        moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True))
+        moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True), shared=shared)
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
     params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
@@ -124,6 +134,26 @@ def test_the_glue_is_checked_if_it_is_named(fault: str | None, monkeypatch: pyte
             small_checks(Backends(glue="mosaic"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "found"), [("shared", "norms, 128 columns, 2 tokens of 2 experts"), ("gates", "gates")]
+)
+def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum without the expert of all tokens, and an activation that is another, are refused."""
+    shared, right, product = MlpConfig(64, "silu"), norms.residual_norms, hopper.grouped_matmul
+    with interpreted():
+        assert small_checks(Backends(glue="mosaic"), experts=True, shared=shared) == 7
+        if fault == "shared":
+
+            def without(branch: Any, *given: Any) -> Any:
+                return right(branch._replace(shared=None) if isinstance(branch, Pairs) else branch, *given)
+
+            monkeypatch.setattr(norms, "residual_norms", without)
+        else:
+            monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: 1.1 * product(*given, **rest))
+        with pytest.raises(KernelError, match=f"glue kernel 'mosaic', {found}"):
+            small_checks(Backends(glue="mosaic"), experts=True, shared=shared)
+
+
 def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
     """Return the arguments of `rotate_and_write`, with other static parameters of the heads."""
     return *given[:3], given[3]._replace(**fault), *given[4:]
@@ -142,7 +172,7 @@ def test_the_glue_is_checked_in_every_form_of_attention(
     """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
     right = rope.rotate_and_write
     with interpreted():
-        assert small_checks(Backends(glue="mosaic"), attention=form) == 6
+        assert small_checks(Backends(glue="mosaic"), attention=form) == 7
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
         with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
             small_checks(Backends(glue="mosaic"), attention=form)

@@ -72,7 +72,10 @@ def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
     if case.choices:
         pairs = case.tokens, case.choices
         values = _shape((row_count(case.tokens * case.choices, 32), case.width), dtype)
-        branch = Pairs(values, _shape(pairs, jnp.dtype("int32")), _shape(pairs, wide) if case.weighted else None)
+        factors, own = _shape(pairs, wide) if case.weighted else None, None
+        if case.shared:
+            own = _shape((case.shared, case.tokens, case.width), wide if case.shared > 1 else dtype)
+        branch = Pairs(values, _shape(pairs, jnp.dtype("int32")), factors, own)
     given = branch, _shape((case.tokens, case.width), dtype), *weights
 
     def call(branch: Parts | Pairs, x: Any, post_weight: Any, pre_weight: Any) -> Any:

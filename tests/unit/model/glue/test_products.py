@@ -3,15 +3,22 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jswa.model.glue.products import linear_parts, parts_of, router_parts_of
+from jswa.architecture import MlpConfig
+from jswa.model.glue.products import hidden_of, linear_parts, parts_of
 from jswa.model.glue.projection import heads_of, require_served
+from jswa.model.glue.routing import router_parts_of
 from jswa.model.hf.config import parse_config
+from jswa.model.layers import Mlp
 from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.experts.api import tiling_of
+from pallas_kernels.experts.groups import Groups, list_one_tile, list_tiles
+from pallas_kernels.interpreter import interpreted, races_found
 from tools.cases.hub_configs import CONFIGS
 
 
@@ -46,6 +53,41 @@ def test_the_sum_of_the_parts_is_the_product() -> None:
     parts = linear_parts(jnp.asarray(x), nnx.Param(jnp.asarray(weight)), None, None)
     assert parts.values.shape == (4, 3, 128)
     np.testing.assert_allclose(np.asarray(parts.values).sum(axis=0), x @ weight, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [8, 24, 128, 12, 136])
+def test_gates_and_ups_of_few_tokens_are_one_kernel(tokens: int) -> None:
+    """With the numbers of XLA's product and activation; other numbers of tokens are XLA's own."""
+    rng, config = np.random.default_rng(0), MlpConfig(192, "gelu_tanh", bias=True)
+    mlp = Mlp(config, 128, jnp.dtype("bfloat16"))
+    for name in ("gate_up", "gate_up_bias"):
+        part = getattr(mlp, name)
+        part[...] = jnp.asarray(rng.standard_normal(part.shape) / 8, jnp.bfloat16)
+    x = jnp.asarray(rng.standard_normal((tokens, 128)), jnp.bfloat16)
+    one_kernel = tokens in (8, 24, 128)
+    with interpreted(detect_races=True):
+        found = np.asarray(hidden_of(mlp, x, None, "mosaic", None).astype(jnp.float32))
+        assert not (one_kernel and races_found())
+        names = str(jax.make_jaxpr(lambda x: hidden_of(mlp, x, None, "mosaic", None))(x))
+    assert ("grouped_matmul" in names) == one_kernel
+    wide = x.astype(jnp.float32) @ mlp.gate_up[...].astype(jnp.float32)
+    assert mlp.gate_up_bias is not None
+    wide += mlp.gate_up_bias[...].astype(jnp.float32)[None]
+    right = jax.nn.gelu(wide[:, :192]) * wide[:, 192:]
+    np.testing.assert_allclose(found, right, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("tokens", [8, 40, 128])
+def test_the_tiles_of_one_group_are_a_constant(tokens: int) -> None:
+    """That of `list_tiles`, whatever lies behind the last tile; the group is one tile, so weights are read once."""
+    tiling = tiling_of(
+        jnp.zeros((tokens, 128), jnp.float16), jnp.zeros((1, 128, 384), jnp.float16), None, None, "mosaic"
+    )
+    assert tiling is not None
+    right = list_tiles(Groups(jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)), tiling, tokens)
+    found = list_one_tile(tiling, tokens)
+    assert found.shape == right.shape
+    np.testing.assert_array_equal(found[:2], right[:2])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ class NormCase:
     Attributes:
         choices: experts of a token whose results are the branch; 0: it is a product.
         weighted: whether these have weights.
+        shared: parts of the result of an expert of all tokens; 0: there is none.
     """
 
     name: str
@@ -32,6 +33,7 @@ class NormCase:
     dtype: str = "bfloat16"
     choices: int = 0
     weighted: bool = True
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ NORMS = (
     NormCase("no norm before the next product", 2, 128, post=LLAMA, pre=None),
     NormCase("experts", 3, 2_880, choices=4),
     NormCase("one expert, no weights", 2, 192, choices=1, weighted=False, post=GEMMA),
+    NormCase("one expert, no weights, one of all tokens", 3, 896, choices=1, weighted=False, shared=4),
+    NormCase("experts, and one of all tokens", 2, 320, choices=3, shared=1, post=LLAMA, pre=None, add=0.5),
     NormCase("weights of the sum, no weight of the norm", 2, 1_664, bias=True, pre=UNWEIGHTED, keep=0.5, add=0.25),
 )
 ROPES = (
@@ -129,15 +133,16 @@ ROPES = (
 )
 
 NORM_LAYERS = tuple(
-    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1)
+    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1, shared=case.shared if tokens <= 64 else own)
     for tokens in (1, 64, 2_048)
-    for case, parts in (
-        (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8),
-        (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5),
-        (NormCase("Mistral-7B", 0, 4_096), 8),
-        (NormCase("Llama-4-Scout", 0, 5_120), 8),
-        (NormCase("gpt-oss-20b, experts", 0, 2_880, choices=4), 1),
-        (NormCase("MiMo-V2-Flash, experts", 0, 4_096, choices=8), 1),
+    for case, parts, own in (
+        (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8, 0),
+        (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5, 0),
+        (NormCase("Mistral-7B", 0, 4_096), 8, 0),
+        (NormCase("Llama-4-Scout", 0, 5_120), 8, 0),
+        (NormCase("gpt-oss-20b, experts", 0, 2_880, choices=4), 1, 0),
+        (NormCase("MiMo-V2-Flash, experts", 0, 4_096, choices=8), 1, 0),
+        (NormCase("Llama-4-Scout, experts", 0, 5_120, choices=1, weighted=False, shared=4), 1, 1),
     )
 )
 
