@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.collectives import shard_start
-from jswa.model.glue.products import adds_experts, hidden_of, linear_parts
+from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.glue.routing import router_of, router_parts
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
@@ -64,6 +64,7 @@ class Assignment(NamedTuple):
         pair: the pair of each row, t · k + j.
         mine: which pairs belong to experts on this device; None: all.
         tiles: lists of tiles that are made already.
+        inputs: the experts' rows, if they are copied already, and multiplied by the weights if these are the inputs'.
     """
 
     chosen: Int[Array, "T k"]
@@ -73,6 +74,7 @@ class Assignment(NamedTuple):
     pair: Int[Array, " R"]
     mine: Bool[Array, "T k"] | None
     tiles: dict[Tiling, Int[Array, "B 4"]]
+    inputs: Float[Array, "R M"] | None = None
 
 
 class Packed(nnx.Module):
@@ -168,7 +170,7 @@ class Moe(nnx.Module):
         if not adds_experts(config) or self.kernel.implementation == "cpu":
             return Parts(self(x, adapters, routed=routed)[None])
         with jax.named_scope("moe"):
-            given = self._assignment(x, x.dtype, routed)
+            given = self._assignment(x, x, routed)
             found = Pairs(self._pairs(x, given), given.rows, None if config.weight_on_input else given.weights)
             if shared is None:
                 return found
@@ -176,29 +178,33 @@ class Moe(nnx.Module):
             return found._replace(shared=linear_parts(hidden, shared.down, None, adapters).values)
 
     def _assignment(
-        self, x: Float[Array, "T M"], dtype: jnp.dtype, routed: Callable[[Int[Array, "T k"]], None] | None
+        self,
+        x: Float[Array, "T M"],
+        routed_by: Float[Array, "T M"],
+        routed: Callable[[Int[Array, "T k"]], None] | None,
     ) -> Assignment:
         if self.kernel.routing == "triton":
-            found = self._assigned_by_kernel(x, dtype)
+            found = self._assigned_by_kernel(x, routed_by)
         else:
-            chosen, weights = self._route(x)
+            chosen, weights = self._route(routed_by)
             found = Assignment(chosen, weights, *_grouped(chosen, self.config), tiles={})
         if routed is not None:
             routed(found.chosen)
         return found
 
-    def _assigned_by_kernel(self, x: Float[Array, "T M"], dtype: jnp.dtype) -> Assignment:
+    def _assigned_by_kernel(self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"]) -> Assignment:
         """Return the same by the kernel of `routing`, which adds the parts of the router's product itself."""
-        read, (experts, k) = normed(self.router_norm, x), (self.config.num_experts, self.config.top_k)
+        read, (experts, k) = normed(self.router_norm, routed_by), (self.config.num_experts, self.config.top_k)
         if self.config.devices > 1:
             raise NoRoutingKernel(f"{self.config.devices} devices: routing_backend = triton takes one")
         optional = self.router_bias, self.selection_bias, self.expert_scale
         held = RouterWeights(*(None if own is None else own[...] for own in optional))
-        tilings = self._tilings(row_count(len(x) * k, experts), dtype)
-        parts = router_parts(read, self.router[...])
-        found = route_by_kernel(parts, router_of(self.config.router, k), held, tilings)
+        tilings = self._tilings(row_count(len(x) * k, experts), x.dtype)
+        parts, router = router_parts(read, self.router[...]), router_of(self.config.router, k)
+        copied = x if len(x) <= FEW_TOKENS else None  # of many, all of the GPU copies faster
+        found = route_by_kernel(parts, router, held, tilings, copied, scaled=self.config.weight_on_input)
         tiles = dict(zip(tilings, found.tiles, strict=True))
-        return Assignment(*found[:5], mine=None, tiles=tiles)
+        return Assignment(*found[:5], mine=None, tiles=tiles, inputs=found.inputs)
 
     def _tilings(self, rows: int, dtype: jnp.dtype) -> tuple[Tiling, ...]:
         """Return how the two grouped products cut their rows, each tiling once."""
@@ -241,7 +247,7 @@ class Moe(nnx.Module):
         """Run each expert on its pairs, and add the results of each token."""
         if self.kernel.implementation == "cpu":
             return self._mixture(x, routed_by, routed)
-        given = self._assignment(routed_by, x.dtype, routed)
+        given = self._assignment(x, routed_by, routed)
         done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
         if given.mine is not None:
             done = jnp.where(given.mine[:, :, None], done, 0)
@@ -269,12 +275,12 @@ class Moe(nnx.Module):
 
     def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
         """Run each expert on its pairs, which are sorted by expert."""
-        config = self.config
-        inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
-        if config.weight_on_input:
-            inputs = (
-                inputs * given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")[:, None]
-            )
+        config, inputs = self.config, given.inputs
+        if inputs is None:
+            inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
+            if config.weight_on_input:
+                factors = given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")
+                inputs = inputs * factors[:, None]
         hidden = self._product(inputs, self.gate_up, self.gate_up_bias, self._glu, given)
         return self._product(hidden, self.down, self.down_bias, None, given)
 

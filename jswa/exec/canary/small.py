@@ -15,7 +15,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling, sample
-from jswa.model.glue.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
+from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
 from jswa.model.glue.routing import router_of
 from jswa.model.layers import Mlp
@@ -62,7 +62,8 @@ def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], 
         for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):
             for tokens in sizes:
                 name = f"{moe.num_experts} experts of which {moe.top_k} are chosen, {tokens} tokens"
-                yield Case(f"routing kernels {backends.routing!r}, {name}", partial(_routing_results, moe, tokens))
+                run = partial(_routing_results, moe, tokens, model.d_model, dtype)
+                yield Case(f"routing kernels {backends.routing!r}, {name}", run)
     if backends.glue == "mosaic":
         yield from _glue_cases(model, dtype, sorted({min(tokens, _TOKENS) for tokens in sizes}), backends.glue)
         yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), backends)
@@ -96,8 +97,10 @@ def _columns(rows: int) -> Int[np.ndarray, "R C"]:
     return np.stack(columns, axis=1)
 
 
-def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers.
+def _routing_results(
+    moe: MoeConfig, tokens: int, width: int, dtype: np.dtype
+) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers; -1 if copies are wrong.
 
     Logits of a token are evenly spaced, so that rounding changes no choice.
     """
@@ -113,10 +116,18 @@ def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int
         one if router.expert_scale else None,
     )
 
+    x = _normal(rng, tokens, width).astype(dtype) if tokens <= FEW_TOKENS else None
+
     @jax.jit
-    def by_kernel(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
-        found = routing.route(logits[None], router_of(router, k), weights, (tiling,))
-        return _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
+    def by_kernel(logits: Array, weights: RouterWeights, x: Array | None) -> Int[Array, " n"]:
+        scaled = moe.weight_on_input
+        found = routing.route(logits[None], router_of(router, k), weights, (tiling,), x, scaled=scaled)
+        flat = _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
+        if x is None or found.inputs is None:
+            return flat
+        factors = found.weights.astype(x.dtype) if scaled else jnp.ones_like(found.weights, x.dtype)
+        right = found.inputs[found.rows] == x[:, None] * factors[:, :, None]
+        return jnp.where(right.all(), flat, -1)
 
     @jax.jit
     def by_xla(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
@@ -124,7 +135,7 @@ def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int
         groups, at, pair = group_rows(chosen, experts)
         return _flat(chosen, mass, groups, at, pair, list_tiles(groups, tiling, rows))
 
-    found, expected = by_kernel(jnp.asarray(logits), weights), by_xla(jnp.asarray(logits), weights)
+    found, expected = by_kernel(jnp.asarray(logits), weights, x), by_xla(jnp.asarray(logits), weights)
     equal = (found == expected).all().astype(jnp.int32)[None]  # a single number that differs is an error
     return equal, jnp.ones_like(equal)
 

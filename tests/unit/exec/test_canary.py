@@ -179,7 +179,7 @@ def test_the_glue_is_checked_in_every_form_of_attention(
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("fault", [None, "sampling", "routing"])
+@pytest.mark.parametrize("fault", [None, "sampling", "routing", "copies"])
 def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter: draws of all limits, routing in both buckets."""
     from tests.support.kernels import triton_interpreter
@@ -188,17 +188,24 @@ def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, m
     if fault == "sampling":
         right = sampling_api.draw
         monkeypatch.setattr(sampling_api, "draw", lambda *given: (right(*given)[0] ^ 1, right(*given)[1]))
-    if fault == "routing":
+    if fault in ("routing", "copies"):
         route = routing_api.route
-        monkeypatch.setattr(
-            routing_api, "route", lambda *given: (found := route(*given))._replace(rows=found.rows[:, ::-1])
-        )
+
+        def wrong(*given: Any, **rest: Any) -> Any:
+            found = route(*given, **rest)
+            if fault == "routing":
+                return found._replace(rows=found.rows[:, ::-1])
+            return found._replace(inputs=None if found.inputs is None else found.inputs[:, ::-1])
+
+        monkeypatch.setattr(routing_api, "route", wrong)
     chosen = Backends(sampling="triton", routing="triton")
     with interpreted():  # one after the other: Triton's interpreter is not made for threads
         if fault is None:
             assert small_checks(chosen, experts=True) == 3
             return
-        with pytest.raises(KernelError, match=rf"{fault} kernels 'triton', .*(700 logits|8 experts of which 2)"):
+        with pytest.raises(
+            KernelError, match=r"(sampling|routing) kernels 'triton', .*(700 logits|8 experts of which 2)"
+        ):
             small_checks(chosen, experts=True)
 
 
