@@ -25,8 +25,11 @@ UNIT = 64  # inputs; each part has a multiple
 
 
 def parts_of(tokens: int, inputs: int, outputs: int) -> int:
-    """Return into how many parts a product of few tokens is split along its inputs: as many as keep the memory busy."""
-    if tokens > FEW_TOKENS or inputs % UNIT:
+    """Return into how many parts a product of few tokens is split along its inputs: as many as keep the memory busy.
+
+    That of one token is not: XLA reads the matrix once then, but in parts it would write a product as large as it.
+    """
+    if tokens == 1 or tokens > FEW_TOKENS or inputs % UNIT:
         return 1
     wanted = min(_MOST_PARTS, _BLOCKS // -(-outputs // _COLUMNS))
     return max((count for count in range(1, wanted + 1) if inputs // UNIT % count == 0), default=1)

@@ -31,6 +31,8 @@ from tools.cases.hub_configs import CONFIGS
         (64, 2880, 5120, 5),  # gpt-oss-20b: 45 units of inputs
         (2048, 5376, 8192, 1),
         (1, 100, 64, 1),
+        (1, 5376, 8192, 1),  # XLA would write a product as large as the matrix
+        (2, 5376, 8192, 4),
     ],
 )
 def test_products_of_few_tokens_are_split(tokens: int, inputs: int, outputs: int, parts: int) -> None:

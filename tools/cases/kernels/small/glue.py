@@ -133,7 +133,7 @@ ROPES = (
 )
 
 NORM_LAYERS = tuple(
-    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1, shared=case.shared if tokens <= 64 else own)
+    replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, shared=case.shared if tokens == 64 else own)
     for tokens in (1, 64, 2_048)
     for case, parts, own in (
         (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8, 0),
@@ -163,7 +163,7 @@ def _wide(
 
 _UNIT = Rms(1e-5, weighted=False), Rms(1e-5, weighted=False), None
 ROPE_LAYERS = tuple(
-    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1, rows=rows if tokens <= 64 else 0)
+    replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, rows=rows if tokens <= 64 else 0)
     for tokens in (1, 64, 2_048)
     for case, parts, rows in (
         (_wide("gemma-3-27b", 32, 16, 128, norms=(GEMMA, GEMMA, None)), 4, 8),
