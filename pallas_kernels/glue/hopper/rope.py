@@ -263,8 +263,8 @@ def _each(
 
 
 def _normed(
-    norm: Rms, x: list[Float[Array, "rows columns"]], weight: Ref | None, rows: int, pieces: list[Span]
-) -> list[Float[Array, "rows columns"]]:
+    norm: Rms, x: list[Float[Array, "rows _"]], weight: Ref | None, rows: int, pieces: list[Span]
+) -> list[Float[Array, "rows _"]]:
     """Return the pieces of some heads after their norm."""
     wide = [part.astype(jnp.float32) for part in x]
     squares = sum((part * part).sum(axis=1) for part in wide)
@@ -277,8 +277,8 @@ def _normed(
 
 
 def _turned(
-    x: list[Float[Array, "rows columns"]], refs: _Refs, token: Scalar, rows: int, pieces: list[Span]
-) -> list[Float[Array, "rows columns"]]:
+    x: list[Float[Array, "rows _"]], refs: _Refs, token: Scalar, rows: int, pieces: list[Span]
+) -> list[Float[Array, "rows _"]]:
     """Return the pieces of some heads after the first two, which are the numbers of the pairs, are rotated."""
     dtype, half, tables = x[0].dtype, pieces[0], (refs.cos, refs.sin)
     cos, sin = (by_column(_of_columns(table.at[token], rows, half), rows) for table in tables if table is not None)
