@@ -7,13 +7,15 @@ number of earlier tokens that chose it: a cumulative sum over the marks. Every c
 thread alone, so nothing depends on their order.
 
 With many tokens `choose` writes marks and counts by blocks of tokens, and `place` gives every pair its row; with few,
-`route` does both in one thread block.
+`route` does both in one thread block, or in each of those that share out the copies of tokens (`copies`).
 """
 
 from typing import no_type_check
 
 import triton
 import triton.language as tl
+
+from pallas_kernels.experts.routing.copies import copy_tokens
 
 SOFTMAX, SIGMOID, TOP_K_SOFTMAX, TOP_K_SIGMOID = (tl.constexpr(score) for score in range(4))
 _INFINITY = tl.constexpr(float("inf"))
@@ -82,7 +84,7 @@ def route(
         if more_tiles is not None:
             _list(more_tiles, start, size, 0, 1, E, R, MORE_TILE, MORE_MOST, EXPERTS, AT_ONCE)
     if x is not None:
-        _copy(x, inputs, tokens, row, found, block, T, K, M, CHOICES, BLOCKS, SCALED, COLUMNS)
+        copy_tokens(x, inputs, tokens, row, found, block, T, K, M, CHOICES, BLOCKS, SCALED, COLUMNS)
 
 
 @triton.jit
@@ -316,38 +318,6 @@ def _place(
     tl.store(rows + number, row, mask=own)
     tl.store(pair + row, number, mask=own)
     return row
-
-
-@triton.jit
-@no_type_check
-def _copy(
-    x: tl.tensor,
-    inputs: tl.tensor,
-    tokens: tl.tensor,
-    row: tl.tensor,  # [TOKENS, CHOICES]
-    weight: tl.tensor,  # [TOKENS, CHOICES]
-    block: tl.tensor,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    M: tl.constexpr,
-    CHOICES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SCALED: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    """Copy this block's share of the tokens to the rows of their experts."""
-    dtype = x.dtype.element_ty
-    held = (tl.arange(0, CHOICES) < K)[:, None]
-    for token in range(block, T, BLOCKS):
-        here = (tokens == token)[:, None]
-        own = inputs + tl.sum(tl.where(here, row, 0), axis=0).to(tl.int64)[:, None] * M
-        factor = tl.sum(tl.where(here, weight, 0.0), axis=0).to(dtype)[:, None]
-        for first in range(0, M, COLUMNS):
-            column = first + tl.arange(0, COLUMNS)[None]
-            value = tl.load(x + token * M + column, mask=column < M, other=0.0)
-            if SCALED:
-                value = (value.to(tl.float32) * factor.to(tl.float32)).to(dtype)
-            tl.store(own + column, tl.broadcast_to(value, [CHOICES, COLUMNS]), mask=held & (column < M))
 
 
 @triton.jit
