@@ -110,7 +110,7 @@ def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dt
     if options.glue_backend != "auto" or chosen.glue != "cpu":
         return chosen
     try:
-        require_served(model)
+        require_served(model, chosen.glue)
     except NoGlueKernel as error:
         _log.info("norms, rotary embedding and KV writes run on plain XLA: %s", error)
         return chosen._replace(glue="xla")

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model.collectives import shard_start
-from jswa.model.glue.products import router_parts_of
+from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
+from jswa.model.glue.routing import router_of, router_parts
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.cpu import products as cpu
@@ -29,7 +30,8 @@ from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
-from pallas_kernels.experts.routing.plan import Router, RouterWeights
+from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.glue.api import Implementation as GlueBy
 from pallas_kernels.glue.plan import Pairs, Parts
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles", "mxfp4_joined"]
@@ -62,6 +64,7 @@ class Assignment(NamedTuple):
         pair: the pair of each row, t · k + j.
         mine: which pairs belong to experts on this device; None: all.
         tiles: lists of tiles that are made already.
+        inputs: the experts' rows, if they are copied already, and multiplied by the weights if these are the inputs'.
     """
 
     chosen: Int[Array, "T k"]
@@ -71,6 +74,7 @@ class Assignment(NamedTuple):
     pair: Int[Array, " R"]
     mine: Bool[Array, "T k"] | None
     tiles: dict[Tiling, Int[Array, "B 4"]]
+    inputs: Float[Array, "R M"] | None = None
 
 
 class Packed(nnx.Module):
@@ -155,39 +159,52 @@ class Moe(nnx.Module):
             return (out + shared) * jnp.asarray(0.5, x.dtype) if self.config.mean else out + shared
 
     def branch(
-        self, x: Float[Array, "T M"], adapters: AdapterIds | None, routed: Callable[[Int[Array, "T k"]], None] | None
+        self,
+        x: Float[Array, "T M"],
+        adapters: AdapterIds | None,
+        routed: Callable[[Int[Array, "T k"]], None] | None,
+        glue: GlueBy,
     ) -> Parts | Pairs:
-        """Return the output as the glue's kernels add it: the results of the experts, if nothing else belongs to it."""
-        if self.shared is not None or self.config.devices > 1 or self.kernel.implementation == "cpu":
+        """Return the output as the glue's kernels add it: the results of the experts and the shared one, or a sum."""
+        config, shared = self.config, self.shared
+        if not adds_experts(config) or self.kernel.implementation == "cpu":
             return Parts(self(x, adapters, routed=routed)[None])
         with jax.named_scope("moe"):
-            given = self._assignment(x, x.dtype, routed)
-            return Pairs(self._pairs(x, given), given.rows, None if self.config.weight_on_input else given.weights)
+            given = self._assignment(x, x, routed)
+            found = Pairs(self._pairs(x, given), given.rows, None if config.weight_on_input else given.weights)
+            if shared is None:
+                return found
+            hidden = hidden_of(shared, x, adapters, glue, self.kernel.sms)
+            return found._replace(shared=linear_parts(hidden, shared.down, None, adapters).values)
 
     def _assignment(
-        self, x: Float[Array, "T M"], dtype: jnp.dtype, routed: Callable[[Int[Array, "T k"]], None] | None
+        self,
+        x: Float[Array, "T M"],
+        routed_by: Float[Array, "T M"],
+        routed: Callable[[Int[Array, "T k"]], None] | None,
     ) -> Assignment:
         if self.kernel.routing == "triton":
-            found = self._assigned_by_kernel(x, dtype)
+            found = self._assigned_by_kernel(x, routed_by)
         else:
-            chosen, weights = self._route(x)
+            chosen, weights = self._route(routed_by)
             found = Assignment(chosen, weights, *_grouped(chosen, self.config), tiles={})
         if routed is not None:
             routed(found.chosen)
         return found
 
-    def _assigned_by_kernel(self, x: Float[Array, "T M"], dtype: jnp.dtype) -> Assignment:
+    def _assigned_by_kernel(self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"]) -> Assignment:
         """Return the same by the kernel of `routing`, which adds the parts of the router's product itself."""
-        read, (experts, k) = normed(self.router_norm, x), (self.config.num_experts, self.config.top_k)
+        read, (experts, k) = normed(self.router_norm, routed_by), (self.config.num_experts, self.config.top_k)
         if self.config.devices > 1:
             raise NoRoutingKernel(f"{self.config.devices} devices: routing_backend = triton takes one")
         optional = self.router_bias, self.selection_bias, self.expert_scale
         held = RouterWeights(*(None if own is None else own[...] for own in optional))
-        tilings = self._tilings(row_count(len(x) * k, experts), dtype)
-        parts = _router_parts(read, self.router[...])
-        found = route_by_kernel(parts, router_of(self.config.router, k), held, tilings)
+        tilings = self._tilings(row_count(len(x) * k, experts), x.dtype)
+        parts, router = router_parts(read, self.router[...]), router_of(self.config.router, k)
+        copied = x if len(x) <= FEW_TOKENS else None  # of many, all of the GPU copies faster
+        found = route_by_kernel(parts, router, held, tilings, copied, scaled=self.config.weight_on_input)
         tiles = dict(zip(tilings, found.tiles, strict=True))
-        return Assignment(*found[:5], mine=None, tiles=tiles)
+        return Assignment(*found[:5], mine=None, tiles=tiles, inputs=found.inputs)
 
     def _tilings(self, rows: int, dtype: jnp.dtype) -> tuple[Tiling, ...]:
         """Return how the two grouped products cut their rows, each tiling once."""
@@ -230,7 +247,7 @@ class Moe(nnx.Module):
         """Run each expert on its pairs, and add the results of each token."""
         if self.kernel.implementation == "cpu":
             return self._mixture(x, routed_by, routed)
-        given = self._assignment(routed_by, x.dtype, routed)
+        given = self._assignment(x, routed_by, routed)
         done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
         if given.mine is not None:
             done = jnp.where(given.mine[:, :, None], done, 0)
@@ -258,12 +275,12 @@ class Moe(nnx.Module):
 
     def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
         """Run each expert on its pairs, which are sorted by expert."""
-        config = self.config
-        inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
-        if config.weight_on_input:
-            inputs = (
-                inputs * given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")[:, None]
-            )
+        config, inputs = self.config, given.inputs
+        if inputs is None:
+            inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
+            if config.weight_on_input:
+                factors = given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")
+                inputs = inputs * factors[:, None]
         hidden = self._product(inputs, self.gate_up, self.gate_up_bias, self._glu, given)
         return self._product(hidden, self.down, self.down_bias, None, given)
 
@@ -306,30 +323,6 @@ def _grouped(
     mine = (local >= 0) & (local < count)
     groups, rows, pair = group_rows(jnp.where(mine, local, count), count + 1)
     return Groups(groups.starts[:count], groups.sizes[:count]), rows, pair, mine
-
-
-def _router_parts(x: Float[Array, "T M"], router: Float[Array, "M E"]) -> Float[Array, "S T E"]:
-    """Return the router's product in float32, in parts if there are few tokens."""
-    tokens, inputs = x.shape
-    count = router_parts_of(tokens, inputs)
-    split, pieces = x.reshape(tokens, count, -1), router.reshape(count, inputs // count, -1)
-    return lax.dot_general(split, pieces, (((2,), (1,)), ((1,), (0,))), preferred_element_type=jnp.float32)
-
-
-def router_of(config: RouterConfig, top_k: int) -> Router:
-    """Return a router as the kernel knows it. Raises NoRoutingKernel if the kernel cannot serve it."""
-    if config.score == "sparsemixer" or config.groups > 1:
-        kind = config.score if config.groups == 1 else f"{config.groups} groups of experts"
-        raise NoRoutingKernel(f"a router with {kind}: routing_backend must be xla for this model")
-    return Router(
-        config.score,
-        top_k,
-        factor=config.logit_scale,
-        softcap=config.softcap or 0.0,
-        normalize=config.normalize,
-        eps=config.eps,
-        scale=config.scale,
-    )
 
 
 def storage_of(params: Iterable[str]) -> Storage:

@@ -18,7 +18,7 @@ from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residua
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
-from jswa.model.glue.products import joined, linear_parts, whole
+from jswa.model.glue.products import hidden_of, joined, linear_parts, whole
 from jswa.model.glue.projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, tiles_of, zeros
 from jswa.model.lora import Adapted, AdapterIds, with_adapters
@@ -84,7 +84,7 @@ class Layer(nnx.Module):
 
     def __init__(self, model: ModelConfig, config: LayerConfig, dtype: jnp.dtype, experts: Experts) -> None:
         self.config = config
-        self.devices = model.devices
+        self.devices, self.sms = model.devices, experts.sms
         d_model, mlp = model.d_model, config.mlp
 
         def norm(norm_config: Norm | None) -> Normalize | None:
@@ -136,9 +136,10 @@ class Layer(nnx.Module):
         mlp = self.mlp
         fed: Parts | Pairs
         if isinstance(mlp, Mlp):
-            fed = linear_parts(mlp.hidden(read, run.adapters), mlp.down, mlp.down_bias, run.adapters)
+            hidden = hidden_of(mlp, read, run.adapters, glue, self.sms)
+            fed = linear_parts(hidden, mlp.down, mlp.down_bias, run.adapters)
         else:
-            fed = mlp.branch(read, run.adapters, run.routed)
+            fed = mlp.branch(read, run.adapters, run.routed, glue)
         return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
@@ -250,7 +251,7 @@ class Decoder(nnx.Module):
         routed: Routed | None,
     ) -> Float[Array, "N M"]:
         """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
-        require_served(self.config)
+        require_served(self.config, self.glue)
         layers = list(self.layers)
         following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
         read = normed(layers[0].pre_attn, x)

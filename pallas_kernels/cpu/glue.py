@@ -47,6 +47,7 @@ def rotate_and_write(
     reshape would be a copy.
     """
     _require(dtype)
+    require_served(heads)
     if kv.dtype.name not in PRODUCT_TYPES:
         raise NoGlueKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for glue_backend = cpu")
     library.digest()
@@ -74,6 +75,18 @@ def rotate_and_write(
     grouped = queries.reshape(tokens, heads.kv_heads, heads.group, heads.head_dim)
     more = heads.rows - heads.group
     return (jnp.pad(grouped, ((0, 0), (0, 0), (0, more), (0, 0))) if more else grouped), written
+
+
+def require_served(heads: Heads) -> None:
+    """Raise NoGlueKernel if the library cannot serve such heads, with the reason."""
+    unserved = {
+        f"V of {heads.v_size} numbers beside K of {heads.head_dim}": heads.v_size != heads.head_dim,
+        f"V times {heads.v_scale}": heads.v_scale != 1.0,
+        "interleaved pairs": heads.interleaved,
+    }
+    for name, found in unserved.items():
+        if found:
+            raise NoGlueKernel(f"{name}: glue_backend must not be cpu for this model")
 
 
 def _require(dtype: jnp.dtype) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 ALIGN = 8  # the rows of each expert begin at a multiple: copies into swizzled tiles take eight rows at a time
@@ -87,6 +88,13 @@ def list_tiles(groups: Groups, tiling: Tiling, rows: int) -> Int[Array, "B 4"]:
     tiles = jnp.stack([expert, start, own_start - start, own], axis=1)
     count = jnp.zeros((1, 4), jnp.int32).at[0, 0].set(ends[-1])
     return jnp.concatenate([count, tiles]).astype(jnp.int32)
+
+
+def list_one_tile(tiling: Tiling, rows: int) -> Int[np.ndarray, "B 4"]:
+    """Return what `list_tiles` does for one group that has all rows, which are no more than a tile's."""
+    tiles = np.zeros((1 + tiling.most, 4), np.int32)
+    tiles[0, 0], tiles[1, 3] = 1, rows
+    return tiles
 
 
 def _inverse(row: Int[Array, " P"], rows: int) -> Int[Array, " R"]:

@@ -3,8 +3,9 @@
 A result of a product may come as partial sums, which the calls add: a product of few tokens is split along its inputs
 so that it occupies all multiprocessors, and adding the parts would be one more kernel.
 
-Shape letters: S parts, T tokens, M the model's width, N columns, H query heads, K KV heads, D head size, n = half of
-the rotated dimensions, G query heads per KV head, P pages, L layers that share a page, p tokens per page.
+Shape letters: S parts, T tokens, M the model's width, N columns, H query heads, K KV heads, D head size of Q and K, V
+head size of V, n = half of the rotated dimensions, G query heads per KV head, P pages, L layers that share a page, p
+tokens per page, E = D + V.
 """
 
 from typing import Literal, get_args
@@ -67,7 +68,7 @@ def rotate_and_write(
 
     Args:
         kv: the pages [P, L, K, p, E], or an array of another shape that holds the same numbers, as a lane does.
-        rope: cos and sin of each token's angles, or None: nothing is rotated. Pairs are (i, i + n).
+        rope: cos and sin of each token's angles, or None: nothing is rotated.
         dtype: of the activations.
         temperature: factor of each token's queries, applied in float32.
 
@@ -98,8 +99,8 @@ def _in_pages(
         return xla.rotate_and_write(*given)
     if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype != dtype:
         raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
-    if kv.shape[-1] != 2 * heads.head_dim:
-        raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {2 * heads.head_dim} for mosaic")
+    if kv.shape[-1] != heads.row:
+        raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {heads.row} for mosaic")
     from pallas_kernels.glue.hopper import rope as hopper  # loads Mosaic's compiler
 
     return hopper.rotate_and_write(*given)

@@ -42,11 +42,13 @@ class Pairs(NamedTuple):
         values: the results of all experts, sorted by expert.
         rows: the rows of each token's experts.
         weights: factors of these rows, or None: they are 1.
+        shared: the result of an expert of all tokens, which is added last, in parts like that of a product; or None.
     """
 
     values: Float[Array, "R N"]
     rows: Int[Array, "T k"]
     weights: Float[Array, "T k"] | None = None
+    shared: Float[Array, "S T N"] | None = None
 
 
 class Join(NamedTuple):
@@ -62,9 +64,12 @@ class Heads(NamedTuple):
     """Static parameters of `rotate_and_write`: a token's columns are q of all heads, then K, then V of all KV heads.
 
     Attributes:
-        heads, kv_heads, head_dim: of Q, K and V alike.
+        head_dim: of Q and K.
         q_norm, k_norm, v_norm: norms of each head before it is rotated; V is not rotated.
         rows: rows of the result per token and KV head, G or more.
+        v_head_dim: of V; None: that of K.
+        v_scale: factor of V, in the activations' type.
+        interleaved: pairs that are rotated are (2i, 2i + 1) instead of (i, i + n).
     """
 
     heads: int
@@ -74,19 +79,37 @@ class Heads(NamedTuple):
     k_norm: Rms | None
     v_norm: Rms | None
     rows: int
+    v_head_dim: int | None = None
+    v_scale: float = 1.0
+    interleaved: bool = False
 
     @property
     def group(self) -> int:
         """G, query heads per KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def v_size(self) -> int:
+        """Numbers of a head of V."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def row(self) -> int:
+        """E, numbers per token and KV head in pages: those of K, then those of V."""
+        return self.head_dim + self.v_size
+
+    @property
+    def columns(self) -> int:
+        """Columns of a token's projection."""
+        return self.heads * self.head_dim + self.kv_heads * self.row
+
 
 class HeadWeights(NamedTuple):
-    """Weights of the norms of the heads, each [D], where the norm has one."""
+    """Weights of the norms of the heads, where the norm has one."""
 
     q: Float[Array, " D"] | None = None
     k: Float[Array, " D"] | None = None
-    v: Float[Array, " D"] | None = None
+    v: Float[Array, " V"] | None = None
 
 
 class Cells(NamedTuple):

@@ -29,7 +29,10 @@ def summed(branch: Parts | Pairs, dtype: jnp.dtype) -> Float[Array, "T N"]:
     if isinstance(branch, Parts):
         return total(branch.values, branch.bias, dtype)
     rows = branch.values.at[branch.rows].get(mode="promise_in_bounds").astype(jnp.float32)
-    return (rows if branch.weights is None else rows * branch.weights[:, :, None]).sum(axis=1).astype(dtype)
+    total_of = (rows if branch.weights is None else rows * branch.weights[:, :, None]).sum(axis=1)
+    return (total_of if branch.shared is None else total_of + branch.shared.astype(jnp.float32).sum(axis=0)).astype(
+        dtype
+    )
 
 
 def residual_norms(
@@ -58,26 +61,36 @@ def rotate_and_write(
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
     """See `api.rotate_and_write`."""
-    h, k = heads.heads, heads.kv_heads
-    rows = total(values, bias, dtype).reshape(values.shape[1], h + 2 * k, heads.head_dim)
-    q = _rotated(normed(heads.q_norm, rows[:, :h], weights.q), rope)
+    tokens, k = values.shape[1], heads.kv_heads
+    keys_from, values_from = heads.heads * heads.head_dim, (heads.heads + k) * heads.head_dim
+    rows = total(values, bias, dtype)
+    q = rows[:, :keys_from].reshape(tokens, heads.heads, heads.head_dim)
+    q = _rotated(normed(heads.q_norm, q, weights.q), rope, interleaved=heads.interleaved)
     if temperature is not None:
         q = (q.astype(jnp.float32) * temperature[:, None, None]).astype(dtype)
-    keys = _rotated(normed(heads.k_norm, rows[:, h : h + k], weights.k), rope)
-    both = jnp.concatenate([keys, normed(heads.v_norm, rows[:, h + k :], weights.v)], axis=-1)
+    keys = normed(heads.k_norm, rows[:, keys_from:values_from].reshape(tokens, k, heads.head_dim), weights.k)
+    keys = _rotated(keys, rope, interleaved=heads.interleaved)
+    own = normed(heads.v_norm, rows[:, values_from:].reshape(tokens, k, heads.v_size), weights.v)
+    own = own if heads.v_scale == 1.0 else own * jnp.asarray(heads.v_scale, dtype)
+    both = jnp.concatenate([keys, own], axis=-1)
     pages = write_kv(kv, both, pages=cells.pages, offsets=cells.offsets, layer_index=cells.layer_index)
     q = q.reshape(len(q), k, heads.group, heads.head_dim)
     return jnp.pad(q, ((0, 0), (0, 0), (0, heads.rows - heads.group), (0, 0))), pages
 
 
 def _rotated(
-    x: Float[Array, "T N D"], rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None
+    x: Float[Array, "T N D"], rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None, *, interleaved: bool
 ) -> Float[Array, "T N D"]:
-    """Rotate the pairs (i, i + n) of each head in float32."""
+    """Rotate the pairs of the first 2n numbers of each head in float32."""
     if rope is None:
         return x
     cos, sin = (table[:, None] for table in rope)
-    half = cos.shape[-1]
-    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-    return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
+    size = 2 * cos.shape[-1]
+    wide = x[..., :size].astype(jnp.float32)
+    if interleaved:
+        first, second = wide[..., ::2], wide[..., 1::2]
+        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(wide.shape)
+    else:
+        first, second = jnp.split(wide, 2, axis=-1)
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), x[..., size:]], axis=-1)

@@ -122,6 +122,7 @@ _DRAFTS = [
 _ROUTED = [
     *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
     replace(_GLUED[3], routing="triton", layers=4),  # gated
+    *(replace(spec, glue="mosaic", routing="triton") for spec in _MODELS[3:]),
 ]
 _SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
 _OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _GLUED[3])]

@@ -1,5 +1,6 @@
 """Checks of the small kernels that are named: sampling and routing on Triton, the glue on Mosaic."""
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from jswa.architecture import AttentionConfig, LayerConfig, ModelConfig, MoeConfig
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling, sample
-from jswa.model.glue.products import parts_of, rms_of
+from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
-from jswa.model.moe import route, router_of
+from jswa.model.glue.routing import router_of
+from jswa.model.layers import Mlp
+from jswa.model.moe import route
 from jswa.plan import SAMPLING
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
@@ -26,6 +29,7 @@ from pallas_kernels.glue.api import residual_norms, rotate_and_write
 from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 
 _PAGES, _PAGE = 3, 16
+_COLUMNS = 256  # of an MLP: more are further thread blocks of the same code
 # More rows and tokens run the same code, but for the parts of a product, of which more than 256 tokens have one.
 _ROWS, _TOKENS = 16, 300
 _LIMITS: tuple[dict[str, float], ...] = (
@@ -58,9 +62,11 @@ def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], 
         for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):
             for tokens in sizes:
                 name = f"{moe.num_experts} experts of which {moe.top_k} are chosen, {tokens} tokens"
-                yield Case(f"routing kernels {backends.routing!r}, {name}", partial(_routing_results, moe, tokens))
+                run = partial(_routing_results, moe, tokens, model.d_model, dtype)
+                yield Case(f"routing kernels {backends.routing!r}, {name}", run)
     if backends.glue == "mosaic":
         yield from _glue_cases(model, dtype, sorted({min(tokens, _TOKENS) for tokens in sizes}), backends.glue)
+        yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), backends)
 
 
 def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
@@ -91,8 +97,10 @@ def _columns(rows: int) -> Int[np.ndarray, "R C"]:
     return np.stack(columns, axis=1)
 
 
-def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers.
+def _routing_results(
+    moe: MoeConfig, tokens: int, width: int, dtype: np.dtype
+) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers; -1 if copies are wrong.
 
     Logits of a token are evenly spaced, so that rounding changes no choice.
     """
@@ -108,10 +116,18 @@ def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int
         one if router.expert_scale else None,
     )
 
+    x = _normal(rng, tokens, width).astype(dtype) if tokens <= FEW_TOKENS else None
+
     @jax.jit
-    def by_kernel(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
-        found = routing.route(logits[None], router_of(router, k), weights, (tiling,))
-        return _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
+    def by_kernel(logits: Array, weights: RouterWeights, x: Array | None) -> Int[Array, " n"]:
+        scaled = moe.weight_on_input
+        found = routing.route(logits[None], router_of(router, k), weights, (tiling,), x, scaled=scaled)
+        flat = _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
+        if x is None or found.inputs is None:
+            return flat
+        factors = found.weights.astype(x.dtype) if scaled else jnp.ones_like(found.weights, x.dtype)
+        right = found.inputs[found.rows] == x[:, None] * factors[:, :, None]
+        return jnp.where(right.all(), flat, -1)
 
     @jax.jit
     def by_xla(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
@@ -119,7 +135,7 @@ def _routing_results(moe: MoeConfig, tokens: int) -> tuple[Int[Array, " n"], Int
         groups, at, pair = group_rows(chosen, experts)
         return _flat(chosen, mass, groups, at, pair, list_tiles(groups, tiling, rows))
 
-    found, expected = by_kernel(jnp.asarray(logits), weights), by_xla(jnp.asarray(logits), weights)
+    found, expected = by_kernel(jnp.asarray(logits), weights, x), by_xla(jnp.asarray(logits), weights)
     equal = (found == expected).all().astype(jnp.int32)[None]  # a single number that differs is an error
     return equal, jnp.ones_like(equal)
 
@@ -131,7 +147,7 @@ def _flat(chosen: Array, weights: Array, groups: Groups, rows: Array, pair: Arra
 
 
 def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
-    layers, norms = list(model.layers), dict[Hashable, tuple[Join, int]]()
+    layers, norms = list(model.layers), dict[Hashable, tuple[Join, int, bool]]()
     following = [*(layer.pre_attn for layer in layers[1:]), model.final_norm]
     for layer, after in zip(layers, following, strict=True):
         for residual, post, pre, choices in (
@@ -139,23 +155,53 @@ def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue:
             (layer.mlp_residual, layer.post_mlp, after, _choices(layer)),
         ):
             own, read = (None if norm is None else rms_of(norm) for norm in (post, pre))
-            join = Join(own, read, residual.keep, residual.add)
-            norms.setdefault((join, choices), (join, choices))
-    for join, choices in norms.values():
+            shared = choices > 0 and layer.moe is not None and layer.moe.shared is not None
+            kind = Join(own, read, residual.keep, residual.add), choices, shared
+            norms.setdefault(kind, kind)
+    for join, choices, shared in norms.values():
         for tokens in sizes:
             name = f"{model.d_model} columns, {tokens} tokens{f' of {choices} experts' * bool(choices)}"
-            run = partial(_norm_results, join, choices, tokens, model.d_model, dtype, glue)
+            run = partial(_norm_results, join, choices, shared, tokens, model.d_model, dtype, glue)
             yield Case(f"glue kernel {glue!r}, norms, {name}", run)
-    for attention in {(a.num_heads, a.num_kv_heads, a.head_dim, a.rope): a for a in model_attention(model)}.values():
+    kinds = {(heads_of(a), a.rope, a.temperature is None, a.qkv_bias): a for a in model_attention(model)}
+    for attention in kinds.values():
         for tokens in sizes:
-            name = f"{attention.num_heads} heads of {attention.head_dim}, {tokens} tokens"
+            size = f"{attention.head_dim}/{attention.v_head_dim}"
+            name = f"{attention.num_heads} heads of {size}, {tokens} tokens"
             run = partial(_rope_results, attention, tokens, model.d_model, dtype, glue)
             yield Case(f"glue kernel {glue!r}, rotation and KV, {name}", run)
 
 
+def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], backends: Backends) -> Iterator[Case]:
+    found = [layer.mlp if isinstance(layer.mlp, MlpConfig) else layer.mlp.shared for layer in model.layers]
+    for mlp in dict.fromkeys(mlp for mlp in found if mlp is not None):
+        for tokens in (tokens for tokens in sizes if gates_in_one(mlp, tokens, model.d_model)):
+            run = partial(_gate_results, mlp, tokens, model.d_model, dtype, backends)
+            yield Case(f"glue kernel {backends.glue!r}, gates and ups, {tokens} tokens", run)
+
+
+def _gate_results(
+    config: MlpConfig, tokens: int, width: int, dtype: np.dtype, backends: Backends
+) -> tuple[Float[Array, "T F"], Float[Array, "T F"]]:
+    """Return the inputs of the down projection by the kernel, and by XLA in float32, of a few columns."""
+    rng, few = np.random.default_rng(0), dataclasses.replace(config, hidden=min(config.hidden, _COLUMNS))
+    x, weights = _normal(rng, tokens, width).astype(dtype), _normal(rng, width, 2 * few.hidden) / width**0.5
+
+    def call(x: Array, implementation: Glue) -> Float[Array, "T F"]:
+        mlp = Mlp(few, width, x.dtype)
+        mlp.gate_up[...] = weights.astype(dtype).astype(x.dtype)
+        if mlp.gate_up_bias is not None:
+            mlp.gate_up_bias[...] = jnp.linspace(-1, 1, 2 * few.hidden).astype(dtype).astype(x.dtype)
+        return hidden_of(mlp, x, None, implementation, backends.sms)
+
+    run = jax.jit(call, static_argnames="implementation")
+    with jax.default_matmul_precision("highest"):
+        return run(x, implementation=backends.glue).astype(jnp.float32), run(_widened(x), implementation="xla")
+
+
 def _choices(layer: LayerConfig) -> int:
-    """Return the experts whose results the norms' kernel adds, if it does; see `Moe.branch`."""
-    return layer.moe.top_k if layer.moe is not None and layer.moe.shared is None and layer.moe.devices == 1 else 0
+    """Return the experts whose results the norms' kernel adds, if it does."""
+    return layer.moe.top_k if layer.moe is not None and adds_experts(layer.moe) else 0
 
 
 def model_attention(model: ModelConfig) -> Iterator[AttentionConfig]:
@@ -164,7 +210,7 @@ def model_attention(model: ModelConfig) -> Iterator[AttentionConfig]:
 
 
 def _norm_results(
-    join: Join, choices: int, tokens: int, width: int, dtype: np.dtype, glue: Glue
+    join: Join, choices: int, shared: bool, tokens: int, width: int, dtype: np.dtype, glue: Glue
 ) -> tuple[Float[Array, "2 T M"], Float[Array, "2 T M"]]:
     """Return residual streams and norms by the kernel, and by XLA in float32."""
     rng = np.random.default_rng(0)
@@ -172,7 +218,8 @@ def _norm_results(
     if choices:
         rows = row_count(tokens * choices, 4)
         at = jnp.asarray(rng.permutation(rows)[: tokens * choices].reshape(tokens, choices), jnp.int32)
-        branch = Pairs(_normal(rng, rows, width).astype(dtype), at, jnp.abs(_normal(rng, tokens, choices)))
+        every = _normal(rng, parts_of(tokens, width, width), tokens, width) if shared else None
+        branch = Pairs(_normal(rng, rows, width).astype(dtype), at, jnp.abs(_normal(rng, tokens, choices)), every)
     elif len(branch.values) == 1:
         branch = Parts(branch.values.astype(dtype))
     x = _normal(rng, tokens, width).astype(dtype)
@@ -192,7 +239,7 @@ def _rope_results(
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Return queries and pages by the kernel, and by XLA in float32. A few tokens are written, the others dropped."""
     rng, heads = np.random.default_rng(0), heads_of(config)
-    columns = (heads.heads + 2 * heads.kv_heads) * heads.head_dim
+    columns, sizes = heads.columns, (heads.head_dim, heads.head_dim, heads.v_size)
     parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
     half = 0 if config.rope is None else len(config.rope.inv_freq)
     angles = jnp.asarray(rng.uniform(0, 7, (tokens, half)), jnp.float32)
@@ -201,17 +248,20 @@ def _rope_results(
     norms = heads.q_norm, heads.k_norm, heads.v_norm
     given = (
         parts if len(parts) > 1 else parts.astype(dtype),
-        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, 2 * heads.head_dim).astype(dtype),
-        HeadWeights(*(_weight(rng, norm, heads.head_dim, dtype) for norm in norms)),
+        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(dtype),
+        HeadWeights(*(_weight(rng, norm, size, dtype) for norm, size in zip(norms, sizes, strict=True))),
         (jnp.cos(angles), jnp.sin(angles)) if half else None,
+        _normal(rng, columns).astype(dtype) if config.qkv_bias else None,
+        None if config.temperature is None else 1 + jnp.abs(_normal(rng, tokens)),
     )
     cells = Cells(jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32)), 0, given[1].shape)
 
     @partial(jax.jit, static_argnames="implementation")
-    def call(values: Array, kv: Array, weights: Any, rope: Any, implementation: Glue) -> Float[Array, " n"]:
-        q, kv = rotate_and_write(
-            Parts(values), kv, heads, weights, rope, cells, kv.dtype, implementation=implementation
-        )
+    def call(
+        values: Array, kv: Array, weights: Any, rope: Any, bias: Any, factor: Any, implementation: Glue
+    ) -> Float[Array, " n"]:
+        own = Parts(values, bias), kv, heads, weights, rope, cells, kv.dtype
+        q, kv = rotate_and_write(*own, temperature=factor, implementation=implementation)
         return jnp.concatenate([q[:, :, : heads.group].astype(jnp.float32).reshape(-1), _widened(kv).reshape(-1)])
 
     wide = jax.tree.map(_widened, given)

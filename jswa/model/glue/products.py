@@ -5,39 +5,34 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
-from jswa.architecture import Norm, Residual
+from jswa.architecture import MlpConfig, MoeConfig, Norm, Residual
 from jswa.model.collectives import psum
-from jswa.model.layers import Normalize, linear
+from jswa.model.layers import Mlp, Normalize, linear
 from jswa.model.lora import AdapterIds
 from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.experts.api import grouped_matmul, tiling_of
+from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.groups import ALIGN, Groups, list_one_tile
 from pallas_kernels.glue.api import Implementation, residual_norms
 from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms
 
-_FEW_TOKENS = 256  # more occupy all multiprocessors without splitting
+FEW_TOKENS = 256  # more occupy all multiprocessors without splitting
 _COLUMNS = 128  # of the output, that one thread block computes
 _BLOCKS = 256  # thread blocks that keep the memory busy
 _MOST_PARTS = 8
-_UNIT = 64  # inputs; each part has a multiple
-_ROUTER_PARTS, _ROUTER_NUMBERS = 32, 2_048  # parts, and parts times tokens, that one thread block adds
-
-
-def router_parts_of(tokens: int, inputs: int) -> int:
-    """Return into how many parts a router's product is split, whose few outputs one thread block computes.
-
-    With parts of fewer inputs than two of XLA's, XLA does not split them again and add them in a kernel of its own.
-    """
-    if tokens > _FEW_TOKENS or inputs % _UNIT:
-        return 1
-    most = min(_ROUTER_PARTS, _ROUTER_NUMBERS // tokens, inputs // (2 * _UNIT))
-    return max((count for count in range(1, most + 1) if inputs // _UNIT % count == 0), default=1)
+_TILE_TOKENS = 128  # of a tile of the experts' kernel: with more it would read the weights twice
+UNIT = 64  # inputs; each part has a multiple
 
 
 def parts_of(tokens: int, inputs: int, outputs: int) -> int:
-    """Return into how many parts a product of few tokens is split along its inputs: as many as keep the memory busy."""
-    if tokens > _FEW_TOKENS or inputs % _UNIT:
+    """Return into how many parts a product of few tokens is split along its inputs: as many as keep the memory busy.
+
+    That of one token is not: XLA reads the matrix once then, but in parts it would write a product as large as it.
+    """
+    if tokens == 1 or tokens > FEW_TOKENS or inputs % UNIT:
         return 1
     wanted = min(_MOST_PARTS, _BLOCKS // -(-outputs // _COLUMNS))
-    return max((count for count in range(1, wanted + 1) if inputs // _UNIT % count == 0), default=1)
+    return max((count for count in range(1, wanted + 1) if inputs // UNIT % count == 0), default=1)
 
 
 def linear_parts(
@@ -56,6 +51,38 @@ def linear_parts(
     pieces = matrix.reshape(count, inputs // count, -1)
     values = lax.dot_general(split, pieces, (((2,), (1,)), ((1,), (0,))), preferred_element_type=jnp.float32)
     return Parts(values, own)
+
+
+def gates_in_one(config: MlpConfig, tokens: int, inputs: int) -> bool:
+    """Return whether one kernel can compute an MLP's gates, ups and activation: the tokens are one tile."""
+    sizes = tokens <= _TILE_TOKENS and tokens % ALIGN == 0 and inputs % UNIT == 0 and config.hidden % UNIT == 0
+    return sizes and config.gated and config.sparsity is None
+
+
+def adds_experts(config: MoeConfig) -> bool:
+    """Return whether the glue's kernels can add the results of experts: nothing lies between those and the sum."""
+    plain = config.shared is None or not (config.shared.bias or config.shared_gate or config.mean)
+    return plain and config.devices == 1
+
+
+def hidden_of(
+    mlp: Mlp, x: Float[Array, "T M"], adapters: AdapterIds | None, implementation: Implementation, sms: int | None
+) -> Float[Array, "T F"]:
+    """Return `mlp.hidden(x)`.
+
+    Of few tokens one kernel computes it on Hopper, that of the experts with one group: XLA runs a second kernel for the
+    activation. Weights that are no plain matrix, MLPs without gates, and sizes that the kernel cannot tile are XLA's.
+    """
+    config, matrix, tokens = mlp.config, mlp.gate_up.get_value(), len(x)
+    plain = isinstance(matrix, Array) and matrix.ndim == 2 and matrix.dtype == x.dtype
+    if implementation != "mosaic" or not plain or not gates_in_one(config, tokens, x.shape[1]):
+        return mlp.hidden(x, adapters)
+    weights, bias = matrix[None], None if mlp.gate_up_bias is None else mlp.gate_up_bias[...][None]
+    unit, group = Glu(config.activation, config.clamp), Groups(jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32))
+    tiling = tiling_of(x, weights, bias, unit, "mosaic", sms)
+    assert tiling is not None
+    tiles = jnp.asarray(list_one_tile(tiling, tokens))  # a constant, which XLA would compute in a kernel of its own
+    return grouped_matmul(x, weights, group, bias=bias, gated=unit, implementation="mosaic", sms=sms, tiles=tiles)
 
 
 def whole[Branch: Parts | Pairs](parts: Branch, dtype: jnp.dtype, devices: int) -> Branch | Parts:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from jswa.architecture import AttentionConfig, ModelConfig, Norm
 from jswa.model.glue.products import rms_of
 from jswa.model.layers import RopeTables
+from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from pallas_kernels.glue.plan import Heads, HeadWeights, Parts, Rms
@@ -29,13 +30,13 @@ class Projection(NamedTuple):
     dtype: jnp.dtype
     implementation: Implementation
 
-    def stored(self) -> Float[Array, "T N D"]:
-        """Return K and V before norms and rotation, which are finite where what is stored is."""
+    def stored(self) -> Float[Array, "T K E"]:
+        """Return K and V before norms and rotation, which are finite where what is stored is; in no order."""
         first = self.heads.heads * self.heads.head_dim
         total = self.qkv.values[:, :, first:].astype(jnp.float32).sum(axis=0).astype(self.dtype)
         if self.qkv.bias is not None:
             total = total + self.qkv.bias[None, first:]
-        return total.reshape(len(total), -1, self.heads.head_dim)
+        return total.reshape(len(total), self.heads.kv_heads, -1)
 
 
 def heads_of(config: AttentionConfig) -> Heads:
@@ -44,10 +45,7 @@ def heads_of(config: AttentionConfig) -> Heads:
         "kv_from": config.kv_from is not None,
         "keys_as_values": config.keys_as_values,
         "qk_norm_all_heads": config.qk_norm_all_heads,
-        "v_head_dim": config.v_head_dim != config.head_dim,
         "stored_head_dim": config.stored_head_dim != config.head_dim,
-        "v_scale": config.v_scale != 1.0,
-        "interleaved": config.rope is not None and config.rope.interleaved,
     }
     for name, found in unserved.items():
         if found:
@@ -58,10 +56,12 @@ def heads_of(config: AttentionConfig) -> Heads:
 
     norms = norm(config.qk_norm), norm(config.qk_norm), norm(config.v_norm)
     group = config.num_heads // config.num_kv_heads
-    return Heads(config.num_heads, config.num_kv_heads, config.head_dim, *norms, rows=group)
+    own = Heads(config.num_heads, config.num_kv_heads, config.head_dim, *norms, rows=group)
+    pairs = config.rope is not None and config.rope.interleaved
+    return own._replace(v_head_dim=config.v_head_dim, v_scale=config.v_scale, interleaved=pairs)
 
 
-def require_served(model: ModelConfig) -> None:
+def require_served(model: ModelConfig, implementation: Implementation) -> None:
     """Raise NoGlueKernel if a layer of the model needs more than the kernels of the glue do, with the reason."""
     if model.has_tail:
         raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
@@ -69,7 +69,9 @@ def require_served(model: ModelConfig) -> None:
         more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup
         if more:
             raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
-        heads_of(layer.attention)
+        heads = heads_of(layer.attention)
+        if implementation == "cpu":
+            cpu.require_served(heads)
         for norm in (layer.pre_attn, layer.post_attn, layer.pre_mlp, layer.post_mlp, model.final_norm):
             if norm is not None:
                 rms_of(norm)

@@ -15,7 +15,8 @@ _LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves ro
 def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     """Choose a tuning by arithmetic and the compiler's reports, not by measurements.
 
-    * Rows per tile: twice the mean of a group, so that few experts need two tiles, which read the weights twice.
+    * Rows per tile: twice the mean of a group, so that few experts need two tiles, which read the weights twice; all
+      rows if there is one group.
     * Up to 16 rows, one consumer and two thread blocks per multiprocessor: many small pieces of weights keep all
       multiprocessors busy with few experts. Beyond, two consumers share the rows of x, whose part of the bytes that
       come from the L2 cache grows.
@@ -30,6 +31,8 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     if shape.overlaps:
         return _overlap_tuning(shape, mean, sms)
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
+    if shape.experts == 1:
+        rows = min(_MOST_ROWS, shape.rows)
     while rows > shape.rows:
         rows //= 2
     wide = rows > FEW_ROWS or shape.held == "mxfp4"

@@ -1,4 +1,4 @@
-"""`route`: the experts of each token, their weights, and the order of rows by expert, in one kernel or two.
+"""`route`: the experts of each token, their weights, and its rows in the order of experts, in one kernel or two.
 
 Without it XLA runs some eleven small kernels between the router's product and the experts': the sum of the product's
 parts, a sort, a softmax, the counting of `group_rows` and the lists of tiles of `grouped_matmul`.
@@ -21,7 +21,13 @@ _MOST_TILINGS = 2  # of a mixture's two grouped products
 
 
 def route(
-    parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, tilings: tuple[Tiling, ...] = ()
+    parts: Float[Array, "S T E"],
+    router: Router,
+    weights: RouterWeights,
+    tilings: tuple[Tiling, ...] = (),
+    x: Float[Array, "T M"] | None = None,
+    *,
+    scaled: bool = False,
 ) -> Routed:
     """Choose the experts of each token, sort the pairs by expert, and cut the rows into tiles.
 
@@ -30,6 +36,9 @@ def route(
     Args:
         parts: partial sums of the router's product, which are added in their order.
         tilings: of the grouped products, each once.
+        x: what the experts read of each token. If one kernel does it all, it copies the tokens to their rows too, in
+            several thread blocks, each of which routes for itself; two kernels leave that to the caller.
+        scaled: tokens are multiplied by their experts' weights, both in the type of x.
 
     Raises:
         NoRoutingKernel: the logits are not float32, or the kernel does not hold so many experts.
@@ -44,4 +53,4 @@ def route(
         )
     if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
         raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")
-    return call.route(parts, router, weights, tilings)
+    return call.route(parts, router, weights, tilings, x, scaled=scaled)

@@ -12,6 +12,8 @@ from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, S
 
 ONE_BLOCK = 8_192  # scores that one thread block holds in registers: tokens times experts, as powers of two
 _ENTRIES = 1_024  # comparisons of a list of tiles with experts that it makes at once
+_COPYING = 64  # thread blocks that copy tokens to their rows, at most
+_COLUMNS = 1_024  # of a row that are copied at once
 _WARPS = 16
 
 
@@ -36,7 +38,15 @@ class Sizes(NamedTuple):
         return cls(block, -(-tokens // block), width)
 
 
-def route(parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, tilings: tuple[Tiling, ...]) -> Routed:
+def route(
+    parts: Float[Array, "S T E"],
+    router: Router,
+    weights: RouterWeights,
+    tilings: tuple[Tiling, ...],
+    x: Float[Array, "T M"] | None,
+    *,
+    scaled: bool,
+) -> Routed:
     """See `api.route`. Raises ImportError if jax-triton is missing."""
     triton.load()
     from pallas_kernels.experts.routing import kernel  # imports Triton
@@ -53,9 +63,14 @@ def route(parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, 
     picked = [_out(pairs), _out(pairs, jnp.float32)]
     placed = [_out((experts,)), _out((experts,)), _out(pairs), _out((rows,))]
     placed += [_out((1 + tiling.most, 4)) for tiling in tilings]
+    inputs = None
     if sizes.blocks == 1:
-        constants = {**shape, **held, **own, **grouped}
-        chosen, mass, *found = triton.call(kernel.route, given, [*picked, *placed], (1,), constants, warps=_WARPS)
+        blocks = 1 if x is None else min(tokens, _COPYING)
+        copied = {"M": 1 if x is None else x.shape[1], "SCALED": scaled, "COLUMNS": _COLUMNS, "BLOCKS": blocks}
+        constants = {**shape, **held, **own, **grouped, **copied, **({"inputs": None} if x is None else {})}
+        outputs = [*picked, *placed, *([] if x is None else [_out((rows, x.shape[1]), x.dtype)])]
+        chosen, mass, *found = triton.call(kernel.route, {**given, "x": x}, outputs, (blocks,), constants, warps=_WARPS)
+        inputs = None if x is None else found.pop()
     else:
         counts = _out((sizes.blocks, experts))
         chosen, mass, by_block = triton.call(
@@ -65,7 +80,7 @@ def route(parts: Float[Array, "S T E"], router: Router, weights: RouterWeights, 
         given = {"chosen": chosen, "counts": by_block}
         found = triton.call(kernel.place, given, placed, (sizes.blocks,), constants, warps=_WARPS)
     starts, group_sizes, at, pair, *tiles = found
-    return Routed(chosen, mass, Groups(starts, group_sizes), at, pair, tuple(tiles))
+    return Routed(chosen, mass, Groups(starts, group_sizes), at, pair, tuple(tiles), inputs)
 
 
 def _numbers(router: Router) -> dict[str, Any]:

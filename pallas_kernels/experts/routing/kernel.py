@@ -7,13 +7,15 @@ number of earlier tokens that chose it: a cumulative sum over the marks. Every c
 thread alone, so nothing depends on their order.
 
 With many tokens `choose` writes marks and counts by blocks of tokens, and `place` gives every pair its row; with few,
-`route` does both in one thread block.
+`route` does both in one thread block, or in each of those that share out the copies of tokens (`copies`).
 """
 
 from typing import no_type_check
 
 import triton
 import triton.language as tl
+
+from pallas_kernels.experts.routing.copies import copy_tokens
 
 SOFTMAX, SIGMOID, TOP_K_SOFTMAX, TOP_K_SIGMOID = (tl.constexpr(score) for score in range(4))
 _INFINITY = tl.constexpr(float("inf"))
@@ -30,6 +32,7 @@ def route(
     bias: tl.tensor,  # [E] or None, as the next two
     selection: tl.tensor,
     scale: tl.tensor,
+    x: tl.tensor,  # [T, M] or None
     chosen: tl.tensor,  # out [T, k]
     weights: tl.tensor,  # out [T, k]
     starts: tl.tensor,  # out [E]
@@ -38,11 +41,13 @@ def route(
     pair: tl.tensor,  # out [R]
     tiles: tl.tensor,  # out [B, 4] or None, as the next one
     more_tiles: tl.tensor,
+    inputs: tl.tensor,  # out [R, M] or None, with x
     PARTS: tl.constexpr,
     T: tl.constexpr,
     E: tl.constexpr,
     K: tl.constexpr,
     R: tl.constexpr,
+    M: tl.constexpr,
     SCORE: tl.constexpr,
     FACTOR: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -58,21 +63,28 @@ def route(
     CHOICES: tl.constexpr,
     TAIL: tl.constexpr,  # rows behind the last group, at most
     AT_ONCE: tl.constexpr,  # tiles of a list
+    BLOCKS: tl.constexpr,
+    SCALED: tl.constexpr,  # whether `inputs` are multiplied by the weights
+    COLUMNS: tl.constexpr,  # of a row that are copied at once
 ) -> None:
-    """Route all tokens in one thread block."""
-    tokens = tl.arange(0, TOKENS)
-    which, mark = _choose(
-        *(parts, bias, selection, scale, chosen, weights, tokens),
+    """Route all tokens in one thread block. Several do the same: the first one writes, all share out the copies."""
+    block, tokens = tl.program_id(0), tl.arange(0, TOKENS)
+    count = tl.where(block == 0, T, 0)
+    which, mark, found = _choose(
+        *(parts, bias, selection, scale, chosen, weights, tokens, count),
         *(PARTS, T, E, K, SCORE, FACTOR, SOFTCAP, NORMALIZE, EPS, SCALE, EXPERTS, CHOICES),
     )
     size = tl.sum(mark, axis=0)
     start = _starts(size)
-    _place(rows, pair, tokens, which, mark, start, T, K, EXPERTS, CHOICES)
-    _fill(starts, sizes, pair, start, size, E, R, EXPERTS, TAIL)
-    if tiles is not None:
-        _list(tiles, start, size, 0, 1, E, R, TILE, MOST, EXPERTS, AT_ONCE)
-    if more_tiles is not None:
-        _list(more_tiles, start, size, 0, 1, E, R, MORE_TILE, MORE_MOST, EXPERTS, AT_ONCE)
+    row = _place(rows, pair, tokens, which, mark, start, count, K, EXPERTS, CHOICES)
+    if block == 0:
+        _fill(starts, sizes, pair, start, size, E, R, EXPERTS, TAIL)
+        if tiles is not None:
+            _list(tiles, start, size, 0, 1, E, R, TILE, MOST, EXPERTS, AT_ONCE)
+        if more_tiles is not None:
+            _list(more_tiles, start, size, 0, 1, E, R, MORE_TILE, MORE_MOST, EXPERTS, AT_ONCE)
+    if x is not None:
+        copy_tokens(x, inputs, tokens, row, found, block, T, K, M, CHOICES, BLOCKS, SCALED, COLUMNS)
 
 
 @triton.jit
@@ -101,8 +113,8 @@ def choose(
 ) -> None:
     """Choose the experts of a block of tokens."""
     block = tl.program_id(0)
-    _, mark = _choose(
-        *(parts, bias, selection, scale, chosen, weights, block * TOKENS + tl.arange(0, TOKENS)),
+    _, mark, _ = _choose(
+        *(parts, bias, selection, scale, chosen, weights, block * TOKENS + tl.arange(0, TOKENS), T),
         *(PARTS, T, E, K, SCORE, FACTOR, SOFTCAP, NORMALIZE, EPS, SCALE, EXPERTS, CHOICES),
     )
     experts = tl.arange(0, EXPERTS)
@@ -173,6 +185,7 @@ def _choose(
     chosen: tl.tensor,
     weights: tl.tensor,
     tokens: tl.tensor,
+    count: tl.tensor,  # tokens, from the first on, that this thread block writes
     PARTS: tl.constexpr,
     T: tl.constexpr,
     E: tl.constexpr,
@@ -186,7 +199,10 @@ def _choose(
     EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
 ) -> tuple:
-    """Write experts and weights of tokens. Return the experts [TOKENS, CHOICES], and 1 for each chosen expert."""
+    """Write experts and weights of tokens.
+
+    Return the experts [TOKENS, CHOICES], 1 for each chosen expert, and the weights.
+    """
     experts, slots = tl.arange(0, EXPERTS), tl.arange(0, CHOICES)
     inside = (tokens < T)[:, None] & (experts < E)[None]
     at = parts + tokens[:, None] * E + experts[None]
@@ -216,9 +232,10 @@ def _choose(
     if scale is not None:
         found *= tl.load(scale + which, mask=held, other=0.0).to(tl.float32)
     place_of = tokens[:, None] * K + slots[None]
-    tl.store(chosen + place_of, which, mask=held)
-    tl.store(weights + place_of, found, mask=held)
-    return which, (inside & (key == _TAKEN)).to(tl.int32)
+    own = (tokens < count)[:, None] & (slots < K)[None]
+    tl.store(chosen + place_of, which, mask=own)
+    tl.store(weights + place_of, found, mask=own)
+    return which, (inside & (key == _TAKEN)).to(tl.int32), found
 
 
 @triton.jit
@@ -287,19 +304,20 @@ def _place(
     which: tl.tensor,  # [TOKENS, CHOICES]; EXPERTS where there is none
     mark: tl.tensor,  # [TOKENS, EXPERTS]
     first: tl.tensor,  # [EXPERTS]: row of these tokens' first pair of each expert
-    T: tl.constexpr,
+    count: tl.tensor,  # tokens, from the first on, that this thread block writes
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
-) -> None:
-    """Write the row of each pair, and the pair of each such row."""
+) -> tl.tensor:
+    """Write the row of each pair, and the pair of each such row. Return the rows [TOKENS, CHOICES]."""
     slots = tl.arange(0, CHOICES)
     row_of = first[None] + tl.cumsum(mark, axis=0) - mark
     row = tl.gather(row_of, tl.minimum(which, EXPERTS - 1), axis=1)
-    held = (tokens < T)[:, None] & (slots < K)[None]
+    own = (tokens < count)[:, None] & (slots < K)[None]
     number = tokens[:, None] * K + slots[None]
-    tl.store(rows + number, row, mask=held)
-    tl.store(pair + row, number, mask=held)
+    tl.store(rows + number, row, mask=own)
+    tl.store(pair + row, number, mask=own)
+    return row
 
 
 @triton.jit

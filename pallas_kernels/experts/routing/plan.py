@@ -1,6 +1,7 @@
 """The static parameters and groups of arrays of routing.
 
-Shape letters: S parts, T tokens, E experts, k experts of a token, R rows, B entries of a list of tiles.
+Shape letters: S parts, T tokens, M the model's width, E experts, k experts of a token, R rows, B entries of a list of
+tiles.
 """
 
 from typing import Literal, NamedTuple
@@ -58,6 +59,7 @@ class Routed(NamedTuple):
         rows: the row of each pair of a token and one of its experts.
         pair: the pair of each row, t · k + j; 0 for rows that belong to no expert.
         tiles: a list for each tiling; see `groups.list_tiles`.
+        inputs: the token of each row, where the kernel copies them; rows that belong to no expert hold anything.
     """
 
     chosen: Int[Array, "T k"]
@@ -66,3 +68,4 @@ class Routed(NamedTuple):
     rows: Int[Array, "T k"]
     pair: Int[Array, " R"]
     tiles: tuple[Int[Array, "B 4"], ...]
+    inputs: Float[Array, "R M"] | None = None

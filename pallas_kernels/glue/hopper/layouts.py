@@ -57,13 +57,14 @@ def head_rows(heads: int, columns: int) -> int:
     return min(most, heads & -heads)
 
 
-def head_layout(rows: int, columns: int) -> Any:
+def head_layout(rows: int, columns: int, *, paired: bool = False) -> Any:
     """Return the layout of the same columns of several heads, [rows, columns]: those of a head lie in one warp.
 
-    Warps, and lanes of a warp, that no head is left for have the same as others.
+    Warps, and lanes of a warp, that no head is left for have the same as others. `paired`: the columns are one of each
+    pair of neighbours in memory, so that a load takes one number.
     """
     lanes = _lanes(columns)
-    vector = min(_VECTOR, _power_of_two(columns // lanes))
+    vector = 1 if paired else min(_VECTOR, _power_of_two(columns // lanes))
     warps = min(rows, THREADS // LANES)
     per_warp = rows // warps
     width = lanes * vector

@@ -52,6 +52,9 @@ def _body(join: Join, pieces: list[Chunk], names: tuple[str, ...], values: Ref, 
     token, dtype = lax.axis_index("token"), x.dtype
     if "rows" in given:
         sums = _of_experts(values, given["rows"], given.get("weights"), pieces, token)
+        if "shared" in given:
+            shared = [_total(piece, given["shared"], token).astype(jnp.float32) for piece in pieces]
+            sums = [part + own for part, own in zip(sums, shared, strict=True)]
     else:
         sums = [_total(piece, values, token) for piece in pieces]
     branch = [part.astype(dtype) for part in sums]

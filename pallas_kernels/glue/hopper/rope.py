@@ -1,9 +1,11 @@
 """Norms of heads, rotary embedding and KV write for Hopper.
 
-A warpgroup takes a token and a part of its heads: some query heads, or all KV heads. It holds a few heads at a time in
-registers, the two halves of the rotated columns apart, so that a pair is in one thread.
+A warpgroup takes a token and a part of its heads: some query heads, or some KV heads. It holds a few heads at a time in
+registers, the two numbers of the rotated pairs apart, so that a pair is in one thread. Where V has another size than K
+the heads are no rows of one array: they are taken one by one then, by more thread blocks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,23 +23,54 @@ from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Rms, scaled
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
 MOST_HEADS = 16  # query heads of a thread block, at most
+_MOST_SINGLE = 4  # the same where heads are taken one by one
+
+_Rope = tuple[Float[Array, "T n"], Float[Array, "T n"]]
+_Store = Callable[[Scalar, int, "Span", Array], None]  # of a head and those behind it, how many, columns, numbers
 
 
 class Span(NamedTuple):
-    """Neighbouring columns of a head."""
+    """Columns of a head that a load takes: neighbours, or one of each pair of neighbours.
+
+    Attributes:
+        first, size: in columns, or in pairs.
+        place: which of each pair; None: whole columns.
+    """
 
     first: int
     size: int
+    place: int | None = None
 
-    @property
-    def of(self) -> Any:
-        """The columns, as an index."""
-        return pl.ds(self.first, self.size)
+    def of(self, base: Scalar | int = 0) -> tuple[Any, ...]:
+        """Return the columns as an index of the last axis, or of the last two, behind `base`."""
+        columns = pl.ds(base + self.first, self.size)
+        return (columns,) if self.place is None else (columns, self.place)
+
+
+class _Kind(NamedTuple):
+    """Q, K or V in a token's projection.
+
+    Attributes:
+        first: the first head, of all in the projection.
+        column: the first column.
+        size: columns of a head.
+        scale: factor.
+    """
+
+    first: int
+    column: int
+    size: int
+    norm: Rms | None
+    rotates: bool
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class _Refs:
-    """Global memory of the call; what is not given is None."""
+    """Global memory of the call; what is not given is None.
+
+    With `interleaved` heads the last axis of what has a head's columns is two: pairs, and the numbers of a pair.
+    """
 
     values: Ref
     pages: Ref
@@ -53,6 +86,11 @@ class _Refs:
     k_norm: Ref | None = None
     v_norm: Ref | None = None
 
+    @property
+    def half(self) -> int:
+        """Rotated pairs of a head."""
+        return 0 if self.cos is None else int(self.cos.shape[-1])
+
 
 def rotate_and_write(
     values: Float[Array, "S T N"],
@@ -60,7 +98,7 @@ def rotate_and_write(
     kv: Shaped[Array, "P L K p E"],
     heads: Heads,
     weights: HeadWeights,
-    rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
+    rope: _Rope | None,
     cells: Cells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
@@ -70,157 +108,196 @@ def rotate_and_write(
     Raises NoGlueKernel if the kernel cannot serve the head size.
     """
     cos, sin = rope or (None, None)
-    spans(heads.head_dim, 0 if cos is None else cos.shape[-1])
-    parts, tokens, _ = values.shape
-    rows = heads.heads + 2 * heads.kv_heads
+    heads = heads._replace(interleaved=heads.interleaved and rope is not None)
+    for kind in _kinds(heads):
+        spans(heads, kind.size, 0 if cos is None else cos.shape[-1], rotates=kind.rotates)
+
+    def split(x: Array | None) -> Array | None:
+        return x if x is None or not heads.interleaved else x.reshape(*x.shape[:-1], -1, 2)
+
+    def by_head(x: Array | None) -> Array | None:
+        rows = heads.heads + 2 * heads.kv_heads if _are_rows(heads) else 1
+        return None if x is None else split(x.reshape(*x.shape[:-1], rows, -1))
+
     named = {
-        "values": values.reshape(parts, tokens, rows, heads.head_dim),
+        "values": by_head(values),
         "pages": cells.pages,
         "offsets": cells.offsets,
         "layer": jnp.full(1, cells.layer_index, jnp.int32),
-        "bias": None if bias is None else bias.reshape(rows, heads.head_dim),
+        "bias": by_head(bias),
         "cos": cos,
         "sin": sin,
         "temperature": temperature,
-        "q_norm": weights.q,
-        "k_norm": weights.k,
-        "v_norm": weights.v,
+        "q_norm": split(weights.q),
+        "k_norm": split(weights.k),
+        "v_norm": split(weights.v),
     }
-    out: tuple[Array, Array] = _run(heads, dtype, {name: x for name, x in named.items() if x is not None}, kv)
-    return out
+    given, pages = {name: x for name, x in named.items() if x is not None}, split(kv)
+    q, written = _run(heads, dtype, given, pages)
+    return q.reshape(values.shape[1], heads.kv_heads, heads.rows, heads.head_dim), written.reshape(kv.shape)
 
 
-def spans(head_dim: int, half: int) -> list[Span]:
-    """Return the columns of a head in pieces: the two halves that are rotated, or none, then the others.
+def spans(heads: Heads, size: int, half: int, *, rotates: bool) -> list[Span]:
+    """Return the columns of a head of that size in pieces: the two halves that are rotated, or none, then the others.
 
-    Raises NoGlueKernel if a piece is no multiple of eight columns.
+    Of interleaved pairs the first pieces are the first and the second numbers. Raises NoGlueKernel if a piece is no
+    multiple of eight columns, and for interleaved pairs in a part of the columns.
     """
-    pieces = [Span(0, half), Span(half, half)] if half else []
-    if 2 * half < head_dim:
-        pieces.append(Span(2 * half, head_dim - 2 * half))
+    limit = f"head_dim = {size}, {2 * half} of it rotated: must be multiples of 8 for mosaic"
+    if heads.interleaved:
+        if 2 * half != heads.head_dim or not _are_rows(heads):
+            raise NoGlueKernel(f"{2 * half} of {heads.head_dim} columns in interleaved pairs: must be all for mosaic")
+        pieces = [Span(0, size // 2, 0), Span(0, size // 2, 1)]
+    else:
+        turned = half if rotates else 0
+        pieces = [Span(0, turned), Span(turned, turned)] if turned else []
+        if 2 * turned < size:
+            pieces.append(Span(2 * turned, size - 2 * turned))
     if any(piece.size % 8 for piece in pieces):
-        raise NoGlueKernel(f"head_dim = {head_dim}, {2 * half} of it rotated: must be multiples of 8 for mosaic")
+        raise NoGlueKernel(limit)
     return pieces
+
+
+def _kinds(heads: Heads) -> tuple[_Kind, _Kind, _Kind]:
+    count, kv, size = heads.heads, heads.kv_heads, heads.head_dim
+    q = _Kind(0, 0, size, heads.q_norm, rotates=True)
+    k = _Kind(count, count * size, size, heads.k_norm, rotates=True)
+    v = _Kind(count + kv, (count + kv) * size, heads.v_size, heads.v_norm, rotates=False, scale=heads.v_scale)
+    return q, k, v
+
+
+def _are_rows(heads: Heads) -> bool:
+    """Return whether all heads have one size: then they are rows of one array, of which several are loaded at once."""
+    return heads.v_size == heads.head_dim
 
 
 @partial(jax.jit, static_argnames=("heads", "dtype"), inline=False)
 def _run(
-    heads: Heads, dtype: jnp.dtype, named: dict[str, Array], kv: Shaped[Array, "P L K p E"]
-) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
+    heads: Heads, dtype: jnp.dtype, named: dict[str, Array], kv: Shaped[Array, "P L K p ..."]
+) -> tuple[Float[Array, "T K R ..."], Shaped[Array, "P L K p ..."]]:
     """Run the kernel. Jitted by itself, so that layers share one trace and hence one kernel."""
     tokens = named["values"].shape[1]
-    shape = tokens, heads.kv_heads, heads.rows, heads.head_dim
+    columns = (heads.head_dim // 2, 2) if heads.interleaved else (heads.head_dim,)
+    count, written = _heads_per_block(heads)
     run = mosaic.in_place(
         partial(_body, heads, tuple(named)),
         name="rotate_and_write",
-        outputs=[(shape, dtype)],
-        grid={"token": tokens, "part": heads.heads // _heads_per_block(heads) + 1},
+        outputs=[((tokens, heads.kv_heads, heads.rows, *columns), dtype)],
+        grid={"token": tokens, "part": heads.heads // count + heads.kv_heads // written},
     )
     pages = jax.new_ref(kv)
     (q,) = run(*named.values(), pages)
     return q, jax.freeze(pages)
 
 
-def _heads_per_block(heads: Heads) -> int:
-    """Return the query heads of a thread block: whole KV heads' groups, or a part of one."""
-    fitting = (count for count in range(1, min(heads.heads, MOST_HEADS) + 1) if heads.heads % count == 0)
-    return max(count for count in fitting if count % heads.group == 0 or heads.group % count == 0)
+def _heads_per_block(heads: Heads) -> tuple[int, int]:
+    """Return the heads of a thread block: whole KV heads' groups of query heads or a part of one, or KV heads."""
+    most = MOST_HEADS if _are_rows(heads) else _MOST_SINGLE
+    fitting = (count for count in range(1, min(heads.heads, most) + 1) if heads.heads % count == 0)
+    queries = max(count for count in fitting if count % heads.group == 0 or heads.group % count == 0)
+    return queries, heads.kv_heads if _are_rows(heads) else 1
 
 
 def _body(heads: Heads, names: tuple[str, ...], *arrays: Ref) -> None:
     """Run a thread block."""
     refs = _Refs(**dict(zip(names, arrays, strict=False)), kv=arrays[-2], q=arrays[-1])
     token, part = lax.axis_index("token"), lax.axis_index("part")
-    count = _heads_per_block(heads)
+    count, written = _heads_per_block(heads)
     blocks = heads.heads // count
     pl.when(part < blocks)(lambda: _queries(heads, refs, token, part * count, count))
     page = refs.pages[token]
-    written = (part == blocks) & (page < refs.kv.shape[0])
-    pl.when(written)(lambda: _keys_and_values(heads, refs, token, page))
+    stored = (part >= blocks) & (page < refs.kv.shape[0])
+    pl.when(stored)(lambda: _keys_and_values(heads, refs, token, page, (part - blocks) * written, written))
 
 
 def _queries(heads: Heads, refs: _Refs, token: Scalar, first: Scalar, count: int) -> None:
     """Write some query heads of a token."""
-    halves = refs.cos.shape[-1] if refs.cos is not None else 0
-    pieces = spans(heads.head_dim, halves)
-    rows = min(head_rows(min(count, heads.group), piece.size) for piece in pieces)
+
+    def store(head: Scalar, rows: int, piece: Span, x: Array) -> None:
+        if refs.temperature is not None:
+            x = (x.astype(jnp.float32) * refs.temperature[token]).astype(x.dtype)
+        own = lax.div(head, heads.group), pl.ds(lax.rem(head, heads.group), rows)
+        refs.q.at[(token, *own, *piece.of())][...] = x
+
+    _each(heads, refs, _kinds(heads)[0], refs.q_norm, token, first, count, min(count, heads.group), store)
+
+
+def _keys_and_values(heads: Heads, refs: _Refs, token: Scalar, page: Scalar, first: Scalar, count: int) -> None:
+    """Write K and V of some KV heads of a token to their cell."""
+    offset, layer = refs.offsets[token], refs.layer[0]
+    _, k, v = _kinds(heads)
+    for kind, weight, column in ((k, refs.k_norm, 0), (v, refs.v_norm, heads.head_dim)):
+        base = column // 2 if heads.interleaved else column
+
+        def store(head: Scalar, rows: int, piece: Span, x: Array, base: int = base) -> None:
+            refs.kv.at[(page, layer, pl.ds(head, rows), offset, *piece.of(base))][...] = x
+
+        _each(heads, refs, kind, weight, token, first, count, count, store)
+
+
+def _each(
+    heads: Heads,
+    refs: _Refs,
+    kind: _Kind,
+    weight: Ref | None,
+    token: Scalar,
+    first: Scalar,
+    count: int,
+    together: int,
+    store: _Store,
+) -> None:
+    """Norm, rotate and store `count` heads of a kind, a few at a time, of which `together` have one group."""
+    pieces = spans(heads, kind.size, refs.half, rotates=kind.rotates)
+    rows = min(head_rows(together, piece.size) for piece in pieces) if _are_rows(heads) else 1
 
     @pl.loop(0, count // rows)
     def _heads(index: Scalar) -> None:
         head = first + index * rows
-        turned = _turned(heads.q_norm, refs, refs.q_norm, token, head, rows, pieces, rotates=True)
-        target = refs.q.at[token, lax.div(head, heads.group), pl.ds(lax.rem(head, heads.group), rows)]
-        for piece, x in zip(pieces, turned, strict=True):
-            if refs.temperature is not None:
-                x = (x.astype(jnp.float32) * refs.temperature[token]).astype(x.dtype)
-            target.at[:, piece.of][...] = x
+        x = [_total(heads, refs, kind, token, head, rows, piece) for piece in pieces]
+        if kind.norm is not None:
+            x = _normed(kind.norm, x, weight, rows, pieces)
+        if kind.rotates and refs.half:
+            x = _turned(x, refs, token, rows, pieces)
+        for piece, own in zip(pieces, x, strict=True):
+            store(head, rows, piece, own if kind.scale == 1.0 else own * jnp.asarray(kind.scale, own.dtype))
 
 
-def _keys_and_values(heads: Heads, refs: _Refs, token: Scalar, page: Scalar) -> None:
-    """Write K and V of a token to their cell."""
-    halves = refs.cos.shape[-1] if refs.cos is not None else 0
-    offset, layer = refs.offsets[token], refs.layer[0]
-    kinds = (
-        (heads.heads, heads.k_norm, refs.k_norm, True),
-        (heads.heads + heads.kv_heads, heads.v_norm, refs.v_norm, False),
-    )
-    for which, (first, norm, weight, rotates) in enumerate(kinds):
-        pieces = spans(heads.head_dim, halves if rotates else 0)
-        rows = min(head_rows(heads.kv_heads, piece.size) for piece in pieces)
-
-        @pl.loop(0, heads.kv_heads // rows)
-        def _heads(
-            index: Scalar,
-            first: int = first,
-            norm: Rms | None = norm,
-            weight: Ref | None = weight,
-            pieces: list[Span] = pieces,
-            rows: int = rows,
-            column: int = which * heads.head_dim,
-            rotates: bool = rotates,
-        ) -> None:
-            own = pl.ds(index * rows, rows)
-            turned = _turned(norm, refs, weight, token, first + index * rows, rows, pieces, rotates=rotates)
-            for piece, x in zip(pieces, turned, strict=True):
-                refs.kv.at[page, layer, own, offset, pl.ds(column + piece.first, piece.size)][...] = x
+def _normed(
+    norm: Rms, x: list[Float[Array, "rows _"]], weight: Ref | None, rows: int, pieces: list[Span]
+) -> list[Float[Array, "rows _"]]:
+    """Return the pieces of some heads after their norm."""
+    wide = [part.astype(jnp.float32) for part in x]
+    squares = sum((part * part).sum(axis=1) for part in wide)
+    inverse = lax.rsqrt(squares / sum(piece.size for piece in pieces) + norm.eps)
+    out = []
+    for part, piece in zip(wide, pieces, strict=True):
+        own = None if weight is None else by_column(_of_columns(weight.at[piece.of()], rows, piece), rows)
+        out.append(scaled(norm, part, by_row(inverse, (rows, piece.size)), own, x[0].dtype))
+    return out
 
 
 def _turned(
-    norm: Rms | None,
-    refs: _Refs,
-    weight: Ref | None,
-    token: Scalar,
-    head: Scalar,
-    rows: int,
-    pieces: list[Span],
-    *,
-    rotates: bool,
-) -> list[Float[Array, "rows columns"]]:
-    """Return the pieces of some heads after norm and rotation, in the type of the queries."""
-    dtype = refs.q.dtype
-    x = [_total(refs, token, head, rows, piece) for piece in pieces]
-    if norm is not None:
-        wide = [part.astype(jnp.float32) for part in x]
-        squares = sum((part * part).sum(axis=1) for part in wide)
-        inverse = lax.rsqrt(squares / sum(piece.size for piece in pieces) + norm.eps)
-        x = []
-        for part, piece in zip(wide, pieces, strict=True):
-            own = None if weight is None else by_column(_of_columns(weight.at[piece.of], rows, piece), rows)
-            x.append(scaled(norm, part, by_row(inverse, (rows, piece.size)), own, dtype))
-    if rotates and refs.cos is not None and refs.sin is not None:
-        half = pieces[0]
-        cos, sin = (by_column(_of_columns(table.at[token], rows, half), rows) for table in (refs.cos, refs.sin))
-        first, second = (part.astype(jnp.float32) for part in x[:2])
-        x = [(first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype), *x[2:]]
-    return x
+    x: list[Float[Array, "rows _"]], refs: _Refs, token: Scalar, rows: int, pieces: list[Span]
+) -> list[Float[Array, "rows _"]]:
+    """Return the pieces of some heads after the first two, which are the numbers of the pairs, are rotated."""
+    dtype, half, tables = x[0].dtype, pieces[0], (refs.cos, refs.sin)
+    cos, sin = (by_column(_of_columns(table.at[token], rows, half), rows) for table in tables if table is not None)
+    first, second = (part.astype(jnp.float32) for part in x[:2])
+    return [(first * cos - second * sin).astype(dtype), (second * cos + first * sin).astype(dtype), *x[2:]]
 
 
-def _total(refs: _Refs, token: Scalar, head: Scalar, rows: int, piece: Span) -> Float[Array, "rows columns"]:
+def _total(
+    heads: Heads, refs: _Refs, kind: _Kind, token: Scalar, head: Scalar, rows: int, piece: Span
+) -> Float[Array, "rows columns"]:
     """Return columns of some heads of the projection: the sum of its parts, and the bias."""
-    layout, own = head_layout(rows, piece.size), pl.ds(head, rows)
+    layout = head_layout(rows, piece.size, paired=piece.place is not None)
+    if _are_rows(heads):
+        own = pl.ds(kind.first + head, rows), *piece.of()
+    else:
+        own = pl.ds(0, rows), *piece.of(kind.column + head * kind.size)
 
     def load(ref: Ref) -> Array:
-        out: Array = plgpu.load(ref.at[own, piece.of], layout=layout, optimized=False)
+        out: Array = plgpu.load(ref.at[own], layout=layout, optimized=False)
         return out
 
     out = load(refs.values.at[0, token])
@@ -232,5 +309,6 @@ def _total(refs: _Refs, token: Scalar, head: Scalar, rows: int, piece: Span) -> 
 
 def _of_columns(ref: Ref, rows: int, piece: Span) -> Float[Array, " columns"]:
     """Load a number per column, where the columns of `rows` heads lie."""
-    out: Array = plgpu.load(ref, layout=head_layout(rows, piece.size).reduce(0), optimized=False)
+    layout = head_layout(rows, piece.size, paired=piece.place is not None).reduce(0)
+    out: Array = plgpu.load(ref, layout=layout, optimized=False)
     return out

@@ -12,18 +12,30 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.attention.hopper import call
+from pallas_kernels.glue.hopper import norms, rope
+from pallas_kernels.glue.plan import Pairs
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
-from tests.support.turns import in_turn
+from tests.support.turns import by_turns, in_turn
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12
 ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
+# As on Hopper: the products and experts of a CPU give the glue's kernels no parts and no results of experts to add.
+OTHERS_ON_XLA: dict[str, Any] = dict.fromkeys(("attention_backend", "linear_backend", "moe_backend"), "xla")
 
-def worst(folder: Path, patch: pytest.MonkeyPatch, *, experts_in_4_bits: bool = False, **options: Any) -> float:
+
+def worst(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    family: str = "gpt_oss",
+    *,
+    experts_in_4_bits: bool = False,
+    **options: Any,
+) -> float:
     """Return how far a log probability of the conversations is from that of the dense decoder in float32, at most."""
     options = {"dtype": "float16", **options}
-    write_model(folder, options["dtype"], experts_in_4_bits=experts_in_4_bits)
+    write_model(folder, family, options["dtype"], experts_in_4_bits=experts_in_4_bits)
     with engine_on_interpreted_kernels(folder, patch, **options) as engine:
         found = errors(folder, converse(engine), options.get("quantization", "none")).max()
     print(f"{options}: at most {found:.2g}")
@@ -45,8 +57,63 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     In steps of two halves, with drafts.
     """
     drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-    options: dict[str, Any] = {"attention_backend": "xla", "speculative_config": drafts, **ONE_SHAPE}
+    options: dict[str, Any] = {**OTHERS_ON_XLA, "speculative_config": drafts, **ONE_SHAPE}
     assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
+
+
+@pytest.mark.parametrize("family", by_turns(("mimo_v2_flash", "llama4_text"), 2))
+def test_glue_on_mosaic_serves_other_forms_of_attention(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiMo-V2-Flash: V narrower than K, times a factor, and a part of the columns rotated.
+
+    Llama 4: interleaved pairs, norms without weights, chunks, a temperature, a shared expert.
+    """
+    options: dict[str, Any] = {**OTHERS_ON_XLA, **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) < BOUND
+
+
+def plain_v(right: Callable[..., Any]) -> Callable[..., Any]:
+    """V is not multiplied by its factor."""
+    return lambda *given: right(*given[:3], given[3]._replace(v_scale=1.0), *given[4:])
+
+
+def pair_halves(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Pairs are numbers half a head apart."""
+    return lambda *given: right(*given[:3], given[3]._replace(interleaved=False), *given[4:])
+
+
+def drop_temperatures(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Queries are not multiplied by their temperature."""
+    return lambda *given: right(*given[:-1], None)
+
+
+def drop_shared_experts(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The expert of all tokens is not added."""
+
+    def wrong(branch: Any, *given: Any) -> Any:
+        return right(branch._replace(shared=None) if isinstance(branch, Pairs) else branch, *given)
+
+    return wrong
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("family", "module", "name", "fault"),
+    [
+        ("mimo_v2_flash", rope, "rotate_and_write", plain_v),
+        ("llama4_text", rope, "rotate_and_write", pair_halves),
+        ("llama4_text", rope, "rotate_and_write", drop_temperatures),
+        ("llama4_text", norms, "residual_norms", drop_shared_experts),
+    ],
+)
+def test_a_kernel_of_the_glue_that_ignores_a_form_is_found(
+    family: str, module: Any, name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test of its family fails clearly."""
+    monkeypatch.setattr(module, name, fault(getattr(module, name)))
+    options: dict[str, Any] = {**OTHERS_ON_XLA, **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) > 3 * BOUND
 
 
 @in_turn(3, 4)

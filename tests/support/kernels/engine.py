@@ -1,7 +1,7 @@
 """Whole conversations through the real engine on interpreted kernels, scored by the dense decoder in float32.
 
-The model is the smallest that has all: a window, sinks, a full layer, experts. Its weights are numbers of float16, so
-that the engine in 16 bits and the dense decoder in float32 have the same ones.
+The model is the smallest that has all: a window, sinks, a full layer, experts; or the smallest of another family. Its
+weights are numbers of float16, so that the engine in 16 bits and the dense decoder in float32 have the same ones.
 """
 
 import contextlib
@@ -42,10 +42,43 @@ SIZES = {
     "num_local_experts": 2,
     "num_experts_per_tok": 2,  # all of them: rounding changes no choice
 }
+# V of another size than K, times a factor, and a third of the columns rotated.
+MIMO = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "mlp_layer_types": ["sparse", "dense"],
+    "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW - 1,
+    "num_attention_heads": 2,
+    "head_dim": 48,
+    "v_head_dim": 32,
+    "n_routed_experts": 2,
+    "intermediate_size": 64,
+}
+# Interleaved pairs and norms in a chunked layer, a temperature in a full one, an expert of all tokens beside others.
+LLAMA4 = {
+    "num_hidden_layers": 2,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "moe_layers": [0, 1],
+    "attention_chunk_size": WINDOW,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 64,
+}
 # Sharp scores, sinks as large as the scores, and no token that is nearly certain: one key and the sinks count in each
 # log probability, also in those of decode steps alone.
-SCALES = (("[qk]_proj", 3.0), ("sinks", 5.0))
+SCALES = (("[qk]_proj", 3.0), ("sink", 5.0))
 SINK = 4.0
+# Where no sinks take part, scores that are as sharp would make roundings of float16 five times as large.
+MILD = (("[qk]_proj", 1.5),)
+FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, sizes, scales
+    "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
+    "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
+    "llama4_text": ("llama4_text_base", LLAMA4, MILD),
+}
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
     "max_num_batched_tokens": CHUNK,
@@ -66,12 +99,15 @@ class Answer:
     prefix: PrefixHit | None = None
 
 
-def write_model(folder: Path, dtype: str = "float16", *, experts_in_4_bits: bool = False) -> None:
+def write_model(
+    folder: Path, family: str = "gpt_oss", dtype: str = "float16", *, experts_in_4_bits: bool = False
+) -> None:
     """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4."""
-    config = {**read_config("gpt_oss_base"), **SIZES}
+    fixture, sizes, scales = FAMILIES[family]
+    config = {**read_config(fixture), **sizes}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
-    means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sinks" in name}
-    drawn = random_weights(shapes, means, 3, SCALES)
+    means = {name: 1.0 if "norm" in name else SINK for name in shapes if "norm" in name or "sink" in name}
+    drawn = random_weights(shapes, means, 3, scales)
     kind = jnp.dtype(dtype)
     tensors: dict[str, np.ndarray] = {name: x.astype(kind).astype(np.float32) for name, x in drawn.items()}
     if experts_in_4_bits:
@@ -110,7 +146,9 @@ def converse(engine: Engine) -> list[Answer]:
     assert again.prefix is not None
     assert revived.prefix is not None
     assert again.prefix.cached_tokens % PAGE, "no hit ended inside a page"
-    assert revived.prefix.replayed_tokens == WINDOW - 1, "no window was rebuilt"
+    reach, hit = engine.model.layers[0].attention.reach, revived.prefix.full_hit_tokens
+    assert reach is not None
+    assert revived.prefix.replayed_tokens == hit - reach.first_visible(hit) > 0, "no window was rebuilt"
     return [long, short, again, revived]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pallas_kernels.experts.groups import row_count
 from pallas_kernels.glue.api import Implementation, residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms
+from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.small.glue import NormCase, RopeCase
 
@@ -24,6 +24,9 @@ def norm_arrays(case: NormCase, seed: int = 0) -> Arrays:
         own = {"rows": jnp.asarray(rows.reshape(case.tokens, -1), jnp.int32)}
         if case.weighted:
             own["weights"] = jnp.asarray(rng.uniform(0, 1, own["rows"].shape), jnp.float32)
+        if case.shared:
+            wide = jnp.float32 if case.shared > 1 else dtype
+            own["shared"] = jnp.asarray(rng.standard_normal((case.shared, case.tokens, case.width)), wide)
         size = (row_count(case.tokens * case.choices, 4), case.width)
     values = rng.standard_normal(size)
     return {
@@ -42,7 +45,7 @@ def call_norms(case: NormCase, arrays: Arrays, implementation: Implementation) -
     def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
         branch: Parts | Pairs = Parts(given["values"], given["bias"])
         if case.choices:
-            branch = Pairs(given["values"], given["rows"], given.get("weights"))
+            branch = Pairs(given["values"], given["rows"], given.get("weights"), given.get("shared"))
         out: tuple[jax.Array, jax.Array] = residual_norms(
             branch,
             given["x"],
@@ -59,14 +62,15 @@ def call_norms(case: NormCase, arrays: Arrays, implementation: Implementation) -
 def rope_arrays(case: RopeCase, seed: int = 0) -> Arrays:
     """Return random operands. Cells are distinct, and pages hold what no call may change."""
     rng, dtype = np.random.default_rng(seed), jnp.dtype(case.dtype)
-    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
+    heads, columns = case.call, case.call.columns
     angles = rng.uniform(0, 7, (case.tokens, case.half))
     cells = rng.permutation(case.pages * case.page_size)[: case.tokens]
     pages = (cells // case.page_size).astype(np.int32)
     if case.dropped:
         pages[::3] = case.pages + np.arange(len(pages[::3]))
-    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, 2 * case.head_dim
-    weights = (_weight(rng, norm, case.head_dim, dtype) for norm in case.norms)
+    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, heads.row
+    sizes = heads.head_dim, heads.head_dim, heads.v_size
+    weights = (_weight(rng, norm, size, dtype) for norm, size in zip(case.norms, sizes, strict=True))
     values = rng.standard_normal((case.parts, case.tokens, columns))
     return {
         "values": jnp.asarray(values, jnp.float32 if case.parts > 1 else dtype),
@@ -82,8 +86,7 @@ def rope_arrays(case: RopeCase, seed: int = 0) -> Arrays:
 
 def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
     """Return the queries, without the rows beyond the group, and the pages, in float32."""
-    group = case.heads // case.kv_heads
-    heads = Heads(case.heads, case.kv_heads, case.head_dim, *case.norms, rows=case.rows or group)
+    heads = case.call
 
     def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
         q, kv = rotate_and_write(
@@ -97,7 +100,7 @@ def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) ->
             temperature=given["temperature"],
             implementation=implementation,
         )
-        return q[:, :, :group], kv
+        return q[:, :, : heads.group], kv
 
     return _run(call, arrays, implementation)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jswa.architecture import MoeConfig, RouterConfig
+from jswa.architecture import MlpConfig, MoeConfig, Norm, Rope, RouterConfig, Temperature
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
@@ -26,6 +26,7 @@ from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
 from pallas_kernels.experts.triton import call as triton_experts
 from pallas_kernels.glue.hopper import norms, rope
+from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.packed_integers import CASES, write_both
@@ -42,6 +43,7 @@ def checked(backends: Backends, buckets: Sequence[Bucket]) -> int:
         return check_kernels(model, random_params(model), layout, limits, buckets, backends, np.dtype(np.float32))
 
 
+PAIRS = Rope(tuple(0.5**i for i in range(32)), interleaved=True)
 DECODE, MIXED = Bucket(2, 2, decode=True), Bucket(8, 2, decode=False)
 
 
@@ -115,11 +117,24 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
         assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
 
 
-def small_checks(backends: Backends, *, experts: bool = False) -> int:
-    """Check the small kernels of a model in 16 bits; return how many."""
+def small_checks(
+    backends: Backends,
+    *,
+    experts: bool = False,
+    shared: MlpConfig | None = None,
+    attention: dict[str, Any] | None = None,
+) -> int:
+    """Check the small kernels of a model in 16 bits; return how many.
+
+    `shared`: an expert of all tokens, beside others; `attention`: what the first layer's has too.
+    """
     model = small_model("LF", window=64, d_model=128, heads=(4, 2, 64), vocab=700)
+    if attention is not None:
+        first, *others = model.layers
+        first = dataclasses.replace(first, attention=dataclasses.replace(first.attention, **attention))
+        model = dataclasses.replace(model, layers=(first, *others))
     if experts:
-        moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True))
+        moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True), shared=shared)
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
     params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
@@ -144,8 +159,52 @@ def test_the_glue_is_checked_if_it_is_named(fault: str | None, monkeypatch: pyte
             small_checks(Backends(glue="mosaic"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "found"), [("shared", "norms, 128 columns, 2 tokens of 2 experts"), ("gates", "gates")]
+)
+def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum without the expert of all tokens, and an activation that is another, are refused."""
+    shared, right, product = MlpConfig(64, "silu"), norms.residual_norms, hopper.grouped_matmul
+    with interpreted():
+        assert small_checks(Backends(glue="mosaic"), experts=True, shared=shared) == 7
+        if fault == "shared":
+
+            def without(branch: Any, *given: Any) -> Any:
+                return right(branch._replace(shared=None) if isinstance(branch, Pairs) else branch, *given)
+
+            monkeypatch.setattr(norms, "residual_norms", without)
+        else:
+            monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: 1.1 * product(*given, **rest))
+        with pytest.raises(KernelError, match=f"glue kernel 'mosaic', {found}"):
+            small_checks(Backends(glue="mosaic"), experts=True, shared=shared)
+
+
+def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
+    """Return the arguments of `rotate_and_write`, with other static parameters of the heads."""
+    return *given[:3], given[3]._replace(**fault), *given[4:]
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        ({"v_head_dim": 32, "v_scale": 0.707, "qkv_bias": True}, ("v_scale", 1.0)),
+        ({"rope": PAIRS, "qk_norm": Norm(1e-6), "temperature": Temperature(4.0, 0.5)}, ("interleaved", False)),
+    ],
+)
+def test_the_glue_is_checked_in_every_form_of_attention(
+    form: dict[str, Any], fault: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
+    right = rope.rotate_and_write
+    with interpreted():
+        assert small_checks(Backends(glue="mosaic"), attention=form) == 7
+        monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
+        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
+            small_checks(Backends(glue="mosaic"), attention=form)
+
+
 @pytest.mark.triton
-@pytest.mark.parametrize("fault", [None, "sampling", "routing"])
+@pytest.mark.parametrize("fault", [None, "sampling", "routing", "copies"])
 def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter: draws of all limits, routing in both buckets."""
     from tests.support.kernels import triton_interpreter
@@ -154,17 +213,24 @@ def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, m
     if fault == "sampling":
         right = sampling_api.draw
         monkeypatch.setattr(sampling_api, "draw", lambda *given: (right(*given)[0] ^ 1, right(*given)[1]))
-    if fault == "routing":
+    if fault in ("routing", "copies"):
         route = routing_api.route
-        monkeypatch.setattr(
-            routing_api, "route", lambda *given: (found := route(*given))._replace(rows=found.rows[:, ::-1])
-        )
+
+        def wrong(*given: Any, **rest: Any) -> Any:
+            found = route(*given, **rest)
+            if fault == "routing":
+                return found._replace(rows=found.rows[:, ::-1])
+            return found._replace(inputs=None if found.inputs is None else found.inputs[:, ::-1])
+
+        monkeypatch.setattr(routing_api, "route", wrong)
     chosen = Backends(sampling="triton", routing="triton")
     with interpreted():  # one after the other: Triton's interpreter is not made for threads
         if fault is None:
             assert small_checks(chosen, experts=True) == 3
             return
-        with pytest.raises(KernelError, match=rf"{fault} kernels 'triton', .*(700 logits|8 experts of which 2)"):
+        with pytest.raises(
+            KernelError, match=r"(sampling|routing) kernels 'triton', .*(700 logits|8 experts of which 2)"
+        ):
             small_checks(chosen, experts=True)
 
 

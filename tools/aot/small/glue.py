@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.experts.groups import row_count
 from pallas_kernels.glue.api import residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
+from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies
@@ -72,7 +72,10 @@ def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
     if case.choices:
         pairs = case.tokens, case.choices
         values = _shape((row_count(case.tokens * case.choices, 32), case.width), dtype)
-        branch = Pairs(values, _shape(pairs, jnp.dtype("int32")), _shape(pairs, wide) if case.weighted else None)
+        factors, own = _shape(pairs, wide) if case.weighted else None, None
+        if case.shared:
+            own = _shape((case.shared, case.tokens, case.width), wide if case.shared > 1 else dtype)
+        branch = Pairs(values, _shape(pairs, jnp.dtype("int32")), factors, own)
     given = branch, _shape((case.tokens, case.width), dtype), *weights
 
     def call(branch: Parts | Pairs, x: Any, post_weight: Any, pre_weight: Any) -> Any:
@@ -94,12 +97,15 @@ def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
 def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     """Compile a call of `rotate_and_write`. Return its kernel, and what is wrong with the program."""
     dtype, wide = jnp.dtype(case.dtype), jnp.dtype("float32")
-    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
-    row: Any = _shape((case.head_dim,), dtype)
-    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, 2 * case.head_dim
+    heads, columns = case.call, case.call.columns
+    sizes = heads.head_dim, heads.head_dim, heads.v_size
+    cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, heads.row
     table, index = _shape((case.tokens, case.half), wide), _shape((case.tokens,), jnp.dtype("int32"))
-    weights = HeadWeights(*(None if norm is None or not norm.weighted else row for norm in case.norms))
-    heads = Heads(case.heads, case.kv_heads, case.head_dim, *case.norms, rows=case.rows or case.heads // case.kv_heads)
+    rows: Any = [
+        None if norm is None or not norm.weighted else _shape((size,), dtype)
+        for norm, size in zip(case.norms, sizes, strict=True)
+    ]
+    weights = HeadWeights(*rows)
     values = _shape((case.parts, case.tokens, columns), wide if case.parts > 1 else dtype)
     given = (
         _shape(cell, dtype),

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jswa.model.glue.products import FEW_TOKENS
 from pallas_kernels.experts.groups import ALIGN, Tiling, row_count
 from pallas_kernels.experts.routing import api
 from pallas_kernels.experts.routing.plan import RouterWeights
@@ -38,7 +39,10 @@ def main() -> None:
     for layer in (layer for layer in LAYERS if options.only in layer.name):
         for tokens in TOKENS:
             name = f"{layer.name}, {tokens} tokens"
-            found = compile_call(replace(layer, tokens=tokens, parts=layer.parts if tokens <= 256 else 1))
+            few = tokens <= FEW_TOKENS
+            found = compile_call(
+                replace(layer, tokens=tokens, parts=layer.parts if few else 1, width=layer.width if few else 0)
+            )
             for kernel, facts in found.items():
                 blocks = facts.blocks_per_sm(card)
                 print(f"{name:28}{kernel:10}{facts.registers:9}{facts.spills:7}{facts.smem:14}{blocks:10}", flush=True)
@@ -59,13 +63,17 @@ def compile_call(case: Case) -> dict[str, TritonFacts]:
 
     with triton.compiling_for(card) as sharding:
 
-        def of(*shape: int) -> Any:
-            return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)  # type: ignore[no-untyped-call]
+        def of(*shape: int, dtype: Any = jnp.float32) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+        def call(parts: Any, weights: RouterWeights, x: Any) -> Any:
+            return api.route(parts, case.router, weights, tilings, x, scaled=case.scaled)
 
         held = (of(case.experts) if has else None for has in (case.bias, case.selection, case.scale))
         weights, parts = RouterWeights(*held), of(case.parts, case.tokens, case.experts)
+        x = of(case.tokens, case.width, dtype=jnp.bfloat16) if case.width else None
         triton.forget_kernels()
-        jax.jit(lambda parts, weights: api.route(parts, case.router, weights, tilings)).lower(parts, weights).compile()
+        jax.jit(call).lower(parts, weights, x).compile()
     return {name_of(dump, KERNELS): triton.read_facts(dump, card) for dump in sorted(triton.dumped())}
 
 

@@ -79,9 +79,39 @@ def test_routing_is_that_of_plain_jax(interpreter: Any, case: Case) -> None:
     for own, other in zip(found.tiles, right.tiles, strict=True):
         count = int(other[0, 0])
         np.testing.assert_array_equal(own[: 1 + count], other[: 1 + count])
+    assert found.inputs is None
     again = api.route(jnp.asarray(parts), case.router, weights, case.tilings)
     for first, second in zip(found[:2], again[:2], strict=True):
         assert np.asarray(first).tobytes() == np.asarray(second).tobytes()
+
+
+@pytest.mark.triton
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "router"), [(70, 8, Router("softmax", 3)), (3, 16, Router("top_k_sigmoid", 1))]
+)
+def test_tokens_are_copied_to_the_rows_of_their_experts(
+    interpreter: Any, tokens: int, experts: int, router: Router, scaled: bool
+) -> None:
+    """By several thread blocks, of which one writes the rest; every cell of a row that belongs to an expert, once."""
+    parts, weights = operands(Case("", router, tokens, experts, parts=2))
+    rng, tilings = np.random.default_rng(1), (Tiling(8, 80),)
+    x = jnp.asarray(rng.standard_normal((tokens, 1_100)), jnp.bfloat16)
+    found = api.route(jnp.asarray(parts), router, weights, tilings, x, scaled=scaled)
+    writes = {name: count.copy() for name, count in interpreter.WRITES.items()}
+    plain = api.route(jnp.asarray(parts), router, weights, tilings)
+    for own, other in zip(jax.tree.leaves(found[:6]), jax.tree.leaves(plain[:6]), strict=True):
+        np.testing.assert_array_equal(own, other)
+    assert found.inputs is not None
+    right = jnp.broadcast_to(x[:, None], (tokens, router.top_k, 1_100))
+    if scaled:
+        right = right * found.weights.astype(x.dtype)[:, :, None]
+    np.testing.assert_array_equal(found.inputs[found.rows].astype(jnp.float32), right.astype(jnp.float32))
+    used = np.zeros(len(found.inputs), np.int64)
+    used[np.asarray(found.rows).reshape(-1)] = 1
+    assert (writes.pop("inputs").reshape(len(used), -1) == used[:, None]).all()
+    assert all((count == 1).all() for count in writes.values())
 
 
 @pytest.mark.triton

@@ -1,6 +1,7 @@
 """Tests of residual, norms, rotary embedding and KV write: every implementation on one list of cases."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from tests.support.kernels.glue_calls import Arrays, call_norms, call_rope, in_float32, norm_arrays, rope_arrays
-from tools.cases.kernels.small.glue import NORMS, ROPES, NormCase, RopeCase
+from tools.cases.kernels.small.glue import GEMMA, LLAMA, NORMS, ROPES, NormCase, RopeCase
 
 NATIVE: tuple[Implementation, ...] = ("cpu",) if library.available() else ()
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "mosaic", *NATIVE)
@@ -46,6 +47,10 @@ def test_residual_and_norms_are_those_in_float32(case: NormCase, implementation:
 def test_queries_and_pages_are_those_in_float32(case: RopeCase, implementation: Implementation) -> None:
     """In 16 bits; cells of no token, and of dropped ones, keep their bytes; without races."""
     arrays = rope_arrays(case)
+    if implementation == "cpu" and (case.v_head_dim or case.interleaved):
+        with pytest.raises(NoGlueKernel, match=r"V of|interleaved"):
+            call_rope(case, arrays, implementation)
+        return
     expected = call_rope(case, widened(arrays, case.parts), "xla")
     found = call_rope(case, arrays, implementation)
     for result, right in zip(found, expected, strict=True):
@@ -59,11 +64,44 @@ def test_queries_and_pages_are_those_in_float32(case: RopeCase, implementation: 
     assert (found[1][:, : case.layers_per_page - 1] == before[:, : case.layers_per_page - 1]).all()
 
 
-def test_a_second_run_gives_equal_bits() -> None:
+@pytest.mark.parametrize(
+    ("name", "norms"),
+    [
+        ("gemma", "gemma"),
+        ("V of another size, norms", "one expert, no weights, one of all"),
+        ("interleaved pairs, norms", "experts, and one of all"),
+    ],
+)
+def test_a_second_run_gives_equal_bits(name: str, norms: str) -> None:
     """Sums have one order."""
-    norm, rope = norm_arrays(NORMS[1]), rope_arrays(ROPES[1])
-    runs = [call_norms(NORMS[1], norm, "mosaic") + call_rope(ROPES[1], rope, "mosaic") for _ in range(2)]
+    case, other = rope_of(name), next(case for case in NORMS if case.name.startswith(norms))
+    norm, rope = norm_arrays(other), rope_arrays(case)
+    runs = [call_norms(other, norm, "mosaic") + call_rope(case, rope, "mosaic") for _ in range(2)]
     assert all((a == b).all() for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("V of another size, a factor", {"v_scale": 1.0}),
+        ("V of another size, norms", {"temperature": False}),
+        ("interleaved pairs, five", {"interleaved": False}),
+        ("interleaved pairs, norms", {"norms": (None, GEMMA, LLAMA)}),
+    ],
+)
+def test_a_kernel_that_ignores_a_form_is_found(name: str, fault: dict[str, Any]) -> None:
+    """The comparison with float32 would fail by far."""
+    case = rope_of(name)
+    arrays = rope_arrays(case)
+    expected, wrong = call_rope(case, widened(arrays, case.parts), "xla"), replace(case, **fault)
+    found = call_rope(wrong, arrays | ({} if wrong.temperature else {"temperature": None}), "mosaic")
+    worst = max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+    assert worst > 0.3
+
+
+def rope_of(name: str) -> RopeCase:
+    """The case whose name begins so."""
+    return next(case for case in ROPES if case.name.startswith(name))
 
 
 def test_what_a_kernel_cannot_serve_is_an_error() -> None:
@@ -77,3 +115,6 @@ def test_what_a_kernel_cannot_serve_is_an_error() -> None:
     narrow = replace(ROPES[0], half=12)
     with pytest.raises(NoGlueKernel, match="24 of it rotated"):
         call_rope(narrow, rope_arrays(narrow), "mosaic")
+    partial = replace(ROPES[0], half=16, interleaved=True)
+    with pytest.raises(NoGlueKernel, match="32 of 64 columns in interleaved pairs"):
+        call_rope(partial, rope_arrays(partial), "mosaic")

@@ -6,7 +6,7 @@ shapes of released models, to be compiled: with the parts into which 64 tokens' 
 
 from dataclasses import dataclass, replace
 
-from pallas_kernels.glue.plan import Rms
+from pallas_kernels.glue.plan import Heads, Rms
 
 GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6, weighted=False)
 
@@ -18,6 +18,7 @@ class NormCase:
     Attributes:
         choices: experts of a token whose results are the branch; 0: it is a product.
         weighted: whether these have weights.
+        shared: parts of the result of an expert of all tokens; 0: there is none.
     """
 
     name: str
@@ -32,6 +33,7 @@ class NormCase:
     dtype: str = "bfloat16"
     choices: int = 0
     weighted: bool = True
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class RopeCase:
         norms: of Q, K and V.
         rows: rows of the result per KV head; 0: as many as the group has heads.
         dropped: every third token is.
+        v_head_dim: of V; 0: that of K.
+        v_scale: factor of V.
+        interleaved: pairs are neighbours.
     """
 
     name: str
@@ -61,6 +66,25 @@ class RopeCase:
     page_size: int = 4
     dropped: bool = False
     dtype: str = "bfloat16"
+    v_head_dim: int = 0
+    v_scale: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def call(self) -> Heads:
+        """The static parameters of the call."""
+        group = self.heads // self.kv_heads
+        v_size = self.v_head_dim or None
+        return Heads(
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            *self.norms,
+            self.rows or group,
+            v_size,
+            self.v_scale,
+            self.interleaved,
+        )
 
 
 NORMS = (
@@ -71,6 +95,8 @@ NORMS = (
     NormCase("no norm before the next product", 2, 128, post=LLAMA, pre=None),
     NormCase("experts", 3, 2_880, choices=4),
     NormCase("one expert, no weights", 2, 192, choices=1, weighted=False, post=GEMMA),
+    NormCase("one expert, no weights, one of all tokens", 3, 896, choices=1, weighted=False, shared=4),
+    NormCase("experts, and one of all tokens", 2, 320, choices=3, shared=1, post=LLAMA, pre=None, add=0.5),
     NormCase("weights of the sum, no weight of the norm", 2, 1_664, bias=True, pre=UNWEIGHTED, keep=0.5, add=0.25),
 )
 ROPES = (
@@ -80,18 +106,43 @@ ROPES = (
     RopeCase("half of the columns rotated, one KV head", 2, 3, 1, 64, 16, norms=(LLAMA, LLAMA, None), dtype="float16"),
     RopeCase("nothing rotated, a temperature", 2, 6, 2, 128, 0, temperature=True),
     RopeCase("a norm of V, heads of 80", 2, 4, 4, 80, 40, norms=(GEMMA, GEMMA, UNWEIGHTED)),
+    RopeCase("V of another size, a factor", 3, 16, 2, 48, 8, v_head_dim=32, v_scale=0.707, rows=8, dropped=True),
+    RopeCase(
+        *("V of another size, norms, biases, parts", 2, 6, 1, 64, 32, 3, True, (GEMMA, GEMMA, LLAMA)),
+        v_head_dim=80,
+        temperature=True,
+    ),
+    RopeCase(
+        "interleaved pairs, five heads a group",
+        3,
+        10,
+        2,
+        128,
+        64,
+        norms=(UNWEIGHTED, UNWEIGHTED, None),
+        interleaved=True,
+    ),
+    RopeCase(
+        *("interleaved pairs, norms, biases, parts", 4, 4, 4, 64, 32, 3, True, (LLAMA, GEMMA, LLAMA)),
+        temperature=True,
+        rows=8,
+        dropped=True,
+        interleaved=True,
+        dtype="float16",
+    ),
 )
 
 NORM_LAYERS = tuple(
-    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1)
+    replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, shared=case.shared if tokens == 64 else own)
     for tokens in (1, 64, 2_048)
-    for case, parts in (
-        (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8),
-        (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5),
-        (NormCase("Mistral-7B", 0, 4_096), 8),
-        (NormCase("Llama-4-Scout", 0, 5_120), 8),
-        (NormCase("gpt-oss-20b, experts", 0, 2_880, choices=4), 1),
-        (NormCase("MiMo-V2-Flash, experts", 0, 4_096, choices=8), 1),
+    for case, parts, own in (
+        (NormCase("gemma-3-27b", 0, 5_376, post=GEMMA, pre=GEMMA), 8, 0),
+        (NormCase("gpt-oss-20b", 0, 2_880, bias=True), 5, 0),
+        (NormCase("Mistral-7B", 0, 4_096), 8, 0),
+        (NormCase("Llama-4-Scout", 0, 5_120), 8, 0),
+        (NormCase("gpt-oss-20b, experts", 0, 2_880, choices=4), 1, 0),
+        (NormCase("MiMo-V2-Flash, experts", 0, 4_096, choices=8), 1, 0),
+        (NormCase("Llama-4-Scout, experts", 0, 5_120, choices=1, weighted=False, shared=4), 1, 1),
     )
 )
 
@@ -110,12 +161,16 @@ def _wide(
     return replace(case, pages=4_096, page_size=64, layers_per_page=1)
 
 
+_UNIT = Rms(1e-5, weighted=False), Rms(1e-5, weighted=False), None
 ROPE_LAYERS = tuple(
-    replace(case, tokens=tokens, parts=parts if tokens <= 64 else 1, rows=rows if tokens <= 64 else 0)
+    replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, rows=rows if tokens <= 64 else 0)
     for tokens in (1, 64, 2_048)
     for case, parts, rows in (
         (_wide("gemma-3-27b", 32, 16, 128, norms=(GEMMA, GEMMA, None)), 4, 8),
         (_wide("gpt-oss-20b", 64, 8, 64, bias=True), 5, 8),
         (_wide("Mistral-7B", 32, 8, 128), 4, 8),
+        (replace(_wide("MiMo-V2-Flash", 64, 8, 192), half=32, v_head_dim=128, v_scale=0.707), 2, 8),
+        (replace(_wide("Llama-4-Scout", 40, 8, 128, norms=_UNIT), interleaved=True), 4, 8),
+        (replace(_wide("Llama-4-Scout full", 40, 8, 128), half=0, temperature=True), 4, 8),
     )
 )

@@ -24,6 +24,8 @@ class Case:
         bias, selection, scale: whether the router has them.
         tilings: of the grouped products.
         quick: whether it is interpreted in every run of the tests.
+        width: of the tokens that the kernel copies to their rows; 0: it copies none.
+        scaled: whether they are multiplied by their weights.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Case:
     scale: bool = False
     tilings: tuple[Tiling, ...] = (Tiling(8, 12),)
     quick: bool = True
+    width: int = 0
+    scaled: bool = False
 
 
 GPT_OSS = Router("top_k_softmax", 4)
@@ -78,10 +82,10 @@ def make_logits(kind: str, tokens: int, experts: int, rng: np.random.Generator) 
 
 # Experts, and what else the router of a released model has.
 LAYERS = (
-    Case("gpt-oss-20b", GPT_OSS, 0, 32, parts=5, bias=True),
-    Case("gpt-oss-120b", GPT_OSS, 0, 128, parts=5, bias=True),
-    Case("MiMo-V2-Flash", MIMO, 0, 256, parts=8, selection=True),
-    Case("Llama-4-Scout", LLAMA_4, 0, 16, parts=8),
-    Case("Qwen3-30B-A3B", QWEN, 0, 128, parts=8),
+    Case("gpt-oss-20b", GPT_OSS, 0, 32, parts=5, bias=True, width=2_880),
+    Case("gpt-oss-120b", GPT_OSS, 0, 128, parts=5, bias=True, width=2_880),
+    Case("MiMo-V2-Flash", MIMO, 0, 256, parts=8, selection=True, width=4_096),
+    Case("Llama-4-Scout", LLAMA_4, 0, 16, parts=8, width=5_120, scaled=True),
+    Case("Qwen3-30B-A3B", QWEN, 0, 128, parts=8, width=2_048),
 )
 TOKENS = (1, 64, 256, 2_048)
