@@ -18,8 +18,8 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
-from jswa.model.panels import lay_out
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.panels import OUTPUTS_FIRST, lay_out
+from jswa.model.transformer import Linear, Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
@@ -42,7 +42,7 @@ class WeightsStager:
         held: shape, dtype and sharding of each parameter of the engine, without adapters.
         quantization: as the engine was told to hold its matrices.
         experts: the implementation that runs experts.
-        linear_panels, expert_panels: see `lay_out`.
+        linear, expert_panels: see `lay_out`.
     """
 
     model: ModelConfig
@@ -51,7 +51,7 @@ class WeightsStager:
     held: Mapping[str, jax.ShapeDtypeStruct]
     quantization: QuantizationMode
     experts: Implementation
-    linear_panels: bool
+    linear: Linear
     expert_panels: bool
 
     def stage(self, source: Weights) -> Params:
@@ -85,7 +85,7 @@ class WeightsStager:
             raise WeightsError("weights", str(folder), str(error)) from error
         if model != self.model:
             raise WeightsError("weights", str(folder), "must have the config of the model that the engine runs")
-        lay_out(params, linear=self.linear_panels, experts=self.expert_panels)
+        lay_out(params, linear=self.linear, experts=self.expert_panels)
         return params
 
     def _converted(self, arrays: dict[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -95,7 +95,7 @@ class WeightsStager:
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)
         for name in table:
-            if name not in self.held and f"{name}.values" not in self.held:
+            if name not in self.held and self._eight_bits(name) is None:
                 limit = "is held in 4 bits, to which jswa does not round: start the engine with quantization = none"
                 raise WeightsError("weights", name, limit)
         for name, source in table.items():
@@ -130,12 +130,17 @@ class WeightsStager:
         """Return a parameter in shards, quantized and in panels as the engine holds it."""
         found: Params = {name: self.placement.spread(name, whole)}
         if name not in self.held:
-            kind = _KINDS[self.held[f"{name}.values"].dtype.name]
-            found = reformat(name, found, self.placement, kind, self.experts)
+            eight = self._eight_bits(name)
+            assert eight is not None
+            found = reformat(name, found, self.placement, _KINDS[eight.dtype.name], self.experts)
         # Panels are filled by numpy, on a CPU alone: its memory is the host's, whatever a trainer's guard forbids.
         with jax.transfer_guard("allow"):
-            lay_out(found, linear=self.linear_panels, experts=self.expert_panels)
+            lay_out(found, linear=self.linear, experts=self.expert_panels)
         return found
+
+    def _eight_bits(self, name: str) -> jax.ShapeDtypeStruct | None:
+        """Return the values of a matrix that is held in 8 bits."""
+        return self.held.get(f"{name}.values", self.held.get(f"{name}{OUTPUTS_FIRST}"))
 
     def _require_held(self, params: Params) -> Params:
         """Assert that the parameters have the forms of the engine's, and that none is left out but scales of KV."""
