@@ -81,7 +81,7 @@ class EngineConfig:
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled. fp8 rounds activations to 8 bits too ("W8A8"), with a scale per token, for
             layers in fp8 with one scale per output (quantization); the numbers change. It is for NVIDIA GPUs since
-            Hopper, and runs on a CPU slowly; no GPU has measured it yet.
+            Ada (8.9), and runs on a CPU slowly; no GPU has measured it yet.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
             and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer kernels per
             layer on Hopper; no GPU has measured it yet.

@@ -134,10 +134,8 @@ def require_triton(option: str, platform: str, capability: str | None, *, instal
 
 def _require_fp8(chosen: Backends, platform: str, capability: str | None) -> None:
     """Raise ConfigError if linear layers should multiply two factors in float8 on a GPU that is too old for it."""
-    if chosen.linear == "fp8" and platform != "cpu" and (platform != "gpu" or float(capability or 0) < 9.0):
-        limit = (
-            f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Hopper (9.0)"
-        )
+    if chosen.linear == "fp8" and platform != "cpu" and (platform != "gpu" or float(capability or 0) < 8.9):
+        limit = f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Ada (8.9)"
         raise ConfigError("linear_backend", "fp8", limit)
 
 
