@@ -49,7 +49,7 @@ from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.panels import lay_out
+from jswa.model.panels import lay_out, require_fp8
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted
@@ -244,10 +244,11 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     else:
         model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
     drafter, own = (None, {}) if drafts is None else drafts.load(model, params, dtype, mesh)
-    panels = backends.linear == "cpu", backends.experts == "cpu"
+    forms = backends.linear, backends.experts == "cpu"
     for found_params in (params, own):
-        lay_out(found_params, linear=panels[0], experts=panels[1])
-    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *panels)
+        lay_out(found_params, linear=forms[0], experts=forms[1])
+    require_fp8(params, backends.linear)
+    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *forms)
     params |= {f"{PREFIX}{name}": value for name, value in own.items()}
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else empty_room(model, room, dtype, mesh)

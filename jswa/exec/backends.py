@@ -54,7 +54,7 @@ def choose_backends(
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere, "cpu" for a CPU where its library
     is built; XLA runs anywhere. A named kernel is never replaced: if it cannot serve the model, compiling it raises an
     error. Raises ConfigError if the package or library of a named kernel is missing, if "cpu" is named for a GPU or
-    several devices, and if Mosaic's compiler is known to give wrong code.
+    several devices, if "fp8" is named for an older GPU, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -97,6 +97,7 @@ def choose_backends(
         if named == "triton":
             require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
+    _require_fp8(chosen, platform, capability)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
         for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
             if kernel in ("mosaic", "mosaic_splits", "mosaic_overlap"):
@@ -129,6 +130,13 @@ def require_triton(option: str, platform: str, capability: str | None, *, instal
     for limit, found in faults.items():
         if found:
             raise ConfigError(option, "triton", limit)
+
+
+def _require_fp8(chosen: Backends, platform: str, capability: str | None) -> None:
+    """Raise ConfigError if linear layers should multiply two factors in float8 on a GPU that is too old for it."""
+    if chosen.linear == "fp8" and platform != "cpu" and (platform != "gpu" or float(capability or 0) < 8.9):
+        limit = f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Ada (8.9)"
+        raise ConfigError("linear_backend", "fp8", limit)
 
 
 def _native() -> bool:

@@ -8,8 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
-from jswa.model.lora import Adapted, AdapterIds, lora_product
-from pallas_kernels import int4
+from jswa.model.lora import Adapted, AdapterIds, Matrix, lora_product
+from pallas_kernels import fp8, int4
 from pallas_kernels.cpu.experts import gated
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.cpu.products import matmul as matmul_panels
@@ -128,13 +128,15 @@ def linear(
     """Return x · weight + bias.
 
     The weight may have 8 or 4 bits or lie in panels, and it may have LoRA adapters; `adapters` is the adapter of each
-    token.
+    token. x is rounded to 8 bits for a weight in `Fp8Rows`, and not for its adapters.
     """
     values, base = weight.get_value(), _base(weight)
     if isinstance(base, Panels):
         out = matmul_panels(x, base)
     elif isinstance(base, Quantized):
         out = matmul(x, base)
+    elif isinstance(base, fp8.Fp8Rows):
+        out = fp8.matmul(x, base)
     else:
         out = int4.matmul(x, base) if isinstance(base, int4.Int4) else x @ base
     if isinstance(values, Adapted):
@@ -143,10 +145,10 @@ def linear(
     return out if bias is None else out + bias[...][None]
 
 
-def _base(weight: nnx.Param[Array]) -> Array | Panels | Quantized | int4.Int4:
+def _base(weight: nnx.Param[Array]) -> Matrix:
     """Return a matrix without its LoRA adapters."""
     values = weight.get_value()
-    base: Array | Panels | Quantized | int4.Int4 = values.base if isinstance(values, Adapted) else values
+    base: Matrix = values.base if isinstance(values, Adapted) else values
     return base
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int32, Shaped
 
 from pallas_kernels.cpu.products import Panels
+from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 
@@ -26,18 +27,20 @@ Pairs = Mapping[str, tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r C"]]
 AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 
 
+# Any form of a linear layer's matrix [K, C].
+Matrix = Array | Quantized | Int4 | Panels | Fp8Rows
+
+
 class Adapted(NamedTuple):
     """A matrix and the adapters beside it."""
 
-    base: Float[Array, "K C"] | Quantized | Int4 | Panels
+    base: Matrix
     a: Float[Array, "K R"]
     b: Float[Array, "R C"]
     owner: Int32[Array, " R"]
 
 
-def with_adapters(
-    name: str, base: Array | Quantized | Int4 | Panels, params: dict[str, Array]
-) -> Array | Quantized | Int4 | Panels | Adapted:
+def with_adapters(name: str, base: Matrix, params: dict[str, Array]) -> Matrix | Adapted:
     """Return the matrix `name` with the adapters that `params` has for it, if any."""
     if name + _A not in params:
         return base

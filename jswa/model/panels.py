@@ -1,22 +1,29 @@
-"""Lays the matrices of a model out in the panels that the CPU's products read."""
+"""Lays the matrices of a model out as the products of a backend read them: in panels of a CPU, or outputs first."""
 
 import math
 import mmap
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped, UInt8
 
+from jswa.errors import ConfigError
 from jswa.model.transformer import Linear
+from jswa.model.weights.formats import LINEAR
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
+from pallas_kernels.fp8 import UNIT
 
 # The names from eh_proj on are those of drafters.
 _MATRIX = re.compile(
     r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down|eh_proj)|^(lm_head|fc|pre|post))(\.values|\.codes)?$"
 )
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
+OUTPUTS_FIRST = ".rows"  # ends the name of a matrix in float8 with outputs first
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page
 _ROOM = 64 * 2**20  # bytes that are reserved at a time
@@ -47,24 +54,32 @@ class Room:
         return out.view(dtype).reshape(shape)
 
 
-def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
-    """Replace matrices by their panels, one after the other: numbers, values of 8 bits or codes of 4 bits.
+def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
+    """Replace matrices by what their products read, one after the other.
 
-    A matrix [*E, K, C] becomes [*E, P, K, 32]; `transformer.bind` sees it from the number of axes. Where the processor
-    multiplies bytes, codes become quads [*E, P, K / 8, 128], and the scales and zeros of groups [*E, P, G, 32]. All
-    large arrays of `params` are moved to huge pages.
+    For "fp8", N.values [K, C] of linear layers in e4m3 becomes N.rows [C, K]; `transformer.bind` sees from the name
+    that activations are rounded too. Raises ConfigError if such products cannot have a matrix of that size.
+
+    Panels are of numbers, values of 8 bits or codes of 4 bits. A matrix [*E, K, C] becomes [*E, P, K, 32];
+    `transformer.bind` sees it from the number of axes. Where the processor multiplies bytes, codes become quads
+    [*E, P, K / 8, 128], and the scales and zeros of groups [*E, P, G, 32]. All large arrays of `params` are moved to
+    huge pages.
 
     Args:
-        params: of one device.
-        linear: the matrices of linear layers and the head, if it is not the embedding.
-        experts: the stacked matrices of experts. Those in MXFP4 keep their form, since their outputs are rows.
+        params: of one device, if it gets panels.
+        linear: the backend of linear layers. For "cpu" their matrices become panels, and the head, if it is not the
+            embedding.
+        experts: make panels of the stacked matrices of experts. Those in MXFP4 keep their form, since their outputs
+            are rows.
     """
-    if not (linear or experts):
+    if linear == "fp8":
+        _lay_out_fp8(params)
+    if linear != "cpu" and not experts:
         return
     room, placed = Room(sum(array.nbytes for array in params.values())), set[str]()
     for name in [name for name in params if _MATRIX.search(name)]:
         stacked = _EXPERTS.search(name) is not None and params[name].ndim == 3
-        if not (experts if stacked else linear):
+        if not (experts if stacked else linear == "cpu"):
             continue
         base = name.removesuffix(".codes")
         quads = base != name and _fits_quads(params, base)
@@ -77,10 +92,44 @@ def lay_out(params: dict[str, Array], *, linear: bool, experts: bool) -> None:
         params[name] = _moved(params.pop(name), room)
 
 
+def fp8_names(params: Mapping[str, Any]) -> list[str]:
+    """Return the names of the linear layers' matrices that are held in float8, inputs first; experts are none."""
+    values = {name.removesuffix(".values"): value for name, value in params.items() if name.endswith(".values")}
+    return [
+        name for name, value in values.items() if LINEAR.search(name) and (value.ndim, value.dtype) == (2, np.uint8)
+    ]
+
+
+def require_fp8(params: Mapping[str, Array], linear: Linear) -> None:
+    """Raise ConfigError if linear layers should multiply two factors in float8, and no matrix is laid out for it."""
+    if linear == "fp8" and not any(name.endswith(OUTPUTS_FIRST) for name in params):
+        limit = "no linear layer is held in float8 with a scale per output: set quantization to fp8, which rounds them"
+        raise ConfigError("linear_backend", "fp8", limit)
+
+
 def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
     """Return whether XLA runs products with some of the matrices: of adapters and the like, or with all."""
     plain = {name for name, value in params.items() if value.ndim == 2 and value.dtype.itemsize == 2}
-    return any(name != "embed" and not name.endswith("_bias") for name in plain) or linear == "xla"
+    return any(name != "embed" and not name.endswith("_bias") for name in plain) or linear != "cpu"
+
+
+def _lay_out_fp8(params: dict[str, Array]) -> None:
+    for name in fp8_names(params):
+        sides = params[f"{name}.values"].sharding.shard_shape(params[f"{name}.values"].shape)
+        if any(side % UNIT for side in sides):
+            limit = f"{name} is {list(sides)} on each device: both must be multiples of {UNIT}"
+            raise ConfigError("linear_backend", "fp8", limit)
+        params[f"{name}{OUTPUTS_FIRST}"] = _outputs_first(params.pop(f"{name}.values"))
+
+
+def _outputs_first(matrix: UInt8[Array, "K C"]) -> UInt8[Array, "C K"]:
+    """Return the transposed matrix, each device's part transposed where it is."""
+    sharding = matrix.sharding
+    if isinstance(sharding, NamedSharding):
+        inputs, outputs = (*sharding.spec, None, None)[:2]
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(outputs, inputs))  # type: ignore[no-untyped-call]
+    turned: Array = jax.jit(jnp.transpose, out_shardings=sharding)(matrix)
+    return turned
 
 
 def _fits_quads(params: Mapping[str, Array], name: str) -> bool:

@@ -21,19 +21,20 @@ from jswa.model.collectives import lookup_rows, psum
 from jswa.model.glue.products import hidden_of, joined, linear_parts, whole
 from jswa.model.glue.projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, tiles_of, zeros
-from jswa.model.lora import Adapted, AdapterIds, with_adapters
+from jswa.model.lora import Adapted, AdapterIds, Matrix, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
 from pallas_kernels.experts.routing.api import Implementation as Routing
+from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
-Linear = Literal["xla", "cpu"]
+Linear = Literal["xla", "cpu", "fp8"]
 Tap = Callable[[int, Float[Array, "T M"]], None]
 Routed = Callable[[int, Int[Array, "T k"]], None]
 
@@ -348,7 +349,7 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
-    def value(name: str, shape: tuple[int, ...]) -> Array | Weights | QuantizedRows | Adapted:
+    def value(name: str, shape: tuple[int, ...]) -> Matrix | Weights | QuantizedRows | Adapted:
         matrix: Array | Quantized | Int4
         if name in params:
             matrix = stored = params[name]
@@ -357,6 +358,8 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
             matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
         elif (tiles := tiles_of(name, params)) is not None:
             return tiles
+        elif f"{name}.rows" in params:
+            return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
         else:
             stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
             if name == "embed":

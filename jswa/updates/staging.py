@@ -18,8 +18,8 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
-from jswa.model.panels import lay_out
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.panels import OUTPUTS_FIRST, lay_out
+from jswa.model.transformer import Linear, Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
@@ -29,7 +29,7 @@ from pallas_kernels.experts.api import Implementation
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _FLOATS = tuple(map(jnp.dtype, ("float32", "bfloat16", "float16")))
 _KINDS: dict[str, QuantizationMode] = {"int8": "int8", "uint8": "fp8", "float8_e4m3fn": "fp8"}
-_CODES = "values", "tiles"  # of matrices in 8 bits
+_CODES = ".values", ".tiles", OUTPUTS_FIRST  # of matrices in 8 bits
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]] | str | Path
 
 
@@ -43,7 +43,7 @@ class WeightsStager:
         held: shape, dtype and sharding of each parameter of the engine, without adapters.
         quantization: as the engine was told to hold its matrices.
         experts: the implementation that runs experts.
-        linear_panels, expert_panels: see `lay_out`.
+        linear, expert_panels: see `lay_out`.
     """
 
     model: ModelConfig
@@ -52,7 +52,7 @@ class WeightsStager:
     held: Mapping[str, jax.ShapeDtypeStruct]
     quantization: QuantizationMode
     experts: Implementation
-    linear_panels: bool
+    linear: Linear
     expert_panels: bool
 
     def stage(self, source: Weights) -> Params:
@@ -86,7 +86,7 @@ class WeightsStager:
             raise WeightsError("weights", str(folder), str(error)) from error
         if model != self.model:
             raise WeightsError("weights", str(folder), "must have the config of the model that the engine runs")
-        lay_out(params, linear=self.linear_panels, experts=self.expert_panels)
+        lay_out(params, linear=self.linear, experts=self.expert_panels)
         return params
 
     def _converted(self, arrays: dict[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -96,7 +96,7 @@ class WeightsStager:
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)
         for name in table:
-            if name not in self.held and not any(f"{name}.{field}" in self.held for field in _CODES):
+            if name not in self.held and self._eight_bits(name) is None:
                 limit = "is held in 4 bits, to which jswa does not round: start the engine with quantization = none"
                 raise WeightsError("weights", name, limit)
         for name, source in table.items():
@@ -131,13 +131,18 @@ class WeightsStager:
         """Return a parameter in shards, quantized and in panels as the engine holds it."""
         found: Params = {name: self.placement.spread(name, whole)}
         if name not in self.held:
-            codes = next(self.held[key] for field in _CODES if (key := f"{name}.{field}") in self.held)
-            kind = _KINDS[codes.dtype.name]
-            found = reformat(name, found, self.placement, kind, self.experts)
+            eight = self._eight_bits(name)
+            assert eight is not None
+            found = reformat(name, found, self.placement, _KINDS[eight.dtype.name], self.experts)
         # Panels are filled by numpy, on a CPU alone: its memory is the host's, whatever a trainer's guard forbids.
         with jax.transfer_guard("allow"):
-            lay_out(found, linear=self.linear_panels, experts=self.expert_panels)
+            lay_out(found, linear=self.linear, experts=self.expert_panels)
         return found
+
+    def _eight_bits(self, name: str) -> jax.ShapeDtypeStruct | None:
+        """Return the values of a matrix that is held in 8 bits."""
+        codes = (self.held.get(f"{name}{field}") for field in _CODES)
+        return next((array for array in codes if array is not None), None)
 
     def _require_held(self, params: Params) -> Params:
         """Assert that the parameters have the forms of the engine's, and that none is left out but scales of KV."""

@@ -22,10 +22,11 @@ from safetensors.numpy import load_file
 
 from jswa.config import LoraRoom
 from jswa.errors import CacheFileError
-from jswa.exec.mesh import make_mesh
+from jswa.exec.mesh import make_mesh, mesh_of, specs_of
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
+from jswa.model.panels import OUTPUTS_FIRST, fp8_names, lay_out
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -34,6 +35,7 @@ from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from jswa.updates.assembly import put_whole
 from jswa.updates.staging import WeightsStager, held_shapes
+from pallas_kernels.fp8 import Fp8Rows, matmul
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
 from tests.parity.load import read_config
@@ -254,12 +256,46 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
                     runs = [np.take(expected, range(*run), axis=cut.axis) for run in cut.ranges[number]]
                     expected = np.concatenate(runs, axis=cut.axis) if runs else np.zeros_like(expected)
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
+        if mode == "fp8" and name == "llama":
+            check_fp8(load_checkpoint(where, float32, quantization="fp8", mesh=make_mesh(2))[1])
         if mode == "none":
             check_staged(
                 source,
-                WeightsStager(model, float32, Placement(model, mesh), held_shapes(shared), "none", "xla", False, False),
+                WeightsStager(model, float32, Placement(model, mesh), held_shapes(shared), "none", "xla", "xla", False),
                 shared,
             )
+
+
+def check_fp8(shared: Params) -> None:
+    """Assert that each device turns its part of a matrix in float8, and multiplies it by its own rounded inputs."""
+    laid = {
+        f"{name}.{field}": shared[f"{name}.{field}"] for name in fp8_names(shared) for field in ("values", "scales")
+    }
+    laid = {name: value for name, value in laid.items() if name.startswith("layers.0.")}
+    names = fp8_names(laid)
+    lay_out(laid, linear="fp8", experts=False)
+    for name in names:
+        rows, scales = laid[f"{name}{OUTPUTS_FIRST}"], laid[f"{name}.scales"]
+        parts = [np.asarray(part.data) for part in rows.addressable_shards]
+        for part, stored in zip(parts, shared[f"{name}.values"].addressable_shards, strict=True):
+            assert np.array_equal(part, np.asarray(stored.data).T), name
+        mesh, specs = mesh_of(rows), (specs_of(rows), specs_of(scales))
+        assert mesh is not None
+        by_inputs = len(specs[0]) > 1 and specs[0][1] is not None
+        spec = PartitionSpec(None, specs[0][1]) if by_inputs else PartitionSpec()  # type: ignore[no-untyped-call]
+        x = jax.device_put(np.random.default_rng(0).standard_normal((5, rows.shape[1]), np.float32))
+        run = jax.shard_map(
+            lambda x, rows, scales: matmul(x, Fp8Rows(rows, scales))[None],
+            mesh=mesh,
+            in_specs=(spec, *specs),
+            out_specs=PartitionSpec(*mesh.axis_names),  # type: ignore[no-untyped-call]
+            check_vma=False,
+        )
+        found = np.asarray(jax.jit(run)(x, rows, scales))
+        own = np.split(np.asarray(x), mesh.size, axis=1) if by_inputs else [np.asarray(x)] * mesh.size
+        for device, (part, scale) in enumerate(zip(parts, scales.addressable_shards, strict=True)):
+            expected = matmul(jnp.asarray(own[device]), Fp8Rows(jnp.asarray(part), jnp.asarray(scale.data)))
+            np.testing.assert_allclose(found[device], expected, rtol=1e-5, atol=1e-5)
 
 
 def check_staged(source: Path, stager: WeightsStager, shared: Params) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_REGISTERS, SM_SMEM_BYTES, SM_THREADS, SMEM_BYTES
@@ -12,6 +12,7 @@ _BYTES = {
     "pred": 1,
     "s8": 1,
     "u8": 1,
+    "f8e4m3fn": 1,
     "s16": 2,
     "u16": 2,
     "bf16": 2,
@@ -126,7 +127,15 @@ def _smem(source: str) -> int:
 def copies(program: str) -> list[int]:
     """Return the bytes of each `copy` of an optimised program, also inside of fusions."""
     found = re.findall(r"= (\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", program)
-    return [_BYTES[kind] * math.prod(int(length) for length in shape.split(",") if length) for kind, shape in found]
+    return [_BYTES[kind] * _size(shape) for kind, shape in found]
+
+
+def made_sizes(program: str, kinds: Collection[str]) -> set[int]:
+    """Return the sizes of the arrays of these types that kernels of an optimised program write."""
+    found = set()
+    for results in _results(program):
+        found |= {_size(shape) for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", results) if kind in kinds}
+    return found
 
 
 def widest(program: str, length: int) -> int:
@@ -134,17 +143,26 @@ def widest(program: str, length: int) -> int:
 
     What is inside of a fusion is never written, and parameters and views are no kernel's.
     """
-    found, fused = 0, False
+    found = 0
+    for results in _results(program):
+        for kind, shape in re.findall(r"(\w+)\[([\d,]+)\]", results):
+            found = max(found, _BYTES.get(kind, 1) * _size(shape) if str(length) in shape.split(",") else 0)
+    return found
+
+
+def _results(program: str) -> Iterator[str]:
+    """Yield the types of what each kernel writes."""
+    fused = False
     for line in program.splitlines():
         if line.endswith("{"):
-            fused = "fused_" in line.split("(")[0] or "wrapped_" in line.split("(")[0]
+            fused = any(part in line.split("(")[0] for part in ("fused_", "wrapped_", "gemm_fusion_"))
         result = re.search(r"= (.*?) ([a-z][\w-]*)\(", line)
-        if fused or result is None or result[2] in _VIEWS:
-            continue
-        for kind, shape in re.findall(r"(\w+)\[([\d,]+)\]", result[1]):
-            axes = [int(axis) for axis in shape.split(",")]
-            found = max(found, _BYTES.get(kind, 1) * math.prod(axes) if length in axes else 0)
-    return found
+        if not fused and result is not None and result[2] not in _VIEWS:
+            yield result[1]
+
+
+def _size(shape: str) -> int:
+    return math.prod(int(length) for length in shape.split(",") if length)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
@@ -22,7 +23,8 @@ from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.panels import OUTPUTS_FIRST, fp8_names
+from jswa.model.transformer import Linear, Params, param_shapes
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
@@ -32,12 +34,13 @@ from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.aot import device, triton
-from tools.aot.facts import KernelFacts, Launch, copies, launches, top_level, widest
+from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest
 from tools.aot.measures import traffic
 from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
+CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 ROWS, PAGE = 64, 64
 CONTEXT = 1_536  # tokens of each row, where bytes are counted
@@ -65,6 +68,7 @@ class StepSpec:
         routing: the implementation of the choice of experts.
         drafts: of each row of a decode step on average, or of a row at most beside prompts; looked up and verified.
         attention, experts: the implementations of attention and of experts.
+        linear: the implementation of linear layers.
     """
 
     model: str
@@ -81,6 +85,7 @@ class StepSpec:
     drafts: int = 0
     attention: Attention = "mosaic"
     experts: Experts = "mosaic"
+    linear: Linear = "xla"
 
     @property
     def name(self) -> str:
@@ -95,6 +100,7 @@ class StepSpec:
         more += f", {self.drafts} drafts" * bool(self.drafts)
         more += f", attention on {self.attention}" * (self.attention != "mosaic")
         more += f", experts on {self.experts}" * (self.experts != "mosaic")
+        more += f", linear layers on {self.linear}" * (self.linear != "xla")
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -108,6 +114,7 @@ _MODELS = (
 )
 _MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
 _EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
+_EIGHT_BIT_FACTORS = [replace(spec, linear="fp8") for spec in _EIGHT_BITS[2:]]
 _ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048)]
 _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
 _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
@@ -129,7 +136,7 @@ _OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1
 _GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
 _ONE = replace(_MODELS[0], rows=1)
 STEPS = (
-    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS),
+    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),
     *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED),
 )
 SAMPLE_STEPS = (
@@ -188,7 +195,7 @@ def compile_step(spec: StepSpec) -> StepFacts:
     if many > few + max(1, (spec.layers - spec.shorter) // 8):
         faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
     if spec.quantization != "none":
-        plain = facts_of(replace(spec, quantization="none", experts="mosaic")).temporaries
+        plain = facts_of(replace(spec, quantization="none", experts="mosaic", linear="xla")).temporaries
         if facts.temporaries >= plain + _smallest_matrix(spec):  # less is sums of a product in float32
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
     return replace(facts, faults=faults)
@@ -213,6 +220,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
         held = param_shapes(model, BFLOAT16, "mxfp4_joined" if spec.experts == "mosaic_overlap" else "mxfp4_tiles")
     else:
         held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
+        held = _outputs_first(held) if spec.linear == "fp8" else held
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
@@ -238,6 +246,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
             f"{memory.alias_size_in_bytes} of {state_bytes(arguments[1])} bytes of state are updated in place"
         )
     faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
+    faults += _eight_bit_faults(text, held)
     bound = 4 * logits_at_once(bucket.rows, 1 + bucket.drafts, model.vocab_size)
     if (largest := widest(text, model.vocab_size)) > bound:
         faults.append(f"an array of logits has {largest} bytes, and {bound} may exist at the same time")
@@ -262,6 +271,15 @@ def facts_of(spec: StepSpec) -> StepFacts:
         int(logits.least),
         int(logits.most),
     )
+
+
+def _eight_bit_faults(program: str, held: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """Return what is wrong with the products of 8-bit factors: another kernel than cuBLASLt's, a copy of a matrix."""
+    matrices = [shape for name, shape in held.items() if name.endswith(OUTPUTS_FIRST)]
+    found, copied = program.count(f'custom_call_target="{CUBLASLT_FP8}"'), made_sizes(program, ("u8", "f8e4m3fn"))
+    faults = [f"{found} of {len(matrices)} products are cuBLASLt's of 8 bits"] if found != len(matrices) else []
+    copied &= {math.prod(matrix.shape) for matrix in matrices}
+    return faults + ([f"writes 8-bit arrays as large as a matrix: {sorted(copied)}"] if copied else [])
 
 
 def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, state: DeviceState) -> float:
@@ -296,6 +314,15 @@ def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
     return held
 
 
+def _outputs_first(held: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes with the linear layers' matrices in float8 as `lay_out` would lay them out."""
+    found = dict(held)
+    for name in fp8_names(held):
+        matrix = found.pop(f"{name}.values")
+        found[f"{name}{OUTPUTS_FIRST}"] = jax.ShapeDtypeStruct(matrix.shape[::-1], matrix.dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
 def _adapters(shapes: Params, rank: int) -> Params:
     """Return LoRA adapters of that rank for all linear layers."""
     found: Params = {}
@@ -320,7 +347,7 @@ def _step_config(
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     backends = Backends(
-        spec.attention, spec.experts, device.SMS, glue=spec.glue, sampling=spec.sampling, routing=spec.routing
+        spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, sampling=spec.sampling, routing=spec.routing
     )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))

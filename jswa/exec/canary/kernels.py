@@ -23,7 +23,7 @@ from jswa.config import Limits
 from jswa.errors import KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.canary.small import Case, small_cases
+from jswa.exec.canary.small import Case, fp8_cases, small_cases
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
@@ -63,11 +63,12 @@ def check_kernels(
     backends: Backends,
     kv_dtype: np.dtype,
 ) -> int:
-    """Compare the attention and expert kernels with XLA's on one device of this host; return how many.
+    """Compare the kernels with XLA's on one device of this host; return how many.
 
     Attention is checked in the smallest, the middle and the largest decode bucket, in the largest for each number of
     drafts, and in the smallest and the largest other one, for each kind of layer; experts in every tuning that the
-    buckets lead to. XLA's own and the experts of a CPU, which are no compiler's work, are not checked.
+    buckets lead to; products of 8-bit factors for each size of a matrix, with few tokens and with many. XLA's own and
+    the experts of a CPU, which are no compiler's work, are not checked.
 
     Args:
         model, layout: of one device's part.
@@ -81,6 +82,8 @@ def check_kernels(
         cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
     if backends.experts not in ("xla", "cpu", "reference"):
         cases += _expert_cases(model, local, buckets, backends)
+    if backends.linear == "fp8":
+        cases += fp8_cases(local, _chosen(buckets), run_dtype(params))
     cases += small_cases(model, run_dtype(params), _chosen(buckets), backends)
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -1,7 +1,7 @@
-"""Checks of the small kernels that are named: sampling and routing on Triton, the glue on Mosaic."""
+"""Checks of small kernels that are named: sampling and routing on Triton, glue on Mosaic, products of 8-bit factors."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,18 +20,23 @@ from jswa.model.glue.projection import heads_of
 from jswa.model.glue.routing import router_of
 from jswa.model.layers import Mlp
 from jswa.model.moe import route
+from jswa.model.panels import OUTPUTS_FIRST
 from jswa.plan import SAMPLING
+from pallas_kernels import fp8
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
 from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.api import residual_norms, rotate_and_write
 from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
+from pallas_kernels.quantized import numbers
 
 _PAGES, _PAGE = 3, 16
 _COLUMNS = 256  # of an MLP: more are further thread blocks of the same code
 # More rows and tokens run the same code, but for the parts of a product, of which more than 256 tokens have one.
 _ROWS, _TOKENS = 16, 300
+_OUTPUTS = 512  # of a product that are compared: few, since they are widened
 _LIMITS: tuple[dict[str, float], ...] = (
     {},
     {"temperature": 1.0},
@@ -67,6 +72,34 @@ def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], 
     if backends.glue == "mosaic":
         yield from _glue_cases(model, dtype, sorted({min(tokens, _TOKENS) for tokens in sizes}), backends.glue)
         yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), backends)
+
+
+def fp8_cases(params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype) -> Iterator[Case]:
+    """Yield the checks of the products of 8-bit factors, for each size of a matrix of one device's parameters.
+
+    With the tokens of the smallest and the largest bucket, at most `_TOKENS`, so that results are small.
+    """
+    rows = {value.shape: name for name, value in params.items() if name.endswith(OUTPUTS_FIRST)}
+    for (outputs, inputs), name in rows.items():
+        weights = Fp8Rows(params[name], params[f"{name.removesuffix(OUTPUTS_FIRST)}.scales"])
+        for tokens in sorted({min(bucket.tokens, _TOKENS) for bucket in (buckets[0], buckets[-1])}):
+            run = partial(_fp8_results, weights, tokens, dtype)
+            yield Case(f"linear layers 'fp8', {inputs} by {outputs}, {tokens} tokens", run)
+
+
+def _fp8_results(weights: Fp8Rows, tokens: int, dtype: np.dtype) -> tuple[Float[Array, "T c"], Float[Array, "T c"]]:
+    """Return the first outputs of the product, and of one in float32 of the same rounded numbers."""
+    x = _normal(np.random.default_rng(0), tokens, weights.values.shape[1]).astype(dtype)
+    few = Fp8Rows(weights.values[:_OUTPUTS], weights.scales[:_OUTPUTS])
+
+    @jax.jit
+    def expected(x: Array, few: Fp8Rows) -> Float[Array, "T c"]:
+        codes, scales = fp8.quantize_tokens(x)
+        matrix = numbers(few.values, jnp.dtype(jnp.float32))
+        sums = jnp.matmul(codes.astype(jnp.float32), matrix.T, precision="highest")
+        return sums * scales[:, None] * few.scales[None]
+
+    return jax.jit(fp8.matmul)(x, weights)[:, :_OUTPUTS], expected(x, few)
 
 
 def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:

@@ -128,6 +128,19 @@ def test_experts_run_on_triton_only_if_they_are_named(monkeypatch: pytest.Monkey
         choose_backends(named, half, "gpu", "8.0")
 
 
+def test_8_bit_factors_are_multiplied_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NVIDIA GPUs since Ada, one or several, and by a CPU, whose library has no part in it."""
+    half, named = jnp.dtype("bfloat16"), EngineConfig(linear_backend="fp8", tensor_parallel_size=2)
+    for capability in ("8.9", "9.0", "10.0"):
+        assert choose_backends(EngineConfig(), half, "gpu", capability).linear == "xla"
+        assert choose_backends(named, half, "gpu", capability).linear == "fp8"
+    for older in ("8.0", "8.6", None):
+        with pytest.raises(ConfigError, match=f"linear_backend = 'fp8': .* compute capability {older}: must be"):
+            choose_backends(named, half, "gpu", older)
+    monkeypatch.setattr(library, "digest", lambda: "built")
+    assert choose_backends(named, half, "cpu", None).linear == "fp8"
+
+
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
     """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
     chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)

@@ -18,8 +18,11 @@ from jswa.errors import JswaError, KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
-from jswa.model.weights.formats import QuantizationMode
+from jswa.model.panels import OUTPUTS_FIRST, lay_out
+from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.model.weights.placement import Placement
+from pallas_kernels import fp8
 from pallas_kernels.attention import reference
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
@@ -51,6 +54,26 @@ def test_right_kernels_pass() -> None:
     """Full and local layers, in a decode bucket and with prefill; XLA's own kernel is not compared with itself."""
     assert checked(Backends("reference"), [DECODE, MIXED]) == 4
     assert checked(Backends(), [DECODE, MIXED]) == 0
+
+
+@pytest.mark.parametrize("fault", [1.0, 1.1])
+def test_products_of_8_bit_factors_are_checked(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each size of a matrix, with few and many tokens; one that is a tenth too large is refused."""
+    model, right = small_model("LF", window=64), fp8.matmul
+    params: dict[str, Any] = {}
+    for name, value in random_params(model).items():
+        params |= reformat(name, {name: value}, Placement(model), "fp8", "xla")
+    lay_out(params, linear="fp8", experts=False)
+    sizes = {value.shape for name, value in params.items() if name.endswith(OUTPUTS_FIRST)}
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Backends(linear="fp8")
+    monkeypatch.setattr(fp8, "matmul", lambda x, weights: right(x, weights) * fault)
+    with quick_compiles():
+        if fault == 1.0:
+            assert check_kernels(*given, np.dtype(np.float32)) == 2 * len(sizes)
+        else:
+            with pytest.raises(KernelError, match="linear layers 'fp8', "):
+                check_kernels(*given, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("fault", ["scale", "nan"])

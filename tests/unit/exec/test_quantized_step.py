@@ -11,7 +11,8 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.panels import lay_out
+from jswa.model.transformer import Linear, Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 
@@ -30,12 +31,13 @@ LLAMA = {
 }
 
 
-def temporaries(mode: QuantizationMode) -> tuple[int, int]:
+def temporaries(mode: QuantizationMode, linear: Linear = "xla") -> tuple[int, int]:
     """Return the bytes of a decode step's temporaries, and of its weights."""
     model = parse_config(LLAMA)
     params: Params = {}
     for name, shape in param_shapes(model, FLOAT32).items():
         params |= reformat(name, {name: jnp.zeros(shape.shape, FLOAT32)}, Placement(model), mode, "xla")
+    lay_out(params, linear=linear, experts=False)
     layout, bucket = KVLayout.of(model, 16), Bucket(4, 4, decode=True)
     limits = Limits(256, 4, 4, page_size=16, num_blocks=8)
     spec = PackSpec.of(bucket, page_size=16, max_rows=4, targets=False)
@@ -45,9 +47,10 @@ def temporaries(mode: QuantizationMode) -> tuple[int, int]:
     return memory.temp_size_in_bytes, memory.argument_size_in_bytes
 
 
-def test_a_step_makes_no_copy_of_a_weight() -> None:
+@pytest.mark.parametrize(("mode", "linear"), [("int8", "xla"), ("fp8", "fp8")])
+def test_a_step_makes_no_copy_of_a_weight(mode: QuantizationMode, linear: Linear) -> None:
     """Temporaries grow only by blocks of columns; float32 weights take almost four times the bytes."""
-    (plain, whole), (found, held) = temporaries("none"), temporaries("int8")
+    (plain, whole), (found, held) = temporaries("none"), temporaries(mode, linear)
     assert held < 0.3 * whole
     block, largest = 4 * 2048 * 512, 4 * 512 * 4096  # of the down projection; all of gate and up
     assert found <= plain + block + 2**21 < plain + largest

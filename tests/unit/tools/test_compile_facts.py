@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.aot.facts import KernelFacts, Launch, copies, launches, parse, top_level, widest
+from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, parse, top_level, widest
 
 PTX = """
 .visible .entry {name}_mosaic_gpu_kernel(
@@ -164,3 +164,20 @@ ENTRY %main (head: bf16[512,1000]) -> s32[4] {
 """
     assert widest(program, 1000) == 4 * 4 * 1000
     assert widest(program, 512) == 0
+
+
+def test_sizes_of_arrays_are_those_that_kernels_write() -> None:
+    """Of the types that are asked for; what is inside of a fusion of Triton's is never written."""
+    program = """
+%gemm_fusion_dot_computation (p: u8[64,32]) -> bf16[4,32] {
+  %wide = u8[64,32]{1,0} copy(%p)
+}
+ENTRY %main (w: u8[64,48]) -> bf16[4] {
+  %w = u8[64,48]{1,0} parameter(0)
+  %turned = f8e4m3fn[48,64]{1,0} fusion(%w), kind=kLoop, calls=%fused_transpose
+  %sums = (bf16[4,48]{1,0}, s8[4096]{0}) custom-call(%w)
+  %view = u8[7,7]{1,0} bitcast(%w)
+}
+"""
+    assert made_sizes(program, ("u8", "f8e4m3fn")) == {48 * 64}
+    assert made_sizes(program, ("s8", "bf16")) == {4096, 4 * 48}

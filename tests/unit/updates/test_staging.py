@@ -10,7 +10,7 @@ import pytest
 
 from jswa.errors import WeightsError
 from jswa.model.panels import lay_out
-from jswa.model.transformer import Params
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
@@ -24,15 +24,16 @@ NORM = "model.norm.weight"
 
 
 def load(
-    name: str, folder: Path, *, quantization: QuantizationMode = "none", panels: bool = False
+    name: str, folder: Path, *, quantization: QuantizationMode = "none", linear: Linear = "xla"
 ) -> tuple[Fixture, Params, WeightsStager]:
     """Write and load a fixture; return it with its parameters and what stages others like them."""
     fixture = load_fixture(name)
     write_checkpoint(folder, fixture.config, fixture.tensors)
     model, params = load_checkpoint(folder, BFLOAT16, quantization=quantization)
-    lay_out(params, linear=panels, experts=panels)
+    panels = linear == "cpu"
+    lay_out(params, linear=linear, experts=panels)
     placement, held = Placement(model), held_shapes(params)
-    return fixture, params, WeightsStager(model, BFLOAT16, placement, held, quantization, "xla", panels, panels)
+    return fixture, params, WeightsStager(model, BFLOAT16, placement, held, quantization, "xla", linear, panels)
 
 
 def require_same(found: Params, wanted: Params) -> None:
@@ -58,10 +59,12 @@ def test_arrays_become_what_their_files_would(name: str, tmp_path: Path) -> None
     require_same(stager.stage({key: jnp.asarray(value) for key, value in fixture.tensors.items()}), params)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
-def test_arrays_get_the_form_in_which_the_engine_holds_them(quantization: QuantizationMode, tmp_path: Path) -> None:
-    """In panels, and in 8 bits."""
-    fixture, params, stager = load("llama_gqa", tmp_path, quantization=quantization, panels=quantization == "none")
+@pytest.mark.parametrize(("quantization", "linear"), [("none", "cpu"), ("int8", "xla"), ("fp8", "xla"), ("fp8", "fp8")])
+def test_arrays_get_the_form_in_which_the_engine_holds_them(
+    quantization: QuantizationMode, linear: Linear, tmp_path: Path
+) -> None:
+    """In panels, in 8 bits, and with outputs first."""
+    fixture, params, stager = load("llama_gqa", tmp_path, quantization=quantization, linear=linear)
     require_same(stager.stage(iter(fixture.tensors.items())), params)
 
 
@@ -72,7 +75,7 @@ def test_experts_in_8_bits_stay_in_tiles(tmp_path: Path) -> None:
     model, params = load_checkpoint(tmp_path, BFLOAT16, quantization="fp8", experts="mosaic")
     assert "layers.0.mlp.down.tiles" in params
     placement, held = Placement(model), held_shapes(params)
-    stager = WeightsStager(model, BFLOAT16, placement, held, "fp8", "mosaic", False, False)
+    stager = WeightsStager(model, BFLOAT16, placement, held, "fp8", "mosaic", "xla", False)
     require_same(stager.stage(iter(tensors.items())), params)
 
 
