@@ -193,9 +193,12 @@ class RadixTree:
             pages[:] = NONE
             self.pool.uncache_local(ids)
 
-    def free_local(self, node: Node, ids: Int[np.ndarray, " n"]) -> None:
-        """Free local pages of an edge that nobody else owns."""
-        node.local[self._local_place[ids] - node.start // self.page_size] = NONE
+    def free_local(self, node: Node, ids: Int[np.ndarray, " n"], first: int | None = None) -> None:
+        """Free local pages of an edge that nobody else owns. `first`: successive ones, from this entry of it on."""
+        places = (
+            self._local_place[ids] - node.start // self.page_size if first is None else slice(first, first + len(ids))
+        )
+        node.local[places] = NONE
         self.pool.evict_local(ids)
 
     def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:

@@ -276,8 +276,18 @@ class Retention:
         if isinstance(victim, Node):
             self.cut(victim, min(max(slots, self._least_cut), pages))
         else:
-            self._free_blocks(self._drop(victim))
+            self._evict_window(victim)
             self.victims.prefer(victim.node)
+
+    def _evict_window(self, window: Window) -> None:
+        """Evict a window. Its pages are mostly its alone, and successive entries of one edge."""
+        assert self._reach is not None
+        idle, node, p = self._drop(window), window.node, self.tree.page_size
+        first = self._reach.first_visible(window.end) // p - node.start // p
+        if first < 0 or len(idle) < len(window.blocks) or self.tree.layout.full is None:
+            self._free_blocks(idle)
+        else:
+            self.tree.free_local(node, idle, first)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""
