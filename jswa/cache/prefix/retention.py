@@ -280,14 +280,16 @@ class Retention:
             self.victims.prefer(victim.node)
 
     def _evict_window(self, window: Window) -> None:
-        """Evict a window. Its pages are mostly its alone, and successive entries of one edge."""
+        """Evict a window. Its pages are mostly its alone, and successive entries of its edge."""
         assert self._reach is not None
         idle, node, p = self._drop(window), window.node, self.tree.page_size
         first = self._reach.first_visible(window.end) // p - node.start // p
-        if first < 0 or len(idle) < len(window.blocks) or self.tree.layout.full is None:
-            self._free_blocks(idle)
-        else:
-            self.tree.free_local(node, idle, first)
+        if first >= 0 and self.tree.layout.full is not None:
+            # The last page may be one of an edge below, and rows or other windows may need some.
+            if node.local[first : first + len(window.blocks)].tobytes() == idle.tobytes():
+                self.tree.free_local(node, idle, first)
+                return
+        self._free_blocks(idle)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""
