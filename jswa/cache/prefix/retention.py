@@ -98,13 +98,15 @@ class Retention:
         self._spare.put(idle)
         return idle
 
-    def _drop(self, window: Window) -> Int[np.ndarray, " n"]:
-        """Drop a window; return its pages that no window needs and no row holds any more."""
+    def _drop(self, window: Window, *, alone: bool = False) -> Int[np.ndarray, " n"]:
+        """Drop a window; return its pages that no window needs and no row holds any more. `alone`: no row holds any."""
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
         blocks = window.blocks
         self._uses[blocks] = uses = self._uses[blocks] - 1
+        if alone and not np.count_nonzero(uses):
+            return blocks
         # The cache is an owner of the pages: none has fewer owners than one.
         idle: Int[np.ndarray, " n"] = blocks[uses + self.pool.local_owners[blocks] == 1]
         return idle
@@ -276,20 +278,23 @@ class Retention:
         if isinstance(victim, Node):
             self.cut(victim, min(max(slots, self._least_cut), pages))
         else:
-            self._evict_window(victim)
+            self._evict_window(victim, alone=pages == len(victim.blocks))
             self.victims.prefer(victim.node)
 
-    def _evict_window(self, window: Window) -> None:
-        """Evict a window. Its pages are mostly its alone, and successive entries of its edge."""
+    def _evict_window(self, window: Window, *, alone: bool) -> None:
+        """Evict a window. Its pages are mostly its alone, and successive entries of its edge.
+
+        `alone`: only the tree owns them.
+        """
         assert self._reach is not None
-        idle, node, p = self._drop(window), window.node, self.tree.page_size
-        first = self._reach.first_visible(window.end) // p - node.start // p
-        if first >= 0 and self.tree.layout.full is not None:
-            # The last page may be one of an edge below, and rows or other windows may need some.
-            if node.local[first : first + len(window.blocks)].tobytes() == idle.tobytes():
-                self.tree.free_local(node, idle, first)
-                return
-        self._free_blocks(idle)
+        idle, node, p = self._drop(window, alone=alone), window.node, self.tree.page_size
+        first = max(0, self._reach.first_visible(window.end) // p - node.start // p)
+        own = node.local[first : -(-window.end // p) - node.start // p]
+        # Others may be those of an edge above or below, or needed by rows or other windows.
+        if self.tree.layout.full is None or own.tobytes() != idle.tobytes():
+            self._free_blocks(idle)
+        else:
+            self.tree.free_local(node, idle, first)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""
