@@ -32,6 +32,7 @@ class Victims:
         self.uses = uses
         self._reach = tree.layout.reach
         self._replay = replay_length(tree.layout)
+        self._has_full = tree.layout.full is not None
         self._random = np.random.default_rng(0)
         self._chosen: list[tuple[Node | Window, int]] = []  # with `last`, the best at the end
 
@@ -59,7 +60,7 @@ class Victims:
         """Count the pages that the tree alone owns: local pages of a window, or full pages at the end of a leaf."""
         if isinstance(item, Window):
             return int(np.count_nonzero(self._pool.local_owners[item.blocks] == 1))
-        if self._tree.layout.full is None or item.full.item(-1) == NONE:
+        if not self._has_full or item.full.item(-1) == NONE:
             return 0
         shared = (self._pool.full_owners[item.full] > 1).nonzero()[0]
         return len(item.full) - (shared.item(-1) + 1 if len(shared) else 0)
@@ -94,28 +95,26 @@ class Victims:
         slots = candidates.slots[sample]
         values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
         found: list[tuple[Node | Window, int]] = []
-        for place in values.argsort(kind="stable").tolist():
-            item = items[sample[place]]
-            if values[place] == math.inf or len(found) == count:
-                break
+        while len(found) < count and values.item(place := int(values.argmin())) < math.inf:
+            item, values[place] = items[sample.item(place)], math.inf
             if under_cursors or isinstance(item, Window) or not item.cursors:
                 found.append((item, item.last))
         return found[::-1]
 
     def value(self, item: Node | Window) -> float:
         """Return the loss per slot; infinite if evicting the item frees nothing."""
-        m = self._pool.pages_per_block
         if isinstance(item, Window):
             free = item.blocks[self._pool.local_owners[item.blocks] == 1]
             if not len(free):
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss * self._serves(item) / (m * float((1.0 / self.uses[free]).sum()))
-        last = NONE if self._tree.layout.full is None else item.full.item(-1)
+            return loss * self._serves(item) / (self._pool.pages_per_block * float((1.0 / self.uses[free]).sum()))
+        last = item.full.item(-1) if self._has_full else NONE
         if last == NONE or self._pool.full_owners.item(last) > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
-        return loss / (len(item.full) + m * int(np.count_nonzero(item.local))) if loss else 0.0
+        local = self._pool.pages_per_block * int(np.count_nonzero(item.local)) if loss else 0
+        return loss / (len(item.full) + local)
 
     def _serves(self, window: Window) -> float:
         """Return the share of requests that would resume at this window."""
