@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -43,11 +44,13 @@ class NoEngine:
     Attributes:
         seconds: time that its own methods have taken.
         arrays: whether tokens that are neither first nor last come in arrays.
+        turnover: says that the engine is never paused.
     """
 
     def __init__(self, text: Int[np.ndarray, " N"], *, arrays: bool) -> None:
         self.seconds = 0.0
         self.arrays = arrays
+        self.turnover = SimpleNamespace(paused=False)
         self._text = text
         self._rows: list[Request] = []
         self._names = np.zeros(0, object)

@@ -310,16 +310,17 @@ class Claims:
     lengths, which do not change while a step is planned; the latter are its lease's.
 
     Attributes:
-        most: what all rows claim together at most, which costs nothing to know: a row that decodes claims two pages of
-            each kind at most, unless its layers are chunked. None: there is no such bound.
+        most: what all rows claim together at most, which costs little to know: a row that decodes claims two pages of
+            each kind at most, one with a prompt what it may hold. None: there is no such bound, as layers are chunked.
     """
 
     def __init__(self, rows: Rows, cache: CacheManager) -> None:
         self._rows, self._cache = rows, cache
-        self._prefill_rows = rows.prefill_rows()
-        reach = cache.layout.reach
-        bounded = not self._prefill_rows and (reach is None or not reach.chunked)
-        self.most = 2 * cache.layout.page_slots * len(cache.leases) if bounded else None
+        prompts, reach = (rows.launched < rows.known).nonzero()[0], cache.layout.reach
+        self._prefill_rows = len(prompts)
+        self.most = None if reach is not None and reach.chunked else 2 * cache.layout.page_slots * len(cache.leases)
+        if self.most is not None and len(prompts):
+            self.most += int(cache.table.resident_slots(rows.known[prompts] + 1).sum())
         self._resident: Int[np.ndarray, " max_rows"] | None = None  # None: to be computed
         self._claimed: int | None = None  # by all rows; None: to be summed up
 

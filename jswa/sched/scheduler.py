@@ -310,7 +310,7 @@ class Scheduler:
             order: the running rows that may be preempted, by turns; None: all, by rank.
             decode: the rows that run one token; preempted ones are cleared.
         """
-        while not self.cache.grow(lease_of(sequence), length):
+        while not self.cache.grow(lease_of(sequence), length, later=True):
             if sequence.in_flight:
                 return False  # the row, or another, may have ended in the step in flight: try again next step
             order = list(self._requests) if order is None else order

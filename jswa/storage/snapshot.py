@@ -92,7 +92,8 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
         stack.extend((child, parent, text[length:]) for child in node.children.values())
     windows = []
     for window in (window for node in nodes for window in node.windows.values()):
-        edge, end = ends.get(tree.local_node[window.blocks[-1]], (-1, 0))
+        node_of = tree.candidates.edge_at(tree.local_slot.item(window.blocks.item(-1)))
+        edge, end = (-1, 0) if node_of is None else ends.get(node_of, (-1, 0))
         if window.end <= end:
             windows.append((edge, window.end, window.branch, clock - window.last, window.hits))
     table, marks = np.array(edges, np.int64).reshape(-1, 4), np.array(windows, np.int64).reshape(-1, 5)

@@ -14,7 +14,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Cursor, Ghost, Node, Window
-from jswa.cache.prefix.radix import NONE, RadixTree, common_prefix
+from jswa.cache.prefix.radix import NO_PAGES, NONE, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
 from jswa.cache.prefix.stats import CacheStats, HitCounter
@@ -48,8 +48,7 @@ class Match(NamedTuple):
     ghost: Ghost | None = None
 
 
-_NO_PAGES = np.zeros(0, np.int32)
-NO_MATCH = Match((), COLD, _NO_PAGES, _NO_PAGES, branch=False, reason="cold")
+NO_MATCH = Match((), COLD, NO_PAGES, NO_PAGES, branch=False, reason="cold")
 _NO_MATCHES: dict[MissReason, Match] = {r: NO_MATCH._replace(reason=r) for r in get_args(MissReason)}
 
 
@@ -281,7 +280,7 @@ class PrefixCache:
         """Append text of a lease, with its pages, to an edge."""
         end, p = node.end, self._page
         first, last = end // p, -(-(end + len(tokens)) // p)
-        full, local = np.zeros(last - first, np.int32), np.zeros(last - first, np.int32)
+        full, local = np.zeros(last - first, np.intp), np.zeros(last - first, np.intp)
         if self.layout.full is not None:
             full[:] = lease.full.ids[first:last]
         low, high = self._exact_pages(lease, first, last)

@@ -107,6 +107,7 @@ class Candidates:
         self.edges: Bool[np.ndarray, " room"] = np.empty(256, bool)
         self.last: Int[np.ndarray, " edges"] = np.empty(256, np.int64)
         self.kinds: Int[np.ndarray, " edges"] = np.empty(256, np.intp)
+        self._edges: list[Node | None] = [None] * 256
         self._free = list(range(256))
 
     def add(self, item: Node | Window) -> None:
@@ -149,14 +150,20 @@ class Candidates:
         if edge.slot < 0:
             if not self._free:
                 self._free = list(range(len(self.last), 2 * len(self.last)))
+                self._edges += [None] * len(self.last)
                 self.last, self.kinds = (np.concatenate([array, array]) for array in (self.last, self.kinds))
             edge.slot = self._free.pop()
+            self._edges[edge.slot] = edge
         self.last[edge.slot], self.kinds[edge.slot] = edge.last, edge.kind
 
     def release(self, edge: Node) -> None:
         """Take the slot of an edge, which has no items any more."""
         self._free.append(edge.slot)
-        edge.slot = -1
+        self._edges[edge.slot], edge.slot = None, -1
+
+    def edge_at(self, slot: int) -> Node | None:
+        """Return the edge that has a slot."""
+        return self._edges[slot]
 
     def check(self) -> None:
         """Assert that arrays, items and edges agree."""

@@ -1,9 +1,10 @@
 """The radix tree of cached text: one tree per salt, whose edges hold tokens and the pages of their KV.
 
 An edge (`Node`) holds the tokens [start, end) and a full and a local page id for each page position from start // p on,
-0 for none. Edges may end inside a page. A page that two edges share belongs to the lower edge, which has its own copy
-of the upper edge's part; the upper edge's last entry is then 0. A leaf may end in a partly filled page: its contents
-below the leaf's end never change, and a row that extends it copies the page first.
+0 for none. Page ids are arrays of indexes: int32 ids would be converted anew by each access. Edges may end inside a
+page. A page that two edges share belongs to the lower edge, which has its own copy of the upper edge's part; the upper
+edge's last entry is then 0. A leaf may end in a partly filled page: its contents below the leaf's end never change, and
+a row that extends it copies the page first.
 
 Laws (`check`): with full layers every entry of an edge has its full page, except a last entry that a lower edge owns;
 a page is in the tree once; pages of the tree are those that the pool counts as cached; an edge without pages exists
@@ -24,6 +25,7 @@ from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Candidates, Node
 
 NONE = 0  # block 0 is never handed out
+NO_PAGES = np.zeros(0, np.intp)
 _SOURCES = 8  # edges searched for a copy of a page that several share
 
 
@@ -36,16 +38,17 @@ class RadixTree:
         self.page_size = layout.page_size
         self.roots: dict[str, Node] = {}
         self.candidates = Candidates()
-        self.full_node = np.full(pool.num_blocks * pool.pages_per_block, None, object)
-        self.local_node = np.full(pool.num_blocks, None, object)
-        self._local_place = np.zeros(pool.num_blocks, np.intp)  # page position of each local page of the tree
+        # Of each page of the tree: the slot of its edge (`Candidates`), and of local pages the position. Entries of
+        # other pages are stale.
+        self._full_slot = np.zeros(pool.num_blocks * pool.pages_per_block, np.intp)
+        self.local_slot = np.zeros(pool.num_blocks, np.intp)
+        self._local_place = np.zeros(pool.num_blocks, np.intp)
         self.visits = 0  # edges passed, for tests and benchmarks
 
     def root(self, salt: str) -> Node:
         """Return the root of a salt's tree; create it if there is none."""
         if salt not in self.roots:
-            none = np.zeros(0, np.int32)
-            self.roots[salt] = Node(0, none, none, none, None, salt)
+            self.roots[salt] = Node(0, np.zeros(0, np.int32), NO_PAGES, NO_PAGES, None, salt)
             self.candidates.refresh(self.roots[salt])
         return self.roots[salt]
 
@@ -67,7 +70,7 @@ class RadixTree:
     def pages(self, path: list[Node], length: int) -> tuple[Int[np.ndarray, " pages"], Int[np.ndarray, " pages"]]:
         """Return full and local page ids of the first `length` tokens of a path that covers them."""
         count = -(-length // self.page_size)
-        full, local = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        full, local = np.zeros(count, np.intp), np.zeros(count, np.intp)
         for node in path:
             first = node.start // self.page_size
             if first >= count:
@@ -120,8 +123,8 @@ class RadixTree:
         )
         if at % p:
             upper.full[-1] = upper.local[-1] = NONE
-        self._own(upper)
         self.candidates.refresh(upper)
+        self._full_slot[upper.full] = self.local_slot[upper.local] = upper.slot  # that of NONE is stale anyway
         assert node.parent is not None
         node.parent.children[int(upper.tokens[0])] = upper
         node.tokens = node.tokens[at - node.start :]
@@ -162,15 +165,14 @@ class RadixTree:
             child, shared = node, first - node.start // self.page_size
             _extend(node, shared, tokens, full, local)
         if self.layout.full is not None:
-            ids = full.astype(np.intp)
-            cached = self.pool.full_cached[ids]
-            self.full_node[ids] = child
-            self.pool.cache_full(ids[~cached] if np.count_nonzero(cached) else ids)
+            cached = self.pool.full_cached[full]
+            self._full_slot[full] = child.slot
+            self.pool.cache_full(full[~cached] if np.count_nonzero(cached) else full)
         held = local.nonzero()[0]
         if len(held):
-            ids = local[held].astype(np.intp)
+            ids = local[held]
             cached = self.pool.local_cached[ids]
-            self.local_node[ids], self._local_place[ids] = child, held + first
+            self.local_slot[ids], self._local_place[ids] = child.slot, held + first
             self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
         self.candidates.add(child)
         self.candidates.forget(child)
@@ -181,32 +183,32 @@ class RadixTree:
         node.local[index] = ids
         ids = ids.astype(np.intp)
         self.pool.cache_local(ids)
-        self.local_node[ids], self._local_place[ids] = node, index + node.start // self.page_size
+        self.local_slot[ids], self._local_place[ids] = node.slot, index + node.start // self.page_size
 
     def drop_local(self, node: Node, index: slice) -> None:
         """Drop local pages of an edge."""
         pages = node.local[index]
         if np.count_nonzero(pages):
-            ids = pages[pages != NONE].astype(np.intp)
+            ids = pages[pages != NONE]
             pages[:] = NONE
-            self.local_node[ids] = None
             self.pool.uncache_local(ids)
 
-    def free_local(self, node: Node, ids: Int[np.ndarray, " n"]) -> None:
-        """Free local pages of an edge that nobody else owns."""
-        node.local[self._local_place[ids] - node.start // self.page_size] = NONE
-        self.local_node[ids] = None
+    def free_local(self, node: Node, ids: Int[np.ndarray, " n"], first: int | None = None) -> None:
+        """Free local pages of an edge that nobody else owns. `first`: successive ones, from this entry of it on."""
+        places = (
+            self._local_place[ids] - node.start // self.page_size if first is None else slice(first, first + len(ids))
+        )
+        node.local[places] = NONE
         self.pool.evict_local(ids)
 
     def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:
         """Drop full pages of an edge; the caller truncates it. `alone`: nobody else owns them."""
-        ids = node.full[index].astype(np.intp)
+        ids = node.full[index]
         if np.count_nonzero(ids) < len(ids):
             ids = ids[ids != NONE]
         if len(ids):
-            node.full[index] = NONE
-            self.full_node[ids] = None
             (self.pool.evict_full if alone else self.pool.uncache_full)(ids)
+            node.full[index] = NONE
 
     def truncate(self, node: Node, end: int) -> None:
         """Shorten a leaf. The caller has dropped the pages behind `end`, and no window or cursor is there."""
@@ -242,10 +244,10 @@ class RadixTree:
 
     def rename(self, source: int, target: int) -> None:
         """Follow a full page that the pool has moved."""
-        node = self.full_node[source]
-        if node is not None:
+        slot = self._full_slot[target] = self._full_slot.item(source)
+        node = self.candidates.edge_at(slot)
+        if node is not None:  # if the page is not one of the tree, the entry is stale, and no edge has the page
             node.full[node.full == source] = target
-            self.full_node[source], self.full_node[target] = None, node
 
     def num_tokens(self, salt: str) -> int:
         """Return the tokens of text in the tree of a salt."""
@@ -286,15 +288,14 @@ class RadixTree:
                 last = node.full[-1] if self.layout.full is not None else node.local[-1]
                 assert last != NONE, "a leaf ends in nothing"
         for name, owner, cached in (
-            ("full", self.full_node, self.pool.full_cached),
-            ("local", self.local_node, self.pool.local_cached),
+            ("full", self._full_slot, self.pool.full_cached),
+            ("local", self.local_slot, self.pool.local_cached),
         ):
             ids = [getattr(node, name)[getattr(node, name) != NONE] for node in nodes]
             flat = np.concatenate([np.zeros(0, np.int32), *ids])
             assert len(flat) == len(np.unique(flat)), f"a {name} page is in the tree twice"
             assert np.array_equal(np.sort(flat), np.flatnonzero(cached)), "cached ≠ in the tree"
-            assert all(owner[i] is node for node, own in zip(nodes, ids, strict=True) for i in own.tolist())
-            assert np.count_nonzero(owner != None) == len(flat)  # noqa: E711
+            assert all(np.all(owner[own] == node.slot) for node, own in zip(nodes, ids, strict=True))
         for node in nodes:
             held = node.local.nonzero()[0]
             assert np.array_equal(self._local_place[node.local[held]], held + node.start // p), "a page is elsewhere"
@@ -306,10 +307,6 @@ class RadixTree:
             yield child
             if child.end // self.page_size == node.end // self.page_size:
                 yield from self._below(child)
-
-    def _own(self, node: Node) -> None:
-        self.full_node[node.full[node.full != NONE]] = node
-        self.local_node[node.local[node.local != NONE]] = node
 
 
 def _extend(
@@ -326,7 +323,7 @@ def _extend(
     parts = [(node.tokens, len(node.tokens), tokens), (node.full, shared, full), (node.local, shared, local)]
     sizes = [kept + len(new) for _, kept, new in parts]
     if node.buffers is None or any(size > len(room) for size, room in zip(sizes, node.buffers, strict=True)):
-        node.buffers = [np.empty(2 * size, np.int32) for size in sizes]
+        node.buffers = [np.empty(2 * size, new.dtype) for size, (_, _, new) in zip(sizes, parts, strict=True)]
         for room, (old, kept, _) in zip(node.buffers, parts, strict=True):
             room[:kept] = old[:kept]
     for room, (_, kept, new) in zip(node.buffers, parts, strict=True):

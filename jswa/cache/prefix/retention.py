@@ -98,13 +98,15 @@ class Retention:
         self._spare.put(idle)
         return idle
 
-    def _drop(self, window: Window) -> Int[np.ndarray, " n"]:
-        """Drop a window; return its pages that no window needs and no row holds any more."""
+    def _drop(self, window: Window, *, alone: bool = False) -> Int[np.ndarray, " n"]:
+        """Drop a window; return its pages that no window needs and no row holds any more. `alone`: no row holds any."""
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
         blocks = window.blocks
         self._uses[blocks] = uses = self._uses[blocks] - 1
+        if alone and not np.count_nonzero(uses):
+            return blocks
         # The cache is an owner of the pages: none has fewer owners than one.
         idle: Int[np.ndarray, " n"] = blocks[uses + self.pool.local_owners[blocks] == 1]
         return idle
@@ -124,13 +126,13 @@ class Retention:
     def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree got an owner: they are not spare."""
         if len(blocks):
-            self._forget(blocks.astype(np.intp))
+            self._forget(blocks)
 
     def unpin(self, blocks: Int[np.ndarray, " n"]) -> None:
         """Local pages lost an owner: pages that only the tree owns and no window needs become spare."""
         if not len(blocks):
             return
-        blocks = blocks.astype(np.intp)
+        blocks = blocks.astype(np.intp, copy=False)
         idle = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] + self._uses[blocks] == 1)
         if np.count_nonzero(idle):
             self._spare.put(blocks[idle])
@@ -174,7 +176,7 @@ class Retention:
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
         self.visits.cut(node, at)
         self.clear(node, index, alone=True)
-        self.trim(node)
+        self.trim(node, held=index)
 
     def clear(self, node: Node, index: int, *, alone: bool = False) -> None:
         """Drop an edge's pages from entry `index` on, and every window that needs one. The text stays.
@@ -184,18 +186,19 @@ class Retention:
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
         if np.count_nonzero(local := node.local[index:]):
-            self._forget(local.astype(np.intp))
+            self._forget(local)
             self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None), alone=alone)
 
-    def trim(self, node: Node) -> None:
-        """Shorten a leaf to its last page or last cursor; remove it if nothing is left, and then trim its parent."""
+    def trim(self, node: Node, held: int | None = None) -> None:
+        """Shorten a leaf to its last page or last cursor; remove it if nothing is left, and then trim its parent.
+
+        `held`: entries of the leaf up to its last page; None: to be found out.
+        """
         p = self.tree.page_size
         while node.parent is not None and not node.children:
-            ids = node.full if self.tree.layout.full is not None else node.local
-            held = len(ids)
-            if held and ids[-1] == NONE:
-                there = ids.nonzero()[0]
+            if held is None:
+                there = (node.full if self.tree.layout.full is not None else node.local).nonzero()[0]
                 held = int(there[-1]) + 1 if len(there) else 0
             end = min(node.end, (node.start // p + held) * p) if held else node.start
             if node.cursors:
@@ -212,7 +215,7 @@ class Retention:
                 self.drop_window(window)
             self.tree.remove(node)
             self.visits.inherit(node.parent, node)
-            node = node.parent
+            node, held = node.parent, None
         if node.parent is None and not node.children and not node.cursors and node.salt in self.tree.roots:
             self.tree.remove(node)
 
@@ -224,7 +227,7 @@ class Retention:
                 uses[window.blocks] += 1
                 assert window.index >= 0
                 assert window.blocks.all()
-                assert all(self.tree.local_node[b] is not None for b in window.blocks.tolist()), "a window has a hole"
+                assert self.pool.local_cached[window.blocks].all(), "a window has a hole"
         assert np.array_equal(uses, self._uses), "windows and what they need differ"
         blocks = np.arange(len(uses), dtype=np.int32)
         spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
@@ -244,12 +247,14 @@ class Retention:
 
         `blocks`: an array of indexes.
         """
-        tree, nodes, start = self.tree, self.tree.local_node[blocks].tolist(), 0
-        while start < len(nodes):
-            node, stop = nodes[start], len(nodes)
-            if nodes.count(node) < stop:
-                stop = next((at for at in range(start, stop) if nodes[at] is not node), stop)
-            tree.free_local(node, blocks[start:stop] if stop - start < len(nodes) else blocks)
+        tree, slots, start = self.tree, self.tree.local_slot[blocks].tolist(), 0
+        while start < len(slots):
+            slot, stop = slots[start], len(slots)
+            if slots.count(slot) < stop:
+                stop = next((at for at in range(start, stop) if slots[at] != slot), stop)
+            node = tree.candidates.edge_at(slot)
+            assert node is not None
+            tree.free_local(node, blocks[start:stop] if stop - start < len(slots) else blocks)
             if tree.layout.full is None:
                 self.trim(node)
             start = stop
@@ -261,19 +266,35 @@ class Retention:
     def _evict(self, slots: int) -> None:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
         victim: Node | Window | None = None
+        pages = 0
         if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
-            victim = self._victim[0] if self.victims.free_tail(self._victim[0]) else None
-        if victim is None:
-            victim = self.victims.choose(self.clock)
+            victim, pages = self._victim[0], self.victims.frees(self._victim[0])
+        if victim is None or not pages:
+            victim, pages = self.victims.choose(self.clock)
             self._victim = (victim, victim.last) if isinstance(victim, Node) else None
         self.evictions += 1
         if self.demote is not None:
             self.demote(victim)
         if isinstance(victim, Node):
-            self.cut(victim, min(max(slots, self._least_cut), self.victims.free_tail(victim)))
+            self.cut(victim, min(max(slots, self._least_cut), pages))
         else:
-            self._free_blocks(self._drop(victim))
+            self._evict_window(victim, alone=pages == len(victim.blocks))
             self.victims.prefer(victim.node)
+
+    def _evict_window(self, window: Window, *, alone: bool) -> None:
+        """Evict a window. Its pages are mostly its alone, and successive entries of its edge.
+
+        `alone`: only the tree owns them.
+        """
+        assert self._reach is not None
+        idle, node, p = self._drop(window, alone=alone), window.node, self.tree.page_size
+        first = max(0, self._reach.first_visible(window.end) // p - node.start // p)
+        own = node.local[first : -(-window.end // p) - node.start // p]
+        # Others may be those of an edge above or below, or needed by rows or other windows.
+        if self.tree.layout.full is None or own.tobytes() != idle.tobytes():
+            self._free_blocks(idle)
+        else:
+            self.tree.free_local(node, idle, first)
 
     def _changed(self, node: Node) -> None:
         """Invalidate the values of an edge and its windows."""

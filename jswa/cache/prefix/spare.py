@@ -15,6 +15,7 @@ class SpareQueue:
     def __init__(self, num_ids: int) -> None:
         self._tickets = np.full(num_ids, -1, np.int64)  # position in the log; -1: not in the queue
         self._log = np.empty(2 * num_ids + _AT_ONCE, np.intp)
+        self._places = np.arange(len(self._log))
         self._start = self._end = 0
         self._count = 0
 
@@ -31,7 +32,7 @@ class SpareQueue:
         if self._end + count > len(self._log):
             self._rewrite()
         self._log[self._end : self._end + count] = ids
-        self._tickets[ids] = np.arange(self._end, self._end + count)
+        self._tickets[ids] = self._places[self._end : self._end + count]
         self._end += count
         self._count += count
 
@@ -65,12 +66,13 @@ class SpareQueue:
 
     def _valid(self, end: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]]:
         """Return the entries of the log up to `end`, and which of them are valid."""
-        ids = self._log[self._start : min(end, self._end)]
-        return ids, (self._tickets[ids] == np.arange(self._start, self._start + len(ids))).nonzero()[0]
+        entries = slice(self._start, min(end, self._end))
+        ids = self._log[entries]
+        return ids, (self._tickets[ids] == self._places[entries]).nonzero()[0]
 
     def _rewrite(self) -> None:
         """Move the valid entries, at most half of the log, to its start."""
         ids = self.ids()
         self._log[: len(ids)] = ids
-        self._tickets[ids] = np.arange(len(ids))
+        self._tickets[ids] = self._places[: len(ids)]
         self._start, self._end = 0, len(ids)

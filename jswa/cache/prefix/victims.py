@@ -32,19 +32,20 @@ class Victims:
         self.uses = uses
         self._reach = tree.layout.reach
         self._replay = replay_length(tree.layout)
+        self._has_full = tree.layout.full is not None
         self._random = np.random.default_rng(0)
         self._chosen: list[tuple[Node | Window, int]] = []  # with `last`, the best at the end
 
-    def choose(self, clock: int) -> Node | Window:
-        """Return the next item to evict; evicting it frees pages. Raises EngineError if there is none."""
+    def choose(self, clock: int) -> tuple[Node | Window, int]:
+        """Return the next item to evict, and what it `frees`. Raises EngineError if there is none."""
         values = self._tree.candidates.values
         while True:
             while self._chosen:
                 item, last = self._chosen.pop()
                 # Chosen before, perhaps: it may have been used, changed or evicted since, or rows may hold it.
                 if item.index >= 0 and item.last == last and values[item.index] != UNKNOWN:
-                    if self._frees(item):
-                        return item
+                    if pages := self.frees(item):
+                        return item, pages
                     values[item.index] = math.inf
             self._chosen = self._draw(clock)
 
@@ -55,12 +56,14 @@ class Victims:
             if value <= 0:
                 self._chosen.append((item, item.last))
 
-    def free_tail(self, node: Node) -> int:
-        """Count the full pages at the end of a leaf that only the tree owns."""
-        if self._tree.layout.full is None or node.full[-1] == NONE:
+    def frees(self, item: Node | Window) -> int:
+        """Count the pages that the tree alone owns: local pages of a window, or full pages at the end of a leaf."""
+        if isinstance(item, Window):
+            return int(np.count_nonzero(self._pool.local_owners[item.blocks] == 1))
+        if not self._has_full or item.full.item(-1) == NONE:
             return 0
-        shared = (self._pool.full_owners[node.full.astype(np.intp)] > 1).nonzero()[0]
-        return len(node.full) - (int(shared[-1]) + 1 if len(shared) else 0)
+        shared = (self._pool.full_owners[item.full] > 1).nonzero()[0]
+        return len(item.full) - (shared.item(-1) + 1 if len(shared) else 0)
 
     def _draw(self, clock: int) -> list[tuple[Node | Window, int]]:
         """Return the best items of a sample, the best at the end."""
@@ -92,35 +95,26 @@ class Victims:
         slots = candidates.slots[sample]
         values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
         found: list[tuple[Node | Window, int]] = []
-        for place in values.argsort(kind="stable").tolist():
-            item = items[sample[place]]
-            if values[place] == math.inf or len(found) == count:
-                break
+        while len(found) < count and values.item(place := int(values.argmin())) < math.inf:
+            item, values[place] = items[sample.item(place)], math.inf
             if under_cursors or isinstance(item, Window) or not item.cursors:
                 found.append((item, item.last))
         return found[::-1]
 
-    def _frees(self, item: Node | Window) -> bool:
-        """Return whether evicting an item frees anything now."""
-        if isinstance(item, Window):
-            return bool(np.count_nonzero(self._pool.local_owners[item.blocks] == 1))
-        if self._tree.layout.full is None or item.full[-1] == NONE:
-            return False
-        return bool(self._pool.full_owners[item.full[-1]] == 1)
-
     def value(self, item: Node | Window) -> float:
         """Return the loss per slot; infinite if evicting the item frees nothing."""
-        m = self._pool.pages_per_block
         if isinstance(item, Window):
             free = item.blocks[self._pool.local_owners[item.blocks] == 1]
             if not len(free):
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss * self._serves(item) / (m * float((1.0 / self.uses[free]).sum()))
-        if self._tree.layout.full is None or item.full[-1] == NONE or self._pool.full_owners[item.full[-1]] > 1:
+            return loss * self._serves(item) / (self._pool.pages_per_block * float((1.0 / self.uses[free]).sum()))
+        last = item.full.item(-1) if self._has_full else NONE
+        if last == NONE or self._pool.full_owners.item(last) > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
-        return loss / (len(item.full) + m * int(np.count_nonzero(item.local)))
+        local = self._pool.pages_per_block * int(np.count_nonzero(item.local)) if loss else 0
+        return loss / (len(item.full) + local)
 
     def _serves(self, window: Window) -> float:
         """Return the share of requests that would resume at this window."""

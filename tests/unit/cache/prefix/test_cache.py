@@ -97,3 +97,17 @@ def test_prompts_of_every_length_of_a_text_keep_a_bounded_number_of_windows(orde
         publish(manager, "", text[:length])
     manager.check([])
     assert windows(manager) <= len(text) // PAGE + 2
+
+
+def test_a_window_is_evicted_whose_last_page_lies_in_an_edge_below() -> None:
+    """Where texts part inside a page, the page is the lower edge's. A page that is freed is in no edge any more."""
+    manager, common = make_manager(60, 20), np.arange(10, dtype=np.int32)
+    for first, length in ((0, 0), (100, 30), (200, 60)):
+        publish(manager, "", np.concatenate([common, np.arange(first, first + length, dtype=np.int32)]))
+    (upper,) = manager.prefix.tree.root("").children.values()
+    assert len(upper.children) == 2
+    assert upper.local[-1] == 0 != upper.windows[10].blocks[-1]
+    while manager.pool.evictable_slots:
+        manager.prefix.retention.make_room(manager.pool.free_slots + 1)
+        manager.check([])
+    assert manager.pool.free_slots == manager.pool.total_slots
