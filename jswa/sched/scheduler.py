@@ -208,11 +208,13 @@ class Scheduler:
         """Free pages for the next plan; called after the launch, while the device works.
 
         Windows slide after all rows of a step have their pages: a page must not serve two rows in one step. Then rows
-        get pages ahead, and the prefix cache evicts what the next plan would otherwise have to evict.
+        get pages ahead, and the prefix cache evicts what the next plan would otherwise have to evict. Last, the tokens
+        of rows without drafts are compared with what a lookup would have drafted.
         """
         self._requests.slide()
         self.cache.evict_ahead()
         self._take_ahead()
+        self.drafting.watch()
 
     def preempt(self, request_id: str) -> None:
         """Preempt a running request between two steps, as `plan` does when memory is short. Raises EngineError."""

@@ -141,6 +141,11 @@ class Choice:
         return not last and left > _TIMED
 
     @property
+    def is_due(self) -> bool:
+        """Whether the last choice holds no longer."""
+        return self._kept[2] <= 0
+
+    @property
     def last(self) -> int:
         """The last choice."""
         return self._kept[0]

@@ -184,11 +184,20 @@ class Drafting:
         self._features = features
         lengths = self.lengths(len(row_ids), tokens=0, split=features[0], logprobs=features[1])
         drafting = row_ids[rows.speculative[row_ids] > 0]
-        if self._watch is not None and not self.choice.last:
-            self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
-            some = np.roll(drafting, -self._watched)[:_WATCHED].tolist()
-            self.choice.watched({row_id: self._watch.hits(rows, row_id) for row_id in some})
         return self._fitting(self.choice.choose(drafting, len(row_ids), lengths), len(row_ids))
+
+    def watch(self) -> None:
+        """Compare the tokens of rows without drafts with what a lookup would have drafted, if the next step chooses.
+
+        Called while the device works, since it takes as long as the rest of a plan.
+        """
+        if self._watch is None or self.choice.last or not self.choice.is_due:
+            return
+        rows = self._rows
+        drafting = np.flatnonzero(rows.speculative)
+        self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
+        some = np.roll(drafting, -self._watched)[:_WATCHED].tolist()
+        self.choice.watched({row_id: self._watch.hits(rows, row_id) for row_id in some})
 
     def _fitting(self, length: int, rows: int) -> int:
         """Return the number of drafts per row of a step that is to have some; a trial stays as it is."""
