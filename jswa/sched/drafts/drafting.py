@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -25,6 +25,7 @@ _NOTED = 64  # steps whose drafts are counted together: numpy calls cost as much
 _WATCHED = 16  # rows for each choice, by turns
 
 
+@runtime_checkable
 class Lengths(Protocol):
     """Says how many drafts per row the device can run now."""
 
