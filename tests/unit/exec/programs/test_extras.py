@@ -129,7 +129,7 @@ class Batch:
 
     def extras(self) -> Extras:
         """Return the tables of these rows."""
-        extras = init_extras(TABLE, VOCAB)
+        extras = init_extras(TABLE, VOCAB, drafts=2)
         parts, entries, masks = [], [], []
         for i in range(TABLE):
             words = words_of(self.allowed[i])
