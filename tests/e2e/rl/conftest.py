@@ -30,7 +30,7 @@ def weights() -> list[dict[str, Any]]:
 @pytest.fixture(scope="package")
 def shared() -> Iterator[jswa.LLM]:
     """Yield a deterministic LLM, whose tokens depend on the weights alone; its steps are small."""
-    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    options: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 32}
     with jswa.LLM("tiny", deterministic=True, dtype="float32", **options) as llm:
         yield llm
 

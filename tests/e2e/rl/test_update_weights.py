@@ -15,7 +15,7 @@ from jswa.types import CompletionOutput, SamplingParams
 from tests.e2e.rl.conftest import TINY
 
 PROMPT = "Once upon a time there was a little dog. The dog liked to run. One day the dog saw a"
-LASTING = 400  # tokens of a text that has not ended when it is aborted, on a slow machine too
+LASTING = 900  # tokens of a text that has not ended when it is aborted, however long new weights take to convert
 Arrays = dict[str, Any]
 
 
