@@ -79,6 +79,7 @@ class StepPrograms:
         self._drafts_too = False  # whether programs with drafts are compiled with the others, not only when wanted
         self.news = Event()  # set when programs are wanted often
         self._wanted: dict[tuple[int, ...], int] = {}  # programs that plans would have run in, and how many plans
+        self._by_drafts: dict[tuple[int, bool, bool], dict[int, tuple[int, ...]]] = {}  # `_drafting` of decode steps
         self._chosen = 0
         adapters = has_adapters(params)
 
@@ -174,6 +175,17 @@ class StepPrograms:
         """
         if self._deterministic:
             return tuple(sorted({bucket.drafts for bucket in self.buckets if bucket.drafts}))
+        key = rows, split, logprobs
+        best = self._drafting(rows, tokens, split=split, logprobs=logprobs) if tokens else self._by_drafts.get(key)
+        if best is None:
+            best = self._by_drafts[key] = self._drafting(rows, 0, split=split, logprobs=logprobs)
+        missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
+        for numbers in missing:
+            self._want(numbers)
+        return tuple(drafts for drafts, numbers in sorted(best.items()) if numbers not in missing)
+
+    def _drafting(self, rows: int, tokens: int, *, split: bool, logprobs: bool) -> dict[int, tuple[int, ...]]:
+        """Return the programs of the size of a step by their number of drafts; arguments as in `lengths`."""
         # The rows that want log probabilities, or have late masks, need not be among those of the step.
         kinds: list[Logprobs] = ["none", "sampled"] if logprobs else ["none"]
         families: list[Family] = [("step", kind) for kind in kinds]
@@ -186,10 +198,7 @@ class StepPrograms:
             with_drafts = min(tokens + rows * drafts, most_tokens) if tokens else 0
             if bucket.drafts and bucket.decode != bool(tokens) and bucket.holds(rows, with_drafts, drafts):
                 best.setdefault(drafts, self._programs(families, bucket))
-        missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
-        for numbers in missing:
-            self._want(numbers)
-        return tuple(drafts for drafts, numbers in sorted(best.items()) if numbers not in missing)
+        return best
 
     def _programs(self, families: Collection[Family], bucket: Bucket) -> tuple[int, ...]:
         own = [family for family in families if bucket.drafts or family != _DRAFTS]

@@ -8,13 +8,12 @@ tried. Trials of unknown times and shares take a small part of the time of all s
 
 import math
 from collections.abc import Mapping
-from collections.abc import Sequence as Items
-from operator import and_
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from jswa.sched.drafts.watch import Hits
 from jswa.text.speculation import PROGRAMS
 
 _SHARE = 0.006  # of the time, for trials
@@ -255,23 +254,16 @@ class Choice:
         last, times = self._measured.get((size, drafts), (0, 0))
         return times >= _FIRST and self._steps[size] - last < _FORGOTTEN
 
-    def watched(self, hits: Mapping[int, Items[bool]]) -> None:
-        """Count, of rows that run no drafts, by row id, which of their next tokens would have been drafted."""
-        found = {row_id: right for row_id, right in hits.items() if right}
-        if not found:
+    def watched(self, hits: Hits) -> None:
+        """Count, of rows that run no drafts, which of their next tokens would have been drafted."""
+        right, compared = hits.right, hits.compared
+        if not len(compared):
             return
-        counts = [
-            (sum(right), sum(map(and_, right, right[1:])), len(right), sum(right[:-1])) for right in found.values()
-        ]
-        good, behind, tried, tried_behind = np.array(counts, float).T
+        good, tried_behind = right.sum(axis=1), right[:, :-1].sum(axis=1)
+        behind = (right[:, 1:] & right[:, :-1]).sum(axis=1)
         self._count_noted()
-        self._add(
-            np.array(list(found)),
-            np.stack([good, behind]),
-            np.stack([tried, tried_behind]),
-            tried.astype(int),
-            int(good.sum()),
-        )
+        counts = np.stack([good, behind]).astype(float), np.stack([compared, tried_behind]).astype(float)
+        self._add(hits.row_ids, *counts, compared, int(good.sum()))
 
     def note(
         self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]

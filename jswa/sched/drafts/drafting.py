@@ -22,7 +22,7 @@ from jswa.text.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
 _NOTED = 64  # steps whose drafts are counted together: numpy calls cost as much for one
-_WATCHED = 16  # rows for each choice, by turns
+_WATCHED = 64  # rows for each choice, by turns
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class Drafting:
         looks_up = limits.speculation is not None and limits.speculation.looks_up
         self._shares = looks_up and not limits.one_bucket  # whether the device shares the drafts of a decode step
         self.choice = Choice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
-        self._watch = Watch() if looks_up else None
+        self._watch = Watch(rows.max_rows) if looks_up else None
         refers = limits.speculation is not None and limits.speculation.reference > 0
         self.earlier = EarlierTexts() if refers else None
         self._counts = _Counts()
@@ -197,8 +197,9 @@ class Drafting:
         rows = self._rows
         drafting = np.flatnonzero(rows.speculative)
         self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
-        some = np.roll(drafting, -self._watched)[:_WATCHED].tolist()
-        self.choice.watched({row_id: self._watch.hits(rows, row_id) for row_id in some})
+        if len(drafting) > _WATCHED:
+            drafting = np.roll(drafting, -self._watched)[:_WATCHED]
+        self.choice.watched(self._watch.hits(rows, drafting))
 
     def _fitting(self, length: int, rows: int) -> int:
         """Return the number of drafts per row of a step that is to have some; a trial stays as it is."""

@@ -4,8 +4,10 @@ While no drafts run, the tokens that have come back say what a lookup would have
 for three tokens where the device looks for the longest match, so it rather finds too few drafts right than too many.
 """
 
+from typing import NamedTuple
+
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int, UInt64
 
 from jswa.sched.rows import Rows
 
@@ -13,39 +15,68 @@ _CONTEXT = 3  # tokens that must be found again
 _BEFORE = 2_048  # tokens of a prompt, the last ones
 _MOST = 64  # tokens of a row at once, the last ones
 _FEWEST = 4
-_BITS = 20  # of a token in a key: ids that are larger may share a key, which costs accuracy alone
+_BITS = 13  # of a place in a table: twice the tokens of a prompt and a reference
+# Odd numbers of 64 bits by which tokens are multiplied and added up: the upper bits are a hash (Knuth, TAOCP 6.4).
+_CONTEXT_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+_TOKEN_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+
+
+class Hits(NamedTuple):
+    """Which of the last tokens of R rows would have been drafted.
+
+    Attributes:
+        right: of the last n tokens of each row; False where a token was not compared.
+        compared: tokens of each row, the last ones.
+    """
+
+    row_ids: Int[np.ndarray, " R"]
+    right: Bool[np.ndarray, "R n"]
+    compared: Int[np.ndarray, " R"]
 
 
 class Watch:
-    """The token that followed each three tokens of the running rows, by row id."""
+    """The token that followed each three tokens of the running rows, by row id.
 
-    def __init__(self) -> None:
-        self._followers: dict[int, dict[int, int]] = {}
-        self._end: dict[int, int] = {}  # of what has been compared
+    A row has a table of hashes: at the place that three tokens hash to, a hash of these and the token behind them. A
+    newer entry overwrites an older one.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._tables = np.zeros((max_rows, 1 << _BITS), np.uint64)
+        self._end = np.zeros(max_rows, np.int64)  # of the tokens that have been compared
 
     def begin(self, row_id: int, text: Int[np.ndarray, " T"], reference: Int[np.ndarray, " n"] | None) -> None:
         """Enter a row with its known tokens, and earlier texts if drafts are looked up in any."""
-        followers = dict(_followers(text[-_BEFORE:]))
-        if reference is not None:
-            followers.update(_followers(reference))
+        table = self._tables[row_id]
+        table[:] = 0
+        for known in (reference, text[-_BEFORE:]):
+            if known is not None and len(known) > _CONTEXT:
+                places, entries = _hashes(known[None])
+                table[places[0]] = entries[0]
         # Of the known tokens the rows' arrays have the last one alone.
-        self._followers[row_id], self._end[row_id] = followers, len(text) - 1 + _CONTEXT
+        self._end[row_id] = len(text) - 1 + _CONTEXT
 
-    def hits(self, rows: Rows, row_id: int) -> list[bool]:
-        """Return whether each of the tokens that came back since the last call would have been drafted; at most 64."""
-        known, followers = int(rows.known[row_id]), self._followers.get(row_id)
-        if followers is None or known - self._end[row_id] < _FEWEST:
-            return []
-        first, self._end[row_id] = max(self._end[row_id], known - _MOST), known
-        found = []
-        for key, token in _followers(rows.recent(row_id, first - _CONTEXT)):
-            found.append(followers.get(key) == token)
-            followers[key] = token
-        return found
+    def hits(self, rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Hits:
+        """Compare the tokens that came back since the last call, at most 64 of each row; rows with few are left out."""
+        new = rows.known.take(row_ids) - self._end.take(row_ids)
+        row_ids, new = row_ids[new >= _FEWEST], new[new >= _FEWEST]
+        if not len(row_ids):
+            return Hits(row_ids, np.zeros((0, 0), bool), new)
+        compared = np.minimum(new, _MOST)
+        width = int(compared.max())
+        self._end[row_ids] = rows.known.take(row_ids)
+        places, entries = _hashes(rows.last_several(row_ids, width + _CONTEXT))
+        own = row_ids[:, None]
+        was_compared = np.arange(width, 0, -1) <= compared[:, None]
+        right = (self._tables[own, places] == entries) & was_compared
+        self._tables[np.broadcast_to(own, places.shape)[was_compared], places[was_compared]] = entries[was_compared]
+        return Hits(row_ids, right, compared)
 
 
-def _followers(text: Int[np.ndarray, " T"]) -> list[tuple[int, int]]:
-    """Return a key of each three tokens, and the token behind them."""
-    tokens = text.astype(np.int64)
-    keys = tokens[:-3] << 2 * _BITS | tokens[1:-2] << _BITS | tokens[2:-1]
-    return list(zip(keys.tolist(), tokens[3:].tolist(), strict=True))
+def _hashes(text: Int[np.ndarray, "R T"]) -> tuple[Int[np.ndarray, "R n"], UInt64[np.ndarray, "R n"]]:
+    """Return the place of each three tokens that a token follows, and the hash of all four."""
+    tokens = text.astype(np.uint64)
+    ends = tokens.shape[1] - _CONTEXT
+    keys = sum(tokens[:, i : i + ends] * factor for i, factor in enumerate(_CONTEXT_FACTORS))
+    entries = keys + tokens[:, _CONTEXT:] * _TOKEN_FACTOR
+    return (keys >> np.uint64(64 - _BITS)).astype(np.int64), entries

@@ -3,18 +3,24 @@
 import numpy as np
 
 from jswa.sched.drafts.choice import Choice
-from jswa.sched.drafts.watch import Watch
+from jswa.sched.drafts.watch import Hits, Watch
 from jswa.sched.rows import Rows
 
 
 def watched(prompt: list[int], said: list[int], reference: list[int] | None = None) -> list[bool]:
     """The hits of a row that has said this behind its prompt."""
-    rows, watch = Rows(1, 7), Watch()
+    rows, watch = Rows(1, 7), Watch(1)
     rows.set_known(0, np.array(prompt, np.int32))
     watch.begin(0, np.array(prompt, np.int32), None if reference is None else np.array(reference, np.int32))
     for token in said:
         rows.append_one(0, token)
-    return watch.hits(rows, 0)
+    return hits_of(watch, rows)
+
+
+def hits_of(watch: Watch, rows: Rows) -> list[bool]:
+    """What was compared of the only row."""
+    hits = watch.hits(rows, np.arange(1))
+    return hits.right[0, -hits.compared[0] :].tolist() if len(hits.row_ids) else []
 
 
 def test_a_text_that_repeats_itself_would_be_drafted() -> None:
@@ -32,15 +38,34 @@ def test_an_earlier_text_would_be_drafted() -> None:
 
 def test_only_new_tokens_are_compared() -> None:
     """And at most the last 64."""
-    rows, watch, text = Rows(1, 7), Watch(), np.arange(3, 23, dtype=np.int32)
+    rows, watch, text = Rows(1, 7), Watch(1), np.arange(3, 23, dtype=np.int32)
     rows.set_known(0, text)
     watch.begin(0, text, None)
     counts = []
     for length in (3, 10, 100, 1):
         for token in range(length):
             rows.append_one(0, token)
-        counts.append(len(watch.hits(rows, 0)))
+        counts.append(len(hits_of(watch, rows)))
     assert counts == [0, 11, 64, 0]
+
+
+def test_rows_are_compared_together() -> None:
+    """Each with its own texts, over as many tokens as it has got; rows with few new tokens wait."""
+    rows, watch = Rows(4, 7), Watch(4)
+    prompts = [list(range(50 * row, 50 * row + 30)) for row in range(4)]
+    for row, prompt in enumerate(prompts):
+        rows.set_known(row, np.array(prompt, np.int32))
+        watch.begin(row, np.array(prompt, np.int32), None)
+    for row, said in enumerate([prompts[0][:20], prompts[0][:8], prompts[2][:3], prompts[3][:12]]):
+        for token in said:
+            rows.append_one(row, token)
+    hits = watch.hits(rows, np.arange(4))
+    assert (hits.row_ids.tolist(), hits.compared.tolist()) == ([0, 1, 3], [18, 6, 10])
+    assert hits.right.sum(axis=1).tolist() == [17, 0, 9]
+    assert not hits.right[2, :8].any(), "tokens that were not compared are not right"
+    for token in prompts[0][:8]:  # this row says again what it has said
+        rows.append_one(1, token)
+    assert watch.hits(rows, np.arange(4)).right.sum(axis=1).tolist() == [5]
 
 
 def test_hits_make_a_row_draft() -> None:
@@ -54,7 +79,7 @@ def test_hits_make_a_row_draft() -> None:
             kept = 0 if choice.rests(1) else choice.kept(1)
             if kept is None:
                 if not choice.last:
-                    choice.watched({0: hits})
+                    choice.watched(Hits(ids, np.array([hits]), np.array([len(hits)])))
                 kept = choice.choose(ids, 1, (1, 3, 7))
             if kept:
                 choice.note(ids, np.array([kept]), np.array([kept if hits[0] else 0]))

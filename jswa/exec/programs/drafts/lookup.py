@@ -25,12 +25,12 @@ class Texts(TypedDict):
         history: the ring of the row's own tokens.
         reference: tokens of earlier texts, one text behind the other, NONE between them and behind the last. None if
             drafts are looked up in the row's own text alone: see `Extras.ahead`.
-        offset: where the row was found last in the reference: place there less position here.
+        offset: where the row was found last in the reference: place there less position here. None without references.
     """
 
     history: Int[Array, "max_rows H"]
     reference: Int[Array, "max_rows F"] | None
-    offset: Int[Array, " max_rows"]
+    offset: Int[Array, " max_rows"] | None
 
 
 def init_texts(rows: int, history: int, reference: int) -> Texts:
@@ -38,7 +38,7 @@ def init_texts(rows: int, history: int, reference: int) -> Texts:
     return Texts(
         history=jnp.zeros((rows, history), jnp.int32),
         reference=jnp.full((rows, reference), NONE, jnp.int32) if reference else None,
-        offset=jnp.zeros(rows, jnp.int32),
+        offset=jnp.zeros(rows, jnp.int32) if reference else None,
     )
 
 
@@ -62,7 +62,7 @@ def look_up(
         positions: that of the last token of each row; it is in the ring already.
     """
     own, followed = _in_history(texts["history"], row_ids, positions, count, longest)
-    if texts["reference"] is None:
+    if texts["reference"] is None or texts["offset"] is None:
         return texts, jnp.where((own >= shortest)[:, None], followed, NONE)
     recent = _recent(texts["history"], row_ids, positions, longest)
     other, at, there = _in_reference(texts["reference"], texts["offset"], row_ids, positions, recent, count)
@@ -150,11 +150,11 @@ def _match_lengths(shifted: Callable[[int], Int[Array, "R P"]], recent: Int[Arra
 def set_texts(texts: Texts, batch: Int[Array, "n size"]) -> Texts:
     """Set rings and references; `batch` comes from `text_batches`. The tables are donated."""
     history, size = texts["history"], texts["history"].shape[1]
-    ring, reference = batch[:, 3 : 3 + size], texts["reference"]
+    ring, reference, offset = batch[:, 3 : 3 + size], texts["reference"], texts["offset"]
     return Texts(
         history=history.at[batch[:, 0]].set(ring, mode="drop"),
         reference=None if reference is None else reference.at[batch[:, 1]].set(batch[:, 3 + size :], mode="drop"),
-        offset=texts["offset"].at[batch[:, 1]].set(batch[:, 2], mode="drop"),
+        offset=None if offset is None else offset.at[batch[:, 1]].set(batch[:, 2], mode="drop"),
     )
 
 
