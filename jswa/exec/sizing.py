@@ -257,17 +257,19 @@ def scratch_bytes(
 
 
 def most_logits(buckets: tuple[Bucket, ...], vocab: int) -> list[Bucket]:
-    """Return the bucket with drafts that has most logits at once, of several the largest; of each kind that there is.
+    """Return the buckets with drafts one of which needs most scratch.
 
-    For decode steps it need not be that of most rows and drafts (`logits_at_once`).
+    Of decode buckets it is the one with most logits at once, which need not be that of most rows and drafts
+    (`logits_at_once`). Of those that run prompts too it may also be the one with most tokens.
     """
 
     def size(bucket: Bucket) -> tuple[int, int]:
-        return logits_at_once(bucket.rows, bucket.per_row, vocab), bucket.tokens
+        return logits_at_once(bucket.rows, bucket.per_row, vocab, bucket.tokens), bucket.tokens
 
-    drafting = [bucket for bucket in buckets if bucket.drafts]
-    kinds = [[bucket for bucket in drafting if bucket.decode is decode] for decode in (True, False)]
-    return [max(kind, key=size) for kind in kinds if kind]
+    decoding = [bucket for bucket in buckets if bucket.drafts and bucket.decode]
+    mixed = [bucket for bucket in buckets if bucket.drafts and not bucket.decode]
+    found = [max(kind, key=size) for kind in (decoding, mixed) if kind]
+    return list(dict.fromkeys([*found, *mixed[-1:]]))
 
 
 def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:

@@ -123,6 +123,8 @@ def finish_half(
             Sampling.of(rows[:, -len(SAMPLING) :]),
             state["extras"],
             half.finite,
+            runs=half.runs,
+            room=config.bucket.tokens,
             vocab=config.model.vocab_size // devices,
             devices=devices,
             want_logprobs=config.logprobs != "none",

@@ -5,7 +5,7 @@ step before has sampled it or this one verifies a draft of it: drafts change no 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,12 @@ class Draws(NamedTuple):
     logprobs: LogprobRows | None
 
 
-def logits_at_once(rows: int, places: int, vocab: int) -> int:
-    """Return the numbers of the logits that exist at the same time: those of all places if they are few, or of one."""
-    every = rows * places * vocab
+def logits_at_once(rows: int, places: int, vocab: int, tokens: int) -> int:
+    """Return the numbers of the logits that exist at the same time: those of all places if they are few, or of one.
+
+    `tokens`: of the step, behind each of which one token is drawn at most.
+    """
+    every = min(tokens, rows * places) * vocab
     return every if every <= LOGITS else rows * vocab
 
 
@@ -43,6 +46,8 @@ def draw(
     extras: Extras,
     finite: Bool[Array, "R S"],
     *,
+    runs: Bool[Array, " R"],
+    room: int,
     vocab: int,
     devices: int,
     want_logprobs: bool,
@@ -52,11 +57,14 @@ def draw(
     """Draw a token for each row's last token and, behind each draft, for the draft (S = K + 1).
 
     The logits of all places at once may be gigabytes: then those of one place of all rows follow those of another. A
-    deterministic engine always computes them so, as if it sampled one token of each row.
+    deterministic engine always computes them so, as if it sampled one token of each row. Where rows share the tokens of
+    a step, only the places with a token are computed; the draws at the others are 0.
 
     Args:
         logits: the head.
         first: position of the first token that is drawn of each row.
+        runs: which rows run.
+        room: tokens of the step at most.
     """
     rows, places, _ = hidden.shape
     place = jnp.arange(places, dtype=jnp.int32)[None]
@@ -88,9 +96,12 @@ def draw(
                 drawn_logprobs(scores, tokens, positions, own, extras, devices, ahead) if want_logprobs else None,
             )
 
-    if places == 1 or (not deterministic and logits_at_once(rows, places, vocab) > rows * vocab):
-        flat = block(jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts))
-        return flat._replace(tokens=flat.tokens.reshape(rows, places))
+    if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):
+        flat = jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts)
+        drawn = (
+            _of_some(block, flat, (runs[:, None] & ~dead).reshape(-1), room) if room < rows * places else block(flat)
+        )
+        return drawn._replace(tokens=drawn.tokens.reshape(rows, places))
     if deterministic:
         by_place = lax.map(block, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), parts))
     else:
@@ -106,6 +117,18 @@ def draw(
     if whole.logprobs is None:
         return whole
     return whole._replace(logprobs=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole.logprobs))
+
+
+def _of_some(draws: Callable[[Any], Draws], parts: Any, live: Bool[Array, " N"], room: int) -> Draws:
+    """Return the draws at the live places, of which there are at most `room`; 0 at the others. `parts`: N of each."""
+    size = len(live)
+    numbers = jnp.where(live, jnp.cumsum(live, dtype=jnp.int32) - 1, room)
+    chosen = jnp.full(room, size, jnp.int32).at[numbers].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
+    some = draws(jax.tree.map(lambda array: array.at[chosen].get(mode="clip"), parts))
+    found: Draws = jax.tree.map(
+        lambda own: jnp.zeros((size, *own.shape[1:]), own.dtype).at[chosen].set(own, mode="drop"), some
+    )
+    return found
 
 
 def proposed(drafts: Int[Array, "R K"]) -> Int[Array, " R"]:

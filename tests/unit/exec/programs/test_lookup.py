@@ -81,4 +81,5 @@ def test_rows_of_no_launch_keep_their_texts() -> None:
     assert after["history"][0, :9].tolist() == list(range(9))
     assert after["reference"] is not None
     assert after["reference"][0].tolist() == [7, *[NONE] * (REFERENCE - 1)]
+    assert after["offset"] is not None
     assert after["offset"].tolist() == [-2, 0]

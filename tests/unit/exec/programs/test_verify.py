@@ -65,6 +65,8 @@ def test_each_place_is_drawn_as_if_it_were_alone(
             Sampling.of(jnp.asarray(columns)),
             extras,
             jnp.ones((rows, places), bool),
+            runs=jnp.ones(rows, bool),
+            room=rows * places,
             vocab=VOCAB,
             devices=1,
             want_logprobs=True,
@@ -78,6 +80,39 @@ def test_each_place_is_drawn_as_if_it_were_alone(
         assert alone.logprobs is not None
         np.testing.assert_array_equal(whole.tokens[:, place], alone.tokens[:, 0])
         np.testing.assert_allclose(whole.logprobs.chosen[place::PLACES], alone.logprobs.chosen, atol=1e-5)
+
+
+def test_only_places_with_a_token_are_drawn() -> None:
+    """The head sees as many vectors as the step has tokens, and each place gets the draw of the whole product."""
+    rng, seen = np.random.default_rng(3), list[int]()
+    head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32)
+    hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
+    columns = sampling_columns(ROWS, temperature=np.array([0, 1, 0, 1, 2]), key_low=np.arange(ROWS), extras=ROWS)
+    counts, runs = np.array([2, 0, 3, 1, 0]), np.array([True, True, False, True, True])
+    drafts = jnp.where(jnp.arange(PLACES - 1)[None] < counts[:, None], 7, ABSENT)
+    finite = jnp.ones((ROWS, PLACES), bool).at[0, 1].set(False)
+
+    def run(room: int) -> Draws:
+        def logits(vectors: jax.Array) -> jax.Array:
+            seen.append(len(vectors))
+            return vectors @ head
+
+        return draw(
+            logits, hidden, jnp.arange(ROWS), drafts, Sampling.of(jnp.asarray(columns)), init_extras(ROWS, VOCAB),
+            finite, runs=jnp.asarray(runs), room=room, vocab=VOCAB, devices=1, want_logprobs=True, deterministic=False,
+        )  # fmt: skip
+
+    live = (np.arange(PLACES)[None] <= counts[:, None]) & runs[:, None]
+    some, whole = run(int(live.sum())), run(ROWS * PLACES)
+    assert seen == [live.sum(), ROWS * PLACES]
+    assert some.tokens[0, 1] == NOT_FINITE
+    assert not np.asarray(some.tokens)[~live].any()
+    np.testing.assert_array_equal(np.asarray(some.tokens)[live], np.asarray(whole.tokens)[live])
+    assert some.logprobs is not None
+    assert whole.logprobs is not None
+    for own, all_places in zip(some.logprobs, whole.logprobs, strict=True):
+        if own is not None:
+            np.testing.assert_allclose(np.asarray(own)[live.ravel()], np.asarray(all_places)[live.ravel()], atol=1e-5)
 
 
 def test_penalties_count_the_drafts_before_each_place() -> None:
@@ -100,7 +135,8 @@ def test_penalties_count_the_drafts_before_each_place() -> None:
         finite, sampling = jnp.ones(hidden.shape[:2], bool), Sampling.of(jnp.asarray(columns))
         return draw(
             lambda x: x @ head, hidden, first, drafts, sampling, extras, finite,
-            vocab=VOCAB, devices=1, want_logprobs=False, deterministic=False,
+            runs=jnp.ones(len(drafts), bool), room=finite.size, vocab=VOCAB, devices=1, want_logprobs=False,
+            deterministic=False,
         ).tokens  # fmt: skip
 
     first = jnp.zeros(ROWS, jnp.int32)
