@@ -9,6 +9,7 @@ from typing import TypedDict
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jswa.plan import RowText
@@ -86,17 +87,22 @@ def _in_history(
     history: Int[Array, "max_rows H"], row_ids: Int[Array, " R"], positions: Int[Array, " R"], count: int, longest: int
 ) -> tuple[Int[Array, " R"], Int[Array, "R count"]]:
     """Return the length of each row's longest match in its own text, and what followed there."""
-    size = history.shape[1]
-    back = _recent(history, row_ids, positions, size)  # back[:, a]: the token a positions before the last
-    # Drafts that were wrong may have overwritten the oldest places.
-    readable = jnp.arange(size, dtype=jnp.int32) < size - PROGRAMS[-1]
-    back = jnp.where(readable[None], back, NONE)
-    lengths = _match_lengths(lambda i: jnp.pad(back[:, i:], ((0, 0), (0, i)), constant_values=NONE), back[:, :longest])
-    longest_match, ago = _first_largest(lengths.at[:, 0].set(0))  # the first of the longest, which is the latest
+    size, last = history.shape[1], longest - 1
+    ring = history.at[row_ids].get(mode="fill", fill_value=NONE)
+    ago = positions[:, None] % size - jnp.arange(size, dtype=jnp.int32)[None]
+    ago = jnp.where(ago < 0, ago + size, ago)  # positions before the last one: a CPU divides one number at a time
+    # Drafts that were wrong may have overwritten the oldest places. So no match goes on from the oldest to the newest.
+    ring = jnp.where((ago < size - PROGRAMS[-1]) & (ago <= positions[:, None]), ring, NONE)
+    around = jnp.concatenate([ring[:, size - last :], ring], axis=1)
+    recent = _recent(history, row_ids, positions, longest)
+    lengths = _match_lengths(lambda i: lax.slice_in_dim(around, last - i, last - i + size, axis=1), recent)
+    lengths = jnp.where(ago == 0, 0, lengths)
+    best = (lengths * size + size - 1 - ago).max(axis=1)  # the latest of the longest
+    longest_match, found = best // size, size - 1 - best % size
     # A text that repeats itself goes on repeating: what follows the end of the row begins behind the match again.
-    places = jnp.arange(count, dtype=jnp.int32)[None] % jnp.maximum(ago, 1)[:, None]
-    followed = jnp.take_along_axis(back, jnp.maximum(ago[:, None] - 1 - places, 0), axis=1)
-    return longest_match, followed
+    places = jnp.arange(count, dtype=jnp.int32)[None] % jnp.maximum(found, 1)[:, None]
+    back = jnp.maximum(found[:, None] - 1 - places, 0)
+    return longest_match, jnp.take_along_axis(ring, (positions[:, None] - back) % size, axis=1)
 
 
 def _in_reference(
