@@ -119,25 +119,20 @@ def sample(
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
     constrained = rows.extras < len(extras["seen"])
-
-    def whole() -> Bool[Array, " R"]:
-        return jnp.isfinite(logits).all(axis=-1)
-
-    # The kernels find it out of rows without constraints; of the others all is -inf that is forbidden.
-    own = whole() if sampler == "xla" else lax.cond(constrained.any(), whole, lambda: jnp.ones(len(logits), bool))
-    # Behind the barrier nothing reads the model's own logits again: constraints change them without a copy of all.
-    given, own = lax.optimization_barrier((logits, own))  # type: ignore[no-untyped-call]
+    given = logits
     logits = _for_rows(
         constrained,
-        given,
+        logits,
         lambda take: apply_constraints(
-            take(given), take(positions), take(rows), extras, take(constrained), devices, take(drafts)
+            take(logits), take(positions), take(rows), extras, take(constrained), devices, take(drafts)
         ),
         few,
     )
     if sampler != "xla":
+        # What is forbidden is -inf, so that the kernels cannot tell whether the model's own logits are finite.
+        own = lax.cond(constrained.any(), lambda: jnp.isfinite(given).all(axis=-1), lambda: jnp.ones(len(given), bool))
         return _sample_on_kernels(logits, positions, rows, finite & own, constrained, few)
-    finite = true_on_all(finite & own, devices)
+    finite = true_on_all(finite & jnp.isfinite(given).all(axis=-1), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
