@@ -227,12 +227,12 @@ def results(repeats: int = 5, steps: int = 200) -> list[dict[str, Any]]:
 
 def on_h200(depths: tuple[int, ...] = (12, 24)) -> list[dict[str, Any]]:
     """Compile steps of the first layers of gemma-3-27b for an H200. Needs the extra `aot`, and no GPU."""
-    from tools.aot import steps  # sets up jax for it
+    from tools.aot import step_specs, steps  # sets up jax for it
 
     found = []
     for tokens in (0, 2048):
         for layers in depths:
-            spec = steps.StepSpec("gemma-3-27b", layers, 2, tokens=tokens)
+            spec = step_specs.StepSpec("gemma-3-27b", layers, 2, tokens=tokens)
             on = steps.facts_of(spec)
             with once_per_layer():
                 off = steps.facts_of(spec)

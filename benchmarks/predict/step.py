@@ -40,21 +40,10 @@ SCOPES = (
     *("embedding", "qkv", "attention full", "attention local", "o", "router", "experts", "mlp", "norm and glue"),
     *("head", "sampling", "between steps"),
 )
-# Small kernels of a mixture of experts: those that choose experts and sort tokens, and gather and sum beside the two
-# products. Counted in the compiled step of gpt-oss-20b (64 rows), as are the kernels of a step outside of its layers.
-_ROUTING, _GATHER, _PER_STEP = 10, 2, 15
+_PER_STEP = 15  # kernels of a step outside of its layers, counted in the compiled step of gpt-oss-20b (64 rows)
 _WORKING_MOE, _WORKING_DENSE = 6, 5  # kernels of a layer that multiply
 # Small kernels of a layer if the compiler has not been asked: norms, rope, KV write, activation, residuals.
 _SMALL_DEFAULT = 8
-# Sampling as compiled: times that all logits (float32) are read or written, and kernels. Each kind has what the one
-# before has; conditionals whose branch changes nothing copy the logits, which is 2 of the 4 of greedy rows. Of top-p's,
-# 16 look for the k-th largest logit, and 16 for the nucleus, which read two arrays each.
-_PASSES: dict[Drawing, tuple[int, int]] = {
-    "none": (0, 0),
-    "greedy": (4, 8),
-    "temperature": (10, 16),
-    "top-p": (67, 120),
-}
 KINDS: tuple[AttentionKind, ...] = ("full", "local")
 
 
@@ -114,12 +103,36 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Backends:
+    """What is compiled around products and attention, counted in compiled steps.
+
+    Attributes:
+        routing: small kernels of a mixture of experts that choose experts and sort tokens.
+        gather: those that gather and sum, beside the two products.
+        passes: of sampling, times that all logits (float32) are read or written, and kernels.
+        noise: whether a draw makes a random number for each token of the vocabulary.
+    """
+
+    routing: int
+    gather: int
+    passes: Mapping[Drawing, tuple[int, int]]
+    noise: bool
+
+
+# As the engine runs by default: gpt-oss-20b, 64 rows. Each kind of sampling has what the one before has; conditionals
+# whose branch changes nothing copy the logits, which is 2 of the 4 of greedy rows. Of top-p's, 16 look for the k-th
+# largest logit, and 16 for the nucleus, which read two arrays each.
+DEFAULT = Backends(10, 2, {"none": (0, 0), "greedy": (4, 8), "temperature": (10, 16), "top-p": (67, 120)}, noise=True)
+
+
+@dataclass(frozen=True)
 class Setting:
-    """A model as it is run: architecture, storage formats, and kernels per layer."""
+    """A model as it is run: architecture, storage formats, kernels per layer, and what is compiled around them."""
 
     model: ModelConfig
     formats: Formats
     kernels: float
+    backends: Backends = DEFAULT
 
 
 def setting(name: str, model: ModelConfig, formats: Formats, compiled: Path = COMPILED) -> Setting:
@@ -132,8 +145,8 @@ def setting(name: str, model: ModelConfig, formats: Formats, compiled: Path = CO
     for step in result_file.read(compiled).get("steps", []):
         if step["name"].startswith(f"{same}, ") and "prefill" not in step["name"]:
             return Setting(model, formats, step["launches"])
-    mixed = len(mixtures(model)) / len(model.layers)
-    default = _SMALL_DEFAULT + _WORKING_DENSE + mixed * (_WORKING_MOE - _WORKING_DENSE + _ROUTING + _GATHER)
+    mixed, small = len(mixtures(model)) / len(model.layers), DEFAULT.routing + DEFAULT.gather
+    default = _SMALL_DEFAULT + _WORKING_DENSE + mixed * (_WORKING_MOE - _WORKING_DENSE + small)
     return Setting(model, formats, default)
 
 
@@ -165,7 +178,7 @@ def range_of(figure: Callable[[Constants], float], constants: Constants) -> tupl
 
 def works_of(of: Setting, load: Load) -> tuple[Work, ...]:
     """Return the scopes of a step that have any work."""
-    model, bits = of.model, of.formats.weights
+    model, bits, small = of.model, of.formats.weights, of.backends
     tokens, layers, moes, mlps = load.rows * load.tokens, len(model.layers), mixtures(model), _dense_mlps(model)
     matrices, read = matrices_of(model), 2.0 * load.rows * load.tokens * model.d_model
     found = [
@@ -176,16 +189,17 @@ def works_of(of: Setting, load: Load) -> tuple[Work, ...]:
     ]
     if moes:
         router = _product("router", matrices.router, len(moes), 16, tokens)
-        found += [replace(router, small=(len(moes) * _ROUTING, 0.0)), _experts(of, tokens)]
+        found += [replace(router, small=(len(moes) * small.routing, 0.0)), _experts(of, tokens)]
     if mlps:
         found.append(_product("mlp", matrices.mlp, 2 * len(mlps), bits, tokens))
-    working = _WORKING_DENSE * layers + (_WORKING_MOE - _WORKING_DENSE + _ROUTING + _GATHER) * len(moes)
+    working = _WORKING_DENSE * layers + (_WORKING_MOE - _WORKING_DENSE + small.routing + small.gather) * len(moes)
     glue = max(of.kernels * layers - working, 0) + _PER_STEP
     found.append(Work("norm and glue", small=(glue, 2.0 * tokens * _glue_numbers(model))))
     if load.drawing != "none":
         logits = 4.0 * load.rows * model.vocab_size
         head = _product("head", matrices.head, 1, of.formats.ends, load.rows)
-        found += [replace(head, least=head.least + logits, moved=head.moved + logits), _sampling(logits, load.drawing)]
+        found.append(replace(head, least=head.least + logits, moved=head.moved + logits))
+        found.append(_sampling(logits, load.drawing, small))
     return (*found, Work("between steps", counts=((1, "between_steps"),)))
 
 
@@ -245,7 +259,7 @@ def _experts(of: Setting, tokens: int) -> Work:
     shares = expert_shares(tokens, moes[0].top_k, moes[0].num_experts, bits)
     gathered = 4.0 * tokens * sum(moe.top_k * model.d_model for moe in moes)
     flops, counts = 2.0 * tokens * chosen_numbers(model), ((2 * len(moes), "gemm_start"),)
-    return Work("experts", weights, weights, flops, shares, counts, small=(_GATHER * len(moes), gathered))
+    return Work("experts", weights, weights, flops, shares, counts, small=(of.backends.gather * len(moes), gathered))
 
 
 def expert_shares(tokens: int, top_k: int, experts: int, bits: float) -> tuple[str, str]:
@@ -257,10 +271,10 @@ def expert_shares(tokens: int, top_k: int, experts: int, bits: float) -> tuple[s
     return "experts_bytes_4" if few else "experts_bytes_4_wide", "experts_flops_4"
 
 
-def _sampling(size: float, drawing: Drawing) -> Work:
+def _sampling(size: float, drawing: Drawing, backends: Backends) -> Work:
     """Return the sampling of float32 logits of `size` bytes. They must be read once."""
-    passes, kernels = _PASSES[drawing]
-    numbers = 0.0 if drawing == "greedy" else size / 4
+    passes, kernels = backends.passes[drawing]
+    numbers = size / 4 if drawing != "greedy" and backends.noise else 0.0
     counts = ((numbers, "random_number"),)
     return Work("sampling", size, counts=counts, small=(kernels, passes * size), small_share="logits_bytes")
 

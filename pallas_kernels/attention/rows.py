@@ -99,21 +99,24 @@ def tile_rows(
         most: tokens of a row at most, if that is known: then ⌈most / Q⌉ tiles a row suffice.
     """
     num_tokens, num_rows = len(token_row), len(counts)
-    if most is None and size == 1 and num_tokens == num_rows:
-        most = 1
     num_tiles = num_tokens // size + num_rows if most is None else num_rows * -(-most // size)
-    tiles_of_row = (counts + size - 1) // size
-    ends = jnp.cumsum(tiles_of_row)
+    if most is None and size == 1 and num_tokens == num_rows:
+        num_tiles = num_rows  # rows may have several tokens, but there are no more tokens than tiles
     tile = jnp.arange(num_tiles, dtype=jnp.int32)
-    # Compare with all ends at once: a binary search is a loop, and a loop cannot be part of a CUDA graph.
-    row = jnp.minimum(jnp.searchsorted(ends, tile, side="right", method="compare_all").astype(jnp.int32), num_rows - 1)
-    offset = (tile - (ends - tiles_of_row)[row]) * size
+    if most is not None and most <= size:  # a tile of each row's own: nothing to search
+        first_of_row, row, offset = tile, tile, jnp.zeros_like(tile)
+    else:
+        tiles_of_row = (counts + size - 1) // size
+        ends = jnp.cumsum(tiles_of_row)
+        # Compare with all ends at once: a binary search is a loop, and a loop cannot be part of a CUDA graph.
+        found = jnp.searchsorted(ends, tile, side="right", method="compare_all")
+        row, first_of_row = jnp.minimum(found.astype(jnp.int32), num_rows - 1), ends - tiles_of_row
+        offset = (tile - first_of_row[row]) * size
     within = offset[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
     last = jnp.maximum(counts[row] - 1, 0)
     tokens = jnp.clip(first_token[row][:, None] + jnp.minimum(within, last[:, None]), 0, num_tokens - 1)
     index = jnp.arange(num_tokens, dtype=jnp.int32) - first_token[token_row]
-    first_tile = (ends - tiles_of_row)[token_row]
-    flat_index = jnp.clip((first_tile + index // size) * size + index % size, 0, num_tiles * size - 1)
+    flat_index = jnp.clip((first_of_row[token_row] + index // size) * size + index % size, 0, num_tiles * size - 1)
     return Tiles(row, offset, tokens, flat_index)
 
 

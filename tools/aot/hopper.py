@@ -29,7 +29,8 @@ from pallas_kernels.attention.rows import Rows, Tiles
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts
-from tools.aot.steps import SAMPLE_STEPS, STEPS, compile_step, print_steps
+from tools.aot.step_specs import SAMPLE_STEPS, STEPS
+from tools.aot.steps import compile_step, printed
 from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments
 
@@ -56,8 +57,8 @@ def main() -> None:
     layers = [layer for layer in named if not options.steps and (not options.sample or layer.name in SAMPLE)]
     kernels = [(layer, *compile_layer(layer)) for layer in layers]
     print_kernels(kernels)
-    steps = [compile_step(spec) for spec in (SAMPLE_STEPS if options.sample else STEPS) if options.only in spec.name]
-    print_steps(steps)
+    specs = [spec for spec in (SAMPLE_STEPS if options.sample else STEPS) if options.only in spec.name]
+    steps = list(printed(map(compile_step, specs)))
     if options.json:
         rows = [{"name": layer.name, "seconds": seconds, **asdict(facts)} for layer, facts, seconds in kernels]
         text = json.dumps({"jax": jax.__version__, "kernels": rows, "steps": [asdict(s) for s in steps]}, indent=1)

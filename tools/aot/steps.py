@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.predict.counts import FORMATS, mixtures, touched_experts
+from benchmarks.predict.counts import FORMATS, Formats, mixtures, touched_experts
 from benchmarks.predict.step import Load, Setting, works_of
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -18,133 +18,47 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.config import Part, StepConfig
+from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.panels import OUTPUTS_FIRST, fp8_names
 from jswa.model.transformer import Linear, Params, param_shapes
-from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
+from jswa.model.weights.formats import LINEAR, reformat
+from jswa.model.weights.packed.int4 import CODES, SCALES, ZEROS
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
-from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.experts import int4_tiles
 from pallas_kernels.experts.api import Implementation as Experts
-from pallas_kernels.experts.routing.api import Implementation as Routing
-from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.sampling.api import Implementation as Sampling
+from pallas_kernels.int4 import Int4
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest
 from tools.aot.measures import traffic
+from tools.aot.step_specs import GROUP, ROWS, Held, StepSpec
 from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
 CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
-ROWS, PAGE = 64, 64
+PAGE = 64
 CONTEXT = 1_536  # tokens of each row, where bytes are counted
 # Bytes that a step of `ROWS` rows or fewer moves, over those that must move, at most. With more rows float32 logits and
 # the parts of products weigh more: 1.24 for 256 rows of gpt-oss-20b.
 MOST_MOVED = 1.15
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """A step of a model of the Hugging Face hub.
-
-    Attributes:
-        model: name in CONFIGS.
-        layers: the number of layers, from the first on.
-        shorter: a second number of layers, to check that the indices do not grow with depth. At least two layers of
-            each kind: if only one layer needs some indices, XLA fuses them into that layer.
-        tokens: of a step with prefill; 0: a decode step.
-        rows: of the step.
-        quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
-        adapters: sum of the ranks of the LoRA adapters of each linear layer.
-        part: the whole step, or one of its halves.
-        glue: the implementation of norms, residuals, rotary embedding and KV writes.
-        sampling: the implementation of draws.
-        routing: the implementation of the choice of experts.
-        drafts: of each row of a decode step on average, or of a row at most beside prompts; looked up and verified.
-        attention, experts: the implementations of attention and of experts.
-        linear: the implementation of linear layers.
-    """
-
-    model: str
-    layers: int
-    shorter: int
-    tokens: int = 0
-    rows: int = ROWS
-    quantization: QuantizationMode = "none"
-    adapters: int = 0
-    part: Part = "step"
-    glue: Glue = "xla"
-    sampling: Sampling = "xla"
-    routing: Routing = "xla"
-    drafts: int = 0
-    attention: Attention = "mosaic"
-    experts: Experts = "mosaic"
-    linear: Linear = "xla"
-
-    @property
-    def name(self) -> str:
-        """The name in the output."""
-        rows = f"{self.rows} rows"
-        kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
-        held = "" if self.quantization == "none" else f", {self.quantization}"
-        more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
-        more += f", glue on {self.glue}" * (self.glue != "xla")
-        more += f", sampling on {self.sampling}" * (self.sampling != "xla")
-        more += f", routing on {self.routing}" * (self.routing != "xla")
-        more += f", {self.drafts} drafts" * bool(self.drafts)
-        more += f", attention on {self.attention}" * (self.attention != "mosaic")
-        more += f", experts on {self.experts}" * (self.experts != "mosaic")
-        more += f", linear layers on {self.linear}" * (self.linear != "xla")
-        return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
-
-
-# As deep as the model, or as fits on one GPU in bfloat16 beside the KV.
-_MODELS = (
-    StepSpec("gemma-3-27b", 62, 12),
-    StepSpec("gpt-oss-20b", 24, 4),
-    StepSpec("Mistral-7B-v0.1", 32, 2),
-    StepSpec("MiMo-V2-Flash/V2.5", 7, 6),
-    StepSpec("Llama-4-Scout", 16, 8),
-)
-_MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
-_EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
-_EIGHT_BIT_FACTORS = [replace(spec, linear="fp8") for spec in _EIGHT_BITS[2:]]
-_ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048)]
-_PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
-_GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
-_FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
-_HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
-_GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
-_DRAFTS = [
-    replace(spec, drafts=drafts, rows=rows)
-    for spec in (_MODELS[0], _GPT_OSS)
-    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS), (7, 4 * ROWS))
-] + [replace(spec, drafts=7, tokens=2048) for spec in (_MODELS[0], _GPT_OSS)]
-_ROUTED = [
-    *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
-    replace(_GLUED[3], routing="triton", layers=4),  # gated
-    *(replace(spec, glue="mosaic", routing="triton") for spec in _MODELS[3:]),
-]
-_SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
-_OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _GLUED[3])]
-_GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in (_DRAFTS[1], _DRAFTS[5])]
-_ONE = replace(_MODELS[0], rows=1)
-STEPS = (
-    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),
-    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED),
-)
-SAMPLE_STEPS = (
-    replace(_MODELS[1], layers=6),
-    replace(_OVERLAPPED[0], layers=6),
-    replace(_MODELS[2], layers=4, tokens=2048),
-    replace(_MODELS[2], layers=4, glue="mosaic"),
-)
+MOST_MOVED_FACTORS = 1.2  # with factors of 8 bits: tokens are read for their largest magnitude, then rounded
+# With packed integers XLA writes dense matrices in 16 bits before each product, to be mended: they move more, and are
+# temporaries.
+MOST_MOVED_INTEGERS = 1.5
+# Packed integers have a scale of 16 bits and a zero point of 8 for each group; those of experts for each 32 inputs.
+_FORMATS: dict[Held, Formats] = {
+    "none": FORMATS["bf16"],
+    "mxfp4": FORMATS["mxfp4"],
+    "int8": FORMATS["fp8"],
+    "fp8": FORMATS["fp8"],
+    "int4": Formats(weights=4 + 24 / GROUP, experts=4 + 24 / 32),
+}
 
 
 @dataclass(frozen=True)
@@ -187,14 +101,15 @@ class StepFacts:
 
 
 def compile_step(spec: StepSpec) -> StepFacts:
-    """Compile a step, and the shorter model's to compare it with."""
-    facts, shorter = facts_of(spec), facts_of(replace(spec, layers=spec.shorter))
-    few, many = shorter.index_launches, facts.index_launches
+    """Compile a step, and those to compare it with: of fewer layers if the step names them, with weights of 16 bits."""
+    facts = facts_of(spec)
     faults = list(facts.faults)
-    # XLA fuses differently in longer programs. Indices that each layer computes would be as many as the layers.
-    if many > few + max(1, (spec.layers - spec.shorter) // 8):
-        faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
-    if spec.quantization != "none":
+    if spec.shorter:
+        few, many = facts_of(replace(spec, layers=spec.shorter)).index_launches, facts.index_launches
+        # XLA fuses differently in longer programs. Indices that each layer computes would be as many as the layers.
+        if many > few + max(1, (spec.layers - spec.shorter) // 8):
+            faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
+    if spec.quantization not in ("none", "int4"):
         plain = facts_of(replace(spec, quantization="none", experts="mosaic", linear="xla")).temporaries
         if facts.temporaries >= plain + _smallest_matrix(spec):  # less is sums of a product in float32
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
@@ -216,11 +131,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     bucket = prefill if spec.tokens else Bucket.verifying(spec.rows, spec.drafts, PROGRAMS[-1] if spec.drafts else 0)
     config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
-    if spec.quantization == "mxfp4":
-        held = param_shapes(model, BFLOAT16, "mxfp4_joined" if spec.experts == "mosaic_overlap" else "mxfp4_tiles")
-    else:
-        held = jax.eval_shape(lambda params: _held(model, params, spec.quantization), shapes)
-        held = _outputs_first(held) if spec.linear == "fp8" else held
+    held = held_shapes(model, spec.quantization, spec.linear, spec.experts)
     adapters = jax.eval_shape(lambda params: _adapters(params, spec.adapters), shapes)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
     params = device.on_h200({**held, **adapters})
@@ -256,7 +167,9 @@ def facts_of(spec: StepSpec) -> StepFacts:
     program = traffic.parse_program(text)
     logits = traffic.arrays_moved(program, "sampling", 4 * bucket.rows * model.vocab_size)
     moved = _bytes_moved(spec, model, program, state)
-    faults += [f"moves {moved} of the bytes that must move"] if spec.rows <= ROWS and moved > MOST_MOVED else []
+    most = MOST_MOVED_FACTORS if spec.linear == "fp8" else MOST_MOVED
+    most = MOST_MOVED_INTEGERS if spec.quantization == "int4" else most
+    faults += [f"moves {moved} of the bytes that must move"] if spec.rows <= ROWS and moved > most else []
     return StepFacts(
         spec.name,
         in_layers / spec.layers,
@@ -288,10 +201,9 @@ def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, s
     Kernels of attention read the pages of the visible keys, and those of experts the weights of the experts that have
     tokens. XLA's own kernels are counted as they were compiled, activations too, which must not move.
     """
-    if spec.tokens or spec.drafts or spec.adapters or spec.part != "step" or spec.quantization not in ("none", "mxfp4"):
+    if spec.tokens or spec.drafts or spec.adapters or spec.part != "step":
         return 0.0
-    formats = FORMATS["bf16" if spec.quantization == "none" else "mxfp4"]
-    works = works_of(Setting(model, formats, 0.0), Load(spec.rows, CONTEXT))
+    works = works_of(Setting(model, _FORMATS[spec.quantization], 0.0), Load(spec.rows, CONTEXT))
     moe, lane = next(iter(mixtures(model)), None), _lane_bytes(state)
     share = 1.0 if moe is None else float(touched_experts(moe, np.array([spec.rows]))[0]) / moe.num_experts
 
@@ -306,12 +218,38 @@ def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, s
     return round(moved / sum(work.least for work in works), 3)
 
 
-def _held(model: ModelConfig, params: Params, mode: QuantizationMode) -> Params:
+def held_shapes(
+    model: ModelConfig, quantization: Held, linear: Linear, experts: Experts = "mosaic"
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shape and dtype of a model's parameters as the engine holds them for these kernels."""
+    if quantization == "mxfp4":
+        return param_shapes(model, BFLOAT16, "mxfp4_joined" if experts == "mosaic_overlap" else "mxfp4_tiles")
+    held: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+        lambda params: _held(model, params, quantization), param_shapes(model, BFLOAT16)
+    )
+    return _outputs_first(held) if linear == "fp8" else held
+
+
+def _held(model: ModelConfig, params: Params, mode: Held) -> Params:
     """Return the parameters as the engine holds them with that quantization."""
     held: Params = {}
     for name, value in params.items():
-        held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
+        if mode == "int4":
+            held |= _in_4_bits(name, value) if LINEAR.search(name) else {name: value}
+        else:
+            held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
     return held
+
+
+def _in_4_bits(name: str, matrix: jax.Array) -> Params:
+    """Return a matrix in packed integers of 4 bits, and a stack of experts in their tiles. The numbers are zeros."""
+    *lead, inputs, outputs = matrix.shape
+    codes = jnp.zeros((*lead, inputs // 2, outputs), jnp.uint8)
+    scales = jnp.zeros((*lead, inputs // GROUP, outputs), BFLOAT16)
+    zeros = scales.astype(jnp.uint8)
+    if lead:
+        return {f"{name}.int4_tiles": int4_tiles.tiles(Int4(codes, scales, zeros)).tiles}
+    return {f"{name}.{CODES}": codes, f"{name}.{SCALES}": scales, f"{name}.{ZEROS}": zeros}
 
 
 def _outputs_first(held: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -362,17 +300,19 @@ def _lane_bytes(state: DeviceState) -> int:
     return min(lane.size * lane.dtype.itemsize for lane in state["lanes"])
 
 
-def print_steps(steps: list[StepFacts]) -> None:
-    """Print a line per step."""
-    if steps:
-        print(
-            f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  bytes moved  logits moved"
-            "  temporaries, MB  registers  seconds"
-        )
-    for facts in steps:
+def printed(steps: Iterable[StepFacts]) -> Iterator[StepFacts]:
+    """Yield the steps, and print a line of each as soon as it is there: all of them take an hour."""
+    for index, facts in enumerate(steps):
+        if not index:
+            print(
+                f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  bytes moved  logits moved"
+                "  temporaries, MB  registers  seconds"
+            )
         registers = "/".join(str(kernel.registers) for kernel in facts.kernels)
         print(
             f"{facts.name:60}{facts.launches:13.1f}{facts.in_layer:12}{facts.index_launches:15}{facts.graphs:8}"
             f"{facts.bytes_moved:13.3f}{f'{facts.logits_greedy} to {facts.logits_limited}':>14}"
-            f"{facts.temporaries / 1e6:17.1f}{registers:>11}{facts.seconds:9.1f}"
+            f"{facts.temporaries / 1e6:17.1f}{registers:>11}{facts.seconds:9.1f}",
+            flush=True,
         )
+        yield facts

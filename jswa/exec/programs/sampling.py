@@ -118,21 +118,20 @@ def sample(
         sampler: the implementation of what follows the constraints. "triton" is for one device.
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
-    constrained = rows.extras < len(extras["seen"])
-    given = logits
-    logits = _for_rows(
-        constrained,
-        logits,
-        lambda take: apply_constraints(
-            take(logits), take(positions), take(rows), extras, take(constrained), devices, take(drafts)
-        ),
-        few,
-    )
+    constrained, given = rows.extras < len(extras["seen"]), logits
+
+    def constrain(take: _Take) -> tuple[Float[Array, "n V"], Bool[Array, " n"]]:
+        # What is forbidden is -inf, so that only here it can be told whether the model's own logits are finite. If they
+        # were read behind the conditional too, XLA would copy them in every step.
+        own = take(given)
+        allowed = apply_constraints(own, take(positions), take(rows), extras, take(constrained), devices, take(drafts))
+        return allowed, jnp.isfinite(own).all(axis=-1)
+
+    logits, own = _for_rows(constrained, (given, jnp.ones(len(given), bool)), constrain, few)
+    finite &= own
     if sampler != "xla":
-        # What is forbidden is -inf, so that the kernels cannot tell whether the model's own logits are finite.
-        own = lax.cond(constrained.any(), lambda: jnp.isfinite(given).all(axis=-1), lambda: jnp.ones(len(given), bool))
-        return _sample_on_kernels(logits, positions, rows, finite & own, constrained, few)
-    finite = true_on_all(finite & jnp.isfinite(given).all(axis=-1), devices)
+        return _sample_on_kernels(logits, positions, rows, finite, constrained, few)
+    finite = true_on_all(finite & (constrained | jnp.isfinite(logits).all(axis=-1)), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
@@ -211,31 +210,31 @@ def few_rows(rows: int) -> int:
 _Take = Callable[[Any], Any]
 
 
-def _for_rows(
-    flags: Bool[Array, " R"],
-    values: Shaped[Array, "R ..."],
-    change: Callable[[_Take], Shaped[Array, "n ..."]],
-    few: int,
-) -> Shaped[Array, "R ..."]:
+def _for_rows[Rows](flags: Bool[Array, " R"], values: Rows, change: Callable[[_Take], Rows], few: int) -> Rows:
     """Return `values` with the flagged rows changed. If no more than `few` are flagged, only these are computed.
 
     Args:
-        change: returns the changed rows, given a function that takes these rows of arrays `[R, ...]`.
+        values: arrays [R, ...].
+        change: returns the changed rows, given a function that takes these rows of arrays [R, ...].
     """
 
-    def alone() -> Shaped[Array, "R ..."]:
+    def alone() -> Rows:
         places = jnp.where(flags, jnp.cumsum(flags, dtype=jnp.int32) - 1, few)
         numbers = jnp.arange(len(flags), dtype=jnp.int32)
         chosen = jnp.full(few, len(flags), jnp.int32).at[places].set(numbers, mode="drop")
         changed = change(lambda tree: jax.tree.map(lambda array: array.at[chosen].get(mode="clip"), tree))
-        return values.at[chosen].set(changed, mode="drop")
+        put: Rows = jax.tree.map(lambda old, new: old.at[chosen].set(new, mode="drop"), values, changed)
+        return put
 
-    def together() -> Shaped[Array, "R ..."]:
-        changed = change(lambda tree: tree)
-        return jnp.where(flags.reshape(-1, *[1] * (values.ndim - 1)), changed, values)
+    def together() -> Rows:
+        def chosen(old: Shaped[Array, "R ..."], new: Shaped[Array, "R ..."]) -> Shaped[Array, "R ..."]:
+            return jnp.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        put: Rows = jax.tree.map(chosen, values, change(lambda tree: tree))
+        return put
 
     if not few:
-        out: Shaped[Array, "R ..."] = lax.cond(flags.any(), together, lambda: values)
+        out: Rows = lax.cond(flags.any(), together, lambda: values)
         return out
     count = flags.sum(dtype=jnp.int32)
     out = lax.switch((count > 0).astype(jnp.int32) + (count > few).astype(jnp.int32), (lambda: values, alone, together))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tools.aot.measures import copies
+from tools.aot.step_specs import SAMPLE_STEPS, STEPS
 from tools.aot.triton_facts import gpu
 from tools.cases.kernels.attention_layers import SPLIT_LAYERS
 from tools.cases.kernels.experts import TRITON_GPUS, TRITON_LAYERS, TRITON_TOKENS
@@ -105,3 +106,11 @@ def test_attention_over_a_list_has_gates() -> None:
     for layer in SPLIT_LAYERS:
         assert committed[layer.name]["spills"] == 0
         assert committed[layer.name]["blocks_per_sm"] >= (1 if layer.kv_dtype else 2)
+
+
+def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -> None:
+    """A gate of a step that is not compiled any more would hold nothing."""
+    committed = json.loads((FOLDER / "steps.json").read_text())["figures"]
+    assert committed.keys() <= {spec.name for spec in (*STEPS, *SAMPLE_STEPS)}
+    wanted = {spec.name for spec in (*STEPS, *SAMPLE_STEPS) if not spec.shorter or spec in SAMPLE_STEPS}
+    assert committed.keys() >= wanted

@@ -15,11 +15,13 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling
 from jswa.plan import NOT_FINITE
 from tests.support import oracles
-from tests.support.builders import sampling_columns
+from tests.support.builders import NO_EXTRAS, sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
+FORBIDDEN = 7  # the token that rows with constraints may not draw
 _EXTRAS = init_extras(2, VOCAB)
+_EXTRAS["mask"] = _EXTRAS["mask"].at[0, 0].set(~(1 << FORBIDDEN))
 
 
 def run(
@@ -31,10 +33,11 @@ def run(
     min_p: float | list[float] = 0.0,
     positions: int | Int[np.ndarray, " R"] = 5,
     seeds: int | Int[np.ndarray, " R"] = 0,
+    extras: int | list[int] = NO_EXTRAS,
 ) -> list[int]:
     """Sample a token for each row; a single value of a parameter applies to all rows."""
-    rows = len(logits)
-    columns = sampling_columns(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key_low=seeds)
+    rows, limits = len(logits), {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    columns = sampling_columns(rows, temperature=temperature, key_low=seeds, extras=extras, **limits)
     tokens = oracles.sampled(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
     out: list[int] = np.asarray(tokens).tolist()
     return out
@@ -228,13 +231,15 @@ def test_draws_are_as_frequent_as_their_probability(temperature: float, top_k: i
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) -> None:
-    """A row with NaN or infinity gets NOT_FINITE; the other rows get their tokens."""
+@pytest.mark.parametrize("constrained", [(), (3,), (2, 4), (1, 3, 5)])
+def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float, constrained: tuple[int, ...]) -> None:
+    """A row with NaN or infinity gets NOT_FINITE, be it where a constraint forbids; the others get their tokens."""
     rng = np.random.default_rng(2)
     logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
-    parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS))
+    extras = [0 if row in constrained else NO_EXTRAS for row in range(ROWS)]
+    parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS), extras=extras)
     good = parameters(logits)
-    logits[3, 7] = bad
+    logits[3, FORBIDDEN] = bad
     assert parameters(logits) == [*good[:3], NOT_FINITE, *good[4:]]
 
 

@@ -1,0 +1,156 @@
+"""The whole steps that are compiled for an H200, as plain data: `STEPS` nightly, `SAMPLE_STEPS` in every CI run."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jswa.exec.programs.config import Part
+from jswa.model.transformer import Linear
+from jswa.model.weights.formats import QuantizationMode
+from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.experts.routing.api import Implementation as Routing
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.sampling.api import Implementation as Sampling
+
+ROWS = 64
+Held = QuantizationMode | Literal["int4"]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A step of a model of the Hugging Face hub.
+
+    Attributes:
+        model: name in CONFIGS.
+        layers: the number of layers, from the first on.
+        shorter: a second number of layers, to check that the indices do not grow with depth. At least two layers of
+            each kind: if only one layer needs some indices, XLA fuses them into that layer. 0: a shallow step, of which
+            this is not checked.
+        tokens: of a step with prefill; 0: a decode step.
+        rows: of the step.
+        quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
+            int4: layers in packed integers of 4 bits (W4A16), groups of `GROUP` inputs, experts as that kernel reads
+            them.
+        adapters: sum of the ranks of the LoRA adapters of each linear layer.
+        part: the whole step, or one of its halves.
+        glue: the implementation of norms, residuals, rotary embedding and KV writes.
+        sampling: the implementation of draws.
+        routing: the implementation of the choice of experts.
+        drafts: of each row of a decode step on average (rows share the places, unless there are as many as a row may
+            have), or of a row at most beside prompts; looked up and verified.
+        attention, experts: the implementations of attention and of experts.
+        linear: the implementation of linear layers.
+    """
+
+    model: str
+    layers: int
+    shorter: int
+    tokens: int = 0
+    rows: int = ROWS
+    quantization: Held = "none"
+    adapters: int = 0
+    part: Part = "step"
+    glue: Glue = "xla"
+    sampling: Sampling = "xla"
+    routing: Routing = "xla"
+    drafts: int = 0
+    attention: Attention = "mosaic"
+    experts: Experts = "mosaic"
+    linear: Linear = "xla"
+
+    @property
+    def name(self) -> str:
+        """The name in the output."""
+        rows = f"{self.rows} rows"
+        kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
+        held = "" if self.quantization == "none" else f", {self.quantization}"
+        more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
+        more += f", glue on {self.glue}" * (self.glue != "xla")
+        more += f", sampling on {self.sampling}" * (self.sampling != "xla")
+        more += f", routing on {self.routing}" * (self.routing != "xla")
+        more += f", {self.drafts} drafts" * bool(self.drafts)
+        more += f", attention on {self.attention}" * (self.attention != "mosaic")
+        more += f", experts on {self.experts}" * (self.experts != "mosaic")
+        more += f", linear layers on {self.linear}" * (self.linear != "xla")
+        return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
+
+
+GROUP = 128  # inputs that share a scale in 4 bits
+# As deep as the model, or as fits on one GPU in bfloat16 beside the KV.
+_MODELS = (
+    StepSpec("gemma-3-27b", 62, 12),
+    StepSpec("gpt-oss-20b", 24, 4),
+    StepSpec("Mistral-7B-v0.1", 32, 2),
+    StepSpec("MiMo-V2-Flash/V2.5", 7, 6),
+    StepSpec("Llama-4-Scout", 16, 8),
+)
+_MISTRAL = StepSpec("Mistral-7B-v0.1", 4, 2)
+_EIGHT_BITS = [replace(_MISTRAL, quantization=kind, tokens=tokens) for kind in ("int8", "fp8") for tokens in (0, 2048)]
+_EIGHT_BIT_FACTORS = [replace(spec, linear="fp8") for spec in _EIGHT_BITS[2:]]
+_ADAPTED = [replace(_MISTRAL, adapters=64, tokens=tokens) for tokens in (0, 2048)]
+_PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
+_GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
+_FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
+_HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
+_GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
+_DRAFTS = [
+    replace(spec, drafts=drafts, rows=rows)
+    for spec in (_MODELS[0], _GPT_OSS)
+    for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS), (7, 4 * ROWS))
+] + [replace(spec, drafts=7, tokens=2048) for spec in (_MODELS[0], _GPT_OSS)]
+_ROUTED = [
+    *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
+    replace(_GLUED[3], routing="triton", layers=4),  # gated
+    *(replace(spec, glue="mosaic", routing="triton") for spec in _MODELS[3:]),
+]
+_SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
+_OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _GLUED[3])]
+_GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in _DRAFTS if spec.drafts == 3]
+_ONE = replace(_MODELS[0], rows=1)
+
+# Shallow steps, all gated. First layers, with one of each kind at least.
+_SHALLOW = (
+    StepSpec("gemma-3-27b", 6, 0),
+    StepSpec("gpt-oss-20b", 4, 0, quantization="mxfp4"),
+    StepSpec("Mistral-7B-v0.1", 4, 0),
+    StepSpec("MiMo-V2-Flash/V2.5", 3, 0),
+    StepSpec("Llama-4-Scout", 4, 0),
+)
+# All kernels that are faster by what compilers say, together.
+_FAST_OSS = replace(_SHALLOW[1], glue="mosaic", sampling="triton", routing="triton")
+_FAST = [
+    *(replace(_SHALLOW[n], glue="mosaic", sampling="triton") for n in (0, 2)),
+    *(_FAST_OSS, replace(_FAST_OSS, rows=1), replace(_FAST_OSS, rows=4 * ROWS, experts="mosaic_overlap")),
+    *(replace(spec, glue="mosaic", sampling="triton", routing="triton") for spec in _SHALLOW[3:]),
+]
+_PACKED_EXPERTS = [
+    replace(spec, tokens=tokens)
+    for spec in (
+        replace(_SHALLOW[3], quantization="fp8"),
+        replace(_SHALLOW[4], quantization="int8"),
+        replace(_SHALLOW[4], quantization="int4", experts="mosaic_overlap"),
+    )
+    for tokens in (0, 2048)
+]
+_FACTORS = [
+    replace(_SHALLOW[0], quantization="fp8", sampling="triton"),
+    *(replace(_SHALLOW[n], quantization="fp8", linear="fp8", sampling="triton") for n in (0, 3)),
+]
+_VERIFYING = [
+    replace(spec, drafts=drafts, tokens=tokens)
+    for spec in (_SHALLOW[0], _SHALLOW[1])
+    for drafts, tokens in ((1, 0), (7, 2048))
+]
+_GATED = (*_FAST, *_PACKED_EXPERTS, *_FACTORS, *_VERIFYING)
+
+STEPS = (
+    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED, *_GATED),
+)
+SAMPLE_STEPS = (
+    replace(_MODELS[1], layers=6),
+    replace(_OVERLAPPED[0], layers=6),
+    replace(_MODELS[2], layers=4, tokens=2048),
+    replace(_MODELS[2], layers=4, glue="mosaic"),
+    *(_FAST[0], _FAST_OSS),
+)
