@@ -271,10 +271,10 @@ def _overlapping(scheduler: _Scheduler, index: Scalar, part: Part, tile: _WorkTi
     """Return the main loop of one work tile that unpacks weights while it multiplies."""
     plan, refs = scheduler.plan, scheduler.refs
 
-    def scale(which: int, block: Scalar) -> Scalar:
+    def scale(which: int, block: Scalar) -> Float[Array, ""]:
         assert refs.scales is not None
         across = lax.div(tile.first + which * _part_stride(plan), UNIT) + part
-        out: Scalar = refs.scales[tile.expert, across, block]
+        out: Array = refs.scales[tile.expert, across, block]
         return out
 
     shared = refs.shared

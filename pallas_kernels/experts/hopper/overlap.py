@@ -55,7 +55,7 @@ class Loop(NamedTuple):
     consumer: Scalar | int
     first: Scalar
     end: Scalar
-    scale: Callable[[int, Scalar], Scalar]
+    scale: Callable[[int, Scalar], Float[Array, ""]]
 
     def run(self) -> Sums:
         """Return the sums of each part, without scales of outputs, and of MXFP4 times 2^-SHIFT."""
