@@ -34,6 +34,7 @@ from pallas_kernels.ring import Ring
 
 Sums = list[Float[Array, "64 rows"]]
 Operand = Float[Array, "64 64"]
+Scales = list[Float[Array, ""]]
 
 
 class Loop(NamedTuple):
@@ -73,23 +74,29 @@ class Loop(NamedTuple):
         """Return the sums of all turns, each scaled by itself."""
         zeros = [mosaic.full((UNIT, self.plan.tuning.rows), 0.0) for _ in range(self.plan.tuning.parts)]
         self.ring.consumer_wait(self.first)
-        carry = zeros, self._operand(jnp.int32(0), 0, 0)
+        carry = zeros, self._operand(jnp.int32(0), 0, 0), self._scales(jnp.int32(0))
         last = self.plan.turns - 1
         carry = lax.fori_loop(0, last, lambda number, carry: self._block(number, carry, more=True), carry)
         return self._block(jnp.int32(last), carry, more=False)[0]
 
-    def _block(self, number: Scalar, carry: tuple[Sums, Operand], *, more: bool) -> tuple[Sums, Operand]:
+    def _block(
+        self, number: Scalar, carry: tuple[Sums, Operand, Scales], *, more: bool
+    ) -> tuple[Sums, Operand, Scales]:
         """Multiply one stage into new accumulators, and add their scaled sums."""
-        totals, operand = carry
-        # Asked for before the products, which take longer than memory takes to answer.
-        scales = [self.scale(part, number) for part in range(self.plan.tuning.parts)]
+        totals, operand, scales = carry
+        # A turn ahead: ptxas loads them just before they are needed, if they are needed in this one.
+        coming = self._scales(number + 1) if more else scales
 
         def multiply(products: "Compiled | Interpreted") -> tuple[Sums, Operand]:
             _, following = self._turn(products, number, (products.carry, operand), more=more)
             return products.sums(), following
 
         sums, operand = self._scoped(multiply)
-        return [total + own * scale for total, own, scale in zip(totals, sums, scales, strict=True)], operand
+        totals = [total + own * scale for total, own, scale in zip(totals, sums, scales, strict=True)]
+        return totals, operand, coming
+
+    def _scales(self, number: Scalar) -> Scales:
+        return [self.scale(part, number) for part in range(self.plan.tuning.parts)]
 
     def _turns(self, products: "Compiled | Interpreted") -> Sums:
         self.ring.consumer_wait(self.first)
