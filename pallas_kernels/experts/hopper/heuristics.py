@@ -8,7 +8,7 @@ from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Sha
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
 
 _MOST_ROWS = 128
-_MOST_BLOCK_ROWS = 64  # with scales of blocks, whose sums take as many registers again
+_MOST_BLOCK_ROWS = 64  # of two parts with scales of blocks, whose sums take as many registers again
 _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
 _LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves room for them
@@ -58,13 +58,16 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     * Two consumers and two parts, so that one copy brings four tiles for each unit of inputs. They take the registers
       of a multiprocessor, whatever the rows.
     * The largest depth that leaves room for three stages; then as many stages as fit. With scales of blocks, the
-      inputs of a block.
+      inputs of a block; and one part if there are more rows than two leave registers for, or as many rows, if the parts
+      are gates and ups.
     """
     spread = mean + 2 * math.isqrt(mean - 1) + 2  # the root is rounded up
-    in_blocks = shape.held == "fp8_blocks"
-    rows = min(_MOST_BLOCK_ROWS if in_blocks else _MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
+    rows = min(_MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
     consumers = 2 if shape.outputs >= 2 * UNIT else 1
     parts = 2 if shape.gated is not None or shape.outputs >= 2 * consumers * UNIT else 1
+    in_blocks = shape.held == "fp8_blocks"
+    if in_blocks and rows > _MOST_BLOCK_ROWS:
+        rows, parts = (rows, 1) if shape.gated is None else (_MOST_BLOCK_ROWS, parts)
     budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
     fitting = []
