@@ -1,4 +1,6 @@
-"""Weights of 8 bits with one scale per output: int8, or float8 e4m3 as its bits. Activations are not quantized.
+"""Weights of 8 bits with scales: int8, or float8 e4m3 as its bits. Activations are not quantized.
+
+There is one scale per output, or one per block of inputs and outputs.
 
 Embeddings [V, K] have a scale per row: a row is looked up, and is an output if the matrix is the head.
 
@@ -33,6 +35,19 @@ class QuantizedRows(NamedTuple):
 
     values: Int8[Array, "V K"] | UInt8[Array, "V K"]
     scales: Float32[Array, " V"]
+
+
+class QuantizedBlocks(NamedTuple):
+    """Weights: values · scales, with a scale for each block of K / G neighbouring inputs and C / S outputs.
+
+    A weight is the product in float32, rounded once to the type that is asked for.
+
+    Attributes:
+        values: the bits of float8 e4m3.
+    """
+
+    values: UInt8[Array, "*E K C"]
+    scales: Float32[Array, "*E G S"]
 
 
 def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:
@@ -72,6 +87,16 @@ def numbers(values: Int8[Array, "..."] | UInt8[Array, "..."], dtype: jnp.dtype) 
 def dequantized(weights: Quantized, dtype: jnp.dtype) -> Float[Array, "*E K C"]:
     """Return all of the weights as one array."""
     return (numbers(weights.values, jnp.dtype(jnp.float32)) * weights.scales[..., None, :]).astype(dtype)
+
+
+def dequantized_blocks(weights: QuantizedBlocks, dtype: jnp.dtype) -> Float[Array, "*E K C"]:
+    """Return all of the weights as one array."""
+    values, scales = weights
+    *lead, inputs, outputs = values.shape
+    groups, shares = scales.shape[-2:]
+    wide = numbers(values, jnp.dtype(jnp.float32)).reshape(*lead, groups, inputs // groups, shares, outputs // shares)
+    out: Array = (wide * scales[..., :, None, :, None]).reshape(values.shape).astype(dtype)
+    return out
 
 
 def rows_of(weights: QuantizedRows, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:

@@ -13,7 +13,7 @@ from pallas_kernels import fp8, int4
 from pallas_kernels.cpu.experts import gated
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.cpu.products import matmul as matmul_panels
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.quantized import Quantized, matmul
@@ -152,8 +152,10 @@ def _base(weight: nnx.Param[Array]) -> Matrix:
     return base
 
 
-def tiles_of(name: str, params: Mapping[str, Array]) -> Tiles8 | Int4Tiles | None:
+def tiles_of(name: str, params: Mapping[str, Array]) -> Tiles8 | BlockTiles8 | Int4Tiles | None:
     """Return a matrix of 8 or 4 bits that is held in tiles for Hopper; None if it is held otherwise."""
+    if f"{name}.block_scales" in params and f"{name}.tiles" in params:
+        return BlockTiles8(params[f"{name}.tiles"], params[f"{name}.block_scales"])
     if f"{name}.tiles" in params:
         return Tiles8(params[f"{name}.tiles"], params[f"{name}.scales"])
     return Int4Tiles(params[f"{name}.int4_tiles"]) if f"{name}.int4_tiles" in params else None

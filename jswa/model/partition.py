@@ -42,7 +42,7 @@ _SIDES: dict[str, dict[str, Side]] = {
     "other": {},
 }
 _FORMAT = re.compile(
-    r"\.(values|scales|tiles|int4_tiles|blocks|words|joined|codes|group_scales|group_zeros|group_of"
+    r"\.(values|scales|tiles|int4_tiles|blocks|words|joined|codes|group_scales|group_zeros|group_of|block_scales"
     r"|lora_a|lora_b|lora_owner)$"
 )
 _LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|mlp|side\.moe)\.(\w+)")

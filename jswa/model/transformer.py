@@ -31,7 +31,7 @@ from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
+from pallas_kernels.quantized import Quantized, QuantizedBlocks, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 Linear = Literal["xla", "cpu", "fp8"]
@@ -309,7 +309,7 @@ def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]
 
 def run_dtype(params: Mapping[str, Any]) -> np.dtype:
     """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
-    others = (".scales", ".group_scales", ".selection_bias")
+    others = (".scales", ".group_scales", ".block_scales", ".selection_bias")
     floats = (value.dtype for name, value in params.items() if not name.endswith(others))
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
@@ -360,6 +360,8 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
             return tiles
         elif f"{name}.rows" in params:
             return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
+        elif f"{name}.block_scales" in params:
+            return QuantizedBlocks(params[f"{name}.values"], params[f"{name}.block_scales"])
         else:
             stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
             if name == "embed":

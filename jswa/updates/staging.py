@@ -22,6 +22,7 @@ from jswa.model.panels import OUTPUTS_FIRST, lay_out
 from jswa.model.transformer import Linear, Params, param_shapes
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.placement import Placement
 from jswa.updates.assembly import assemble_arrays, put_whole
 from pallas_kernels.experts.api import Implementation
@@ -96,8 +97,10 @@ class WeightsStager:
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)
         for name in table:
-            if name not in self.held and self._eight_bits(name) is None:
-                limit = "is held in 4 bits, to which jswa does not round: start the engine with quantization = none"
+            in_blocks = f"{name}.{BLOCK_SCALES}" in self.held
+            if in_blocks or (name not in self.held and self._eight_bits(name) is None):
+                form = "in e4m3 with scales of blocks" if in_blocks else "in 4 bits"
+                limit = f"is held {form}, to which jswa does not round: start the engine with quantization = none"
                 raise WeightsError("weights", name, limit)
         for name, source in table.items():
             parts = [self._placed(arrays[part.key]) for part in source.parts]

@@ -17,7 +17,7 @@ from pallas_kernels import int4
 from pallas_kernels.cpu.experts import grouped_products
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoExpertKernel
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
 from pallas_kernels.experts.hopper.plan import HopperWeights, InTiles, Shape
@@ -25,11 +25,11 @@ from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
 from pallas_kernels.experts.triton import call as triton
 from pallas_kernels.experts.triton import plan as triton_plan
-from pallas_kernels.quantized import Quantized, dequantized
+from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized, dequantized_blocks
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 HOPPER = ("mosaic", "mosaic_overlap")
-Plain = Float[Array, "E K C"] | Quantized | Mxfp4 | int4.Int4  # for "reference" and "xla"
+Plain = Float[Array, "E K C"] | Quantized | QuantizedBlocks | Mxfp4 | int4.Int4  # for "reference" and "xla"
 Weights = Plain | InTiles | Panels
 TILE_ROWS = 16  # rows per turn of the XLA loop
 
@@ -53,8 +53,8 @@ def grouped_matmul(
     Args:
         x: rows, sorted by expert.
         weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic", `Mxfp4Joined` for "mosaic_overlap" and `Mxfp4`
-            for the others but "triton"; or of 8 bits or `Int4`, for the first two as `Tiles8` or `Int4Tiles`, but not
-            for "triton".
+            for the others but "triton"; or of 8 bits or `Int4`, for the first two as `Tiles8`, `BlockTiles8` or
+            `Int4Tiles`, but not for "triton"; with scales of blocks, not for "cpu".
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.
@@ -90,7 +90,12 @@ def grouped_matmul(
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"implementation = {implementation!r} takes no weights in panels: must be 'cpu'")
     if isinstance(weights, InTiles):
-        kind = {Tiles8: "8 bits as Quantized", Int4Tiles: "4 bits as Int4"}.get(type(weights), "4 bits as Mxfp4")
+        forms: dict[type, str] = {
+            Tiles8: "8 bits as Quantized",
+            BlockTiles8: "8 bits as QuantizedBlocks",
+            Int4Tiles: "4 bits as Int4",
+        }
+        kind = forms.get(type(weights), "4 bits as Mxfp4")
         raise NoExpertKernel(f"implementation = {implementation!r} takes weights of {kind}, not in tiles")
     out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
     return out
@@ -101,11 +106,15 @@ def _for_hopper(weights: Weights, implementation: Implementation) -> HopperWeigh
     name = f"implementation = {implementation!r}"
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Quantized | int4.Int4):
-        kind, layout = ("8", "eight_bits.tiles") if isinstance(weights, Quantized) else ("4", "int4_tiles.tiles")
+    if isinstance(weights, Quantized | QuantizedBlocks | int4.Int4):
+        layouts: dict[type, tuple[str, str]] = {
+            Quantized: ("8", "eight_bits.tiles"),
+            QuantizedBlocks: ("8", "eight_bits.block_tiles"),
+        }
+        kind, layout = layouts.get(type(weights), ("4", "int4_tiles.tiles"))
         raise NoExpertKernel(f"{name} takes weights of {kind} bits in tiles, laid out at load ({layout})")
     own = Mxfp4Joined if implementation == "mosaic_overlap" else Mxfp4Tiles
-    if isinstance(weights, own | Tiles8 | Int4Tiles):
+    if isinstance(weights, own | Tiles8 | BlockTiles8 | Int4Tiles):
         return weights
     if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
         layout = "mxfp4.joined" if implementation == "mosaic_overlap" else "mxfp4.tiles"
@@ -120,8 +129,9 @@ def _for_triton(weights: Weights) -> Float[Array, "E K C"]:
     name = "implementation = 'triton'"
     if isinstance(weights, Panels):
         raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Quantized | int4.Int4 | Mxfp4 | InTiles):
-        kind = "of 8 bits" if isinstance(weights, Quantized | Tiles8) else "in integers of 4 bits"
+    if isinstance(weights, Quantized | QuantizedBlocks | int4.Int4 | Mxfp4 | InTiles):
+        of_8_bits = isinstance(weights, Quantized | QuantizedBlocks | Tiles8 | BlockTiles8)
+        kind = "of 8 bits" if of_8_bits else "in integers of 4 bits"
         kind = "in MXFP4" if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined) else kind
         raise NoExpertKernel(f"{name} takes no weights {kind}: must be 'xla'")
     return weights
@@ -185,6 +195,8 @@ def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> F
         return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
     if isinstance(weights, Quantized):
         return dequantized(Quantized(weights.values[expert], weights.scales[expert]), dtype)
+    if isinstance(weights, QuantizedBlocks):
+        return dequantized_blocks(QuantizedBlocks(weights.values[expert], weights.scales[expert]), dtype)
     if isinstance(weights, int4.Int4):
         codes, scales, zeros, table = weights
         own = int4.Int4(codes[expert], scales[expert], zeros[expert], None if table is None else table[expert])
@@ -195,6 +207,8 @@ def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> F
 def _outputs(weights: Plain, gated: Glu | None) -> int:
     if isinstance(weights, int4.Int4):
         columns = weights.codes.shape[2]
+    elif isinstance(weights, QuantizedBlocks):
+        columns = weights.values.shape[2]
     else:
         columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
     return columns if gated is None else columns // 2

@@ -1,7 +1,7 @@
 """Weights of 8 bits (int8, float8 e4m3) in the tiles that the Hopper kernel reads.
 
-bfloat16 can represent all of their numbers, so they are multiplied as they are, and the scales of the outputs are
-applied to the sums.
+bfloat16 can represent all of their numbers, so they are multiplied as they are, and the scales are applied to the sums:
+those of outputs to the whole ones, those of blocks to the sums of each block's inputs.
 """
 
 from typing import NamedTuple
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int8, UInt8
 
-from pallas_kernels.quantized import Kind, Quantized, numbers
+from pallas_kernels.quantized import Kind, Quantized, QuantizedBlocks, numbers
 
 TILE = 64  # inputs and outputs of a tile
+DEEP = 128  # inputs of a tile's outputs that share a scale, if scales are those of blocks
 LINES, LINE = 32, 128  # bytes of a tile
 _BFLOAT16 = jnp.dtype(jnp.bfloat16)
 _NAN = 0x7F  # of e4m3, without its sign
@@ -35,6 +36,18 @@ class Tiles8(NamedTuple):
         return "int8" if self.codes.dtype == jnp.int8 else "fp8"
 
 
+class BlockTiles8(NamedTuple):
+    """`QuantizedBlocks` in the same tiles.
+
+    Attributes:
+        codes: of e4m3.
+        scales: of the 64 outputs of a tile one for each 128 inputs.
+    """
+
+    codes: UInt8[Array, "*E across along 32 128"]
+    scales: Float32[Array, "*E across deep"]
+
+
 def tiles(weights: Quantized) -> Tiles8:
     """Lay weights out for the Hopper kernel, once, when they are loaded.
 
@@ -47,23 +60,54 @@ def tiles(weights: Quantized) -> Tiles8:
 
     Raises ValueError if outputs or inputs are no multiple of 64.
     """
-    *lead, inputs, outputs = weights.values.shape
+    inputs, outputs = weights.values.shape[-2:]
     if outputs % TILE or inputs % TILE:
         raise ValueError(f"weights of {outputs} by {inputs}: tiles need multiples of {TILE}")
+    scales = weights.scales
+    if weights.values.dtype == jnp.uint8:
+        scales = jnp.where(_is_nan(weights.values).any(axis=-2), jnp.nan, scales)
+    return Tiles8(_tiled(weights.values), scales)
+
+
+def blocks_fit(inputs: int, outputs: int, groups: int, shares: int) -> bool:
+    """Return whether weights can be cut into tiles with one scale for each 128 inputs of a tile's outputs."""
+    whole = not (inputs % groups or outputs % shares)
+    return whole and not (inputs // groups % DEEP or outputs // shares % TILE)
+
+
+def block_tiles(weights: QuantizedBlocks) -> BlockTiles8:
+    """Lay weights out for the Hopper kernel; see `tiles`. Where a number is NaN, those that share a tile's scale are.
+
+    Raises ValueError if a block has a number of inputs that is no multiple of 128, or of outputs that is none of 64.
+    """
+    *lead, inputs, outputs = weights.values.shape
+    groups, shares = weights.scales.shape[-2:]
+    if not blocks_fit(inputs, outputs, groups, shares):
+        raise ValueError(
+            f"weights of {outputs} by {inputs} in {shares} by {groups} blocks: tiles need blocks of multiples of "
+            f"{TILE} by {DEEP}"
+        )
+    scales = jnp.repeat(weights.scales, inputs // groups // DEEP, axis=-2)
+    scales = jnp.swapaxes(jnp.repeat(scales, outputs // shares // TILE, axis=-1), -1, -2)
+    split = _is_nan(weights.values).reshape(*lead, inputs // DEEP, DEEP, outputs // TILE, TILE)
+    has_nan = jnp.swapaxes(split.any(axis=(-3, -1)), -1, -2)
+    return BlockTiles8(_tiled(weights.values), jnp.where(has_nan, jnp.nan, scales))
+
+
+def _tiled(values: Array) -> Array:
+    """Return values [*E, K, C] in tiles."""
+    *lead, inputs, outputs = values.shape
     across, along = outputs // TILE, inputs // TILE
     # Inputs: block, j, h, q, which of two. Outputs: block, warp, row's half, g.
-    codes = weights.values.reshape(*lead, along, 4, 2, 4, 2, across, 4, 2, 8)
+    codes = values.reshape(*lead, along, 4, 2, 4, 2, across, 4, 2, 8)
     first = len(lead)
     deep, j, h, q, which, block, warp, row, g = (first + axis for axis in range(9))
     codes = codes.transpose(*range(first), block, deep, row, warp, g, q, j, which, h)
-    scales = weights.scales
-    if weights.values.dtype == jnp.uint8:
-        scales = jnp.where(_has_nan(weights.values), jnp.nan, scales)
-    return Tiles8(codes.reshape(*lead, across, along, LINES, LINE), scales)
+    return codes.reshape(*lead, across, along, LINES, LINE)
 
 
-def _has_nan(values: UInt8[Array, "*E K C"]) -> Bool[Array, "*E C"]:
-    return ((values & _NAN) == _NAN).any(axis=-2)
+def _is_nan(values: UInt8[Array, "*n"]) -> Bool[Array, "*n"]:
+    return (values & _NAN) == _NAN
 
 
 def tile_numbers(
@@ -77,9 +121,12 @@ def tile_numbers(
     return numbers(split.reshape(*lead, TILE, TILE), dtype)
 
 
-def untiled(weights: Tiles8) -> Float[Array, "*E C K"]:
+def untiled(weights: Tiles8 | BlockTiles8) -> Float[Array, "*E C K"]:
     """Return the weights of tiles in float32: for checks, since it makes four times the bytes."""
     *lead, across, along, _, _ = weights.codes.shape
     wide = lax.map(lambda codes: tile_numbers(codes, jnp.dtype(jnp.float32)), weights.codes.reshape(-1, LINES, LINE))
     wide = jnp.swapaxes(wide.reshape(*lead, across, along, TILE, TILE), -3, -2)
-    return wide.reshape(*lead, across * TILE, along * TILE) * weights.scales[..., None]
+    scales = weights.scales[..., None]
+    if isinstance(weights, BlockTiles8):
+        scales = jnp.repeat(jnp.repeat(weights.scales, TILE, axis=-2), DEEP, axis=-1)
+    return wide.reshape(*lead, across * TILE, along * TILE) * scales

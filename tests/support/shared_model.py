@@ -42,7 +42,7 @@ from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
-from tests.support.checkpoints.quantized import mxfp4, write
+from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
 from tools.aot.programs import collectives
@@ -79,6 +79,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "": {},
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
+    "blocks": {"quantization": "fp8", "moe_backend": "xla"},
     "mxfp4": {},
     "int4": {},
     "order": {},
@@ -117,6 +118,10 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     if form in PACKED:
         packed_tensors, method = pack_model(PACKED[form], tensors)
         write(where, {**raw, "quantization_config": method}, packed_tensors)
+        return where, raw["vocab_size"]
+    if form == "blocks":
+        method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+        write(where, {**raw, "quantization_config": method}, experts_in_blocks(tensors, (16, 16)))
         return where, raw["vocab_size"]
     if form == "mxfp4":
         write(where, {**raw, "quantization_config": {"quant_method": "mxfp4"}}, packed(tensors))

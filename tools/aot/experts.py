@@ -51,6 +51,7 @@ _MODELS = {
     "MiMo-V2-Flash": "MiMo-V2-Flash/V2.5",
     "Llama-4-Scout": "Llama-4-Scout",
     "MiMo-V2-Flash, fp8": "MiMo-V2-Flash/V2.5",
+    "MiMo-V2-Flash, fp8 in blocks": "MiMo-V2-Flash/V2.5",
     "Llama-4-Scout, int8": "Llama-4-Scout",
     "Llama-4-Scout, int4": "Llama-4-Scout",
     "Llama-4-Scout, int4 of float16": "Llama-4-Scout",
@@ -149,7 +150,7 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.form == "mxfp4" else "plain"
     experts = Experts(layer.implementation, storage, device.SMS)
     graph, held = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
-    if layer.form in ("int8", "fp8", "int4", "int4_wide"):  # held as the values of plain parameters
+    if layer.form in ("int8", "fp8", "fp8_blocks", "int4", "int4_wide"):  # held as the values of plain parameters
         for name, matrix in zip(("gate_up", "down"), MATRICES, strict=True):
             param: Any = held[name]
             held[name] = param.replace(arguments(layer, matrix, tokens).weights)

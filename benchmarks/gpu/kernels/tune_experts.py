@@ -24,7 +24,7 @@ from benchmarks import result_file
 from benchmarks.gpu.kernels.attention import CACHE_BYTES, ceilings
 from benchmarks.gpu.kernels.device_time import Timing, calls_worth_timing, time_calls
 from pallas_kernels.experts.api import grouped_matmul
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.heuristics import default_tuning
@@ -176,6 +176,9 @@ def _tiles(like: Any, key: jax.Array, inputs: int) -> Any:
         else:
             scale, codes = inputs**-0.5 / 70, codes & 0xF7  # without NaN
         return Tiles8(codes, jnp.full(like.scales.shape, scale, jnp.float32))
+    if isinstance(like, BlockTiles8):
+        codes = jax.random.bits(key, like.codes.shape, "uint8") & 0xF7  # without NaN
+        return BlockTiles8(codes, jnp.full(like.scales.shape, inputs**-0.5 / 70, jnp.float32))
     if isinstance(like, Int4Tiles):
         lines = jax.lax.bitcast_convert_type(jax.random.bits(key, like.tiles.shape, "uint16"), jnp.int16)
         scale = jax.lax.bitcast_convert_type(jnp.bfloat16(inputs**-0.5 / 4.6), jnp.int16)

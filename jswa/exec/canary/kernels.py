@@ -34,7 +34,7 @@ from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS
 from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
 from pallas_kernels.experts.api import Weights, grouped_matmul, variant
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
 from pallas_kernels.experts.hopper.plan import InTiles
@@ -301,8 +301,8 @@ def _wide(weights: Any) -> Float[Array, "E K C"]:
         wide: Array = weights.astype(jnp.float32)
         return wide
     untiled: Any = mxfp4.untiled
-    if isinstance(weights, Tiles8 | Int4Tiles):
-        untiled = eight_bits.untiled if isinstance(weights, Tiles8) else int4_tiles.untiled
+    if isinstance(weights, Tiles8 | BlockTiles8 | Int4Tiles):
+        untiled = int4_tiles.untiled if isinstance(weights, Int4Tiles) else eight_bits.untiled
     return jnp.swapaxes(untiled(weights), 1, 2)
 
 

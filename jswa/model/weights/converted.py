@@ -30,6 +30,7 @@ from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.transformer import Params, param_shapes
 from jswa.model.weights.kv_scales import scales_name
+from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.json_object import read_object, shown
@@ -154,6 +155,7 @@ def _forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> l
             f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
         },
         *_int4_forms(name, shape, listed),
+        *_block_forms(name, shape, listed),
     ]
 
 
@@ -173,6 +175,19 @@ def _int4_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object])
     }
     by_input: _Form = {**form, f"{name}.{GROUP_OF}": ((*lead, inputs), ("int32",))}
     return [by_input] if inputs % count else [by_input, form]
+
+
+def _block_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
+    """Return the form of experts in e4m3 with scales of blocks, which must divide the matrices."""
+    *lead, inputs, outputs = shape
+    entry = listed.get(f"{name}.{BLOCK_SCALES}")
+    found = entry.get("shape") if isinstance(entry, dict) else None
+    blocks = found[-2:] if isinstance(found, list) and len(found) == len(shape) == 3 else [0, 0]
+    sides = zip((inputs, outputs), blocks, strict=True)
+    if not all(isinstance(count, int) and 0 < count <= side and side % count == 0 for side, count in sides):
+        return []
+    scales = (*lead, *blocks)
+    return [{f"{name}.values": (shape, ("uint8",)), f"{name}.{BLOCK_SCALES}": (scales, ("float32",))}]
 
 
 def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,9 +1,9 @@
 """Storage formats of matrices in device memory: the engine's dtype, 8 bits, 4 bits, or MXFP4 (experts).
 
 A matrix N in 8 bits is two parameters, N.values and N.scales (`Quantized`; "embed" is `QuantizedRows`), or for the
-Hopper kernels N.tiles and N.scales (`Tiles8`). An MXFP4 matrix is N.blocks and N.scales (`Mxfp4`), or for those kernels
-N.words and N.scales (`Mxfp4Tiles`) or N.joined (`Mxfp4Joined`). Integers of 4 bits: see `packed.int4`; for those
-kernels they are N.int4_tiles (`Int4Tiles`).
+Hopper kernels N.tiles and N.scales (`Tiles8`); with scales of blocks see `packed.blocks`. An MXFP4 matrix is N.blocks
+and N.scales (`Mxfp4`), or for those kernels N.words and N.scales (`Mxfp4Tiles`) or N.joined (`Mxfp4Joined`). Integers
+of 4 bits: see `packed.int4`; for those kernels they are N.int4_tiles (`Int4Tiles`).
 """
 
 import logging
@@ -20,6 +20,14 @@ from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
+from jswa.model.weights.packed.blocks import (
+    BLOCK_SCALES,
+    Blocks,
+    blocks_for_kernel,
+    blocks_of,
+    load_blocks,
+    stored_values,
+)
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Groups, groups_of, is_4_bit, load_int4
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
@@ -37,7 +45,7 @@ LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
-Format = Kind | Literal["mxfp4"] | Groups  # Groups: integers of 4 bits
+Format = Kind | Literal["mxfp4"] | Groups | Blocks  # Groups: integers of 4 bits
 _log = logging.getLogger("jswa")
 
 
@@ -56,8 +64,9 @@ def choose_formats(
     MXFP4 experts as they are. "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that
     have their experts in MXFP4. Experts for kernels that are the default of a device ("mosaic") or read no other
     form ("triton") are held in the engine's dtype unless they are in MXFP4 or the mode names 8 bits: no GPU has
-    measured the others yet. Raises ConfigError for other checkpoints in mode "mxfp4", and for experts in 8 bits if
-    Triton's kernel runs them.
+    measured the others yet. Experts in e4m3 with scales of blocks stay so in mode "fp8", but for the kernels of a CPU,
+    and in mode "auto" for the kernel that reads no 16 bits ("mosaic_overlap"). Raises ConfigError for other checkpoints
+    in mode "mxfp4", and for experts in 8 bits if Triton's kernel runs them.
     """
     if mode == "none":
         return {}
@@ -74,9 +83,12 @@ def choose_formats(
             found[name] = "mxfp4"
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
-            found[name] = mode
+            kept = mode == "fp8" and name in stacks and experts != "cpu"
+            found[name] = (blocks_of(table[name], weights) if kept else None) or mode
         elif name not in stacks or experts not in ("mosaic", "triton"):
-            stored = _stored_format(name, table[name], weights, reader)
+            kept = name in stacks and experts == "mosaic_overlap"
+            blocks = blocks_of(table[name], weights) if kept else None
+            stored = blocks or _stored_format(name, table[name], weights, reader)
             found |= {} if stored is None else {name: stored}
     return found
 
@@ -104,12 +116,16 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     else:
         values = found[f"{name}.values"]
         kind = "int8" if values.dtype == np.int8 else "fp8"
+    in_blocks = f"{name}.{BLOCK_SCALES}" in found
     if mode == "none" or (mode != "auto" and kind not in (mode, "mxfp4")):
         raise ConfigError("quantization", mode, f"{name} is stored as {kind}: must be auto or {kind}")
     if kind == "mxfp4":
         return _mxfp4_params(name, blocks, experts, placement)
     _require_runnable(mode, values.ndim, experts)
-    return _for_kernel(name, found, experts, placement)
+    if in_blocks and mode == "auto" and experts == "cpu":
+        limit = f"{name} has scales of blocks, which it reads if quantization = fp8 rounds them again: must be xla"
+        raise ConfigError("moe_backend", experts, limit)
+    return (blocks_for_kernel if in_blocks else _for_kernel)(name, found, experts, placement)
 
 
 def _require_stored_so(name: str, mode: QuantizationMode, axes: int, experts: Implementation) -> None:
@@ -141,6 +157,9 @@ def load_matrix(
     if isinstance(kind, Groups):
         int4 = load_int4(name, kind, source, reader, weights, shape, placement)
         return _int4_for_kernel(name, int4, experts, placement)
+    if isinstance(kind, Blocks):
+        found = load_blocks(name, kind, source, reader, weights, shape, placement)
+        return blocks_for_kernel(name, found, experts, placement)
     if kind == "mxfp4":
         return _load_mxfp4(name, source, reader, weights, shape, experts, placement)
     if _stored_kind(source, weights) == kind:
@@ -205,19 +224,12 @@ def _load_codes(
 ) -> Params:  # fmt: skip
     """Read a matrix that the checkpoint has in 8 bits: its bytes unchanged, and its scales in the order of outputs."""
 
-    def codes(part: Part, begin: int, end: int) -> np.ndarray:
-        return reader.rows(_scaled(part).values, begin, end).view(values.dtype)
-
     def factors(part: Part, begin: int, end: int) -> np.ndarray:
-        return read_scales(_scaled(part), reader, begin, end)
-
-    def _scaled(part: Part) -> Scaled:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
-        return weight
+        return read_scales(weight, reader, begin, end)
 
-    values = empty(shape.shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
-    assemble(source, values, codes)
+    values = stored_values(source, reader, weights, shape, np.dtype(np.int8 if kind == "int8" else np.uint8))
     scales = empty((*shape.shape[:-2], 1, shape.shape[-1]), np.dtype(np.float32))
     assemble(of_outputs(source), scales, factors)
     arrays = values, scales[..., 0, :]

@@ -2,11 +2,13 @@
 
 import math
 
+from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
 
 _MOST_ROWS = 128
+_MOST_BLOCK_ROWS = 64  # of two parts with scales of blocks, whose sums take as many registers again
 _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
 _LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves room for them
@@ -55,16 +57,21 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
       expert in forty needs a second tile, and rows take half as many bytes of the L2 cache as with twice the mean.
     * Two consumers and two parts, so that one copy brings four tiles for each unit of inputs. They take the registers
       of a multiprocessor, whatever the rows.
-    * The largest depth that leaves room for three stages; then as many stages as fit.
+    * The largest depth that leaves room for three stages; then as many stages as fit. With scales of blocks, the
+      inputs of a block; and one part if there are more rows than two leave registers for, or as many rows, if the parts
+      are gates and ups.
     """
     spread = mean + 2 * math.isqrt(mean - 1) + 2  # the root is rounded up
     rows = min(_MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
     consumers = 2 if shape.outputs >= 2 * UNIT else 1
     parts = 2 if shape.gated is not None or shape.outputs >= 2 * consumers * UNIT else 1
+    in_blocks = shape.held == "fp8_blocks"
+    if in_blocks and rows > _MOST_BLOCK_ROWS:
+        rows, parts = (rows, 1) if shape.gated is None else (_MOST_BLOCK_ROWS, parts)
     budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
     fitting = []
-    for depth in _DEPTHS:
+    for depth in (DEEP // UNIT,) if in_blocks else _DEPTHS:
         units = shape.inputs // UNIT
         for stages in range(2, 1 + max(2, min(_MOST_STAGES, units // depth))):
             tuning = Tuning(rows, consumers, parts, stages, depth, band, sms)

@@ -18,7 +18,7 @@ The ring follows the protocol of `pallas_kernels.ring`. Its turns go on from til
 A WGMMA runs on while the next one is issued: a stage is released once the products of the next stage are under way.
 Weights of 4 bits are unpacked in registers tile by tile, and their stage is released in the same turn. Tiles that one
 copy brings whole, of 8 bits or of 4 with scales behind the words, are unpacked while the product before runs
-(`overlap`). Scales of outputs are numbers per row too, as biases are.
+(`overlap`). Scales of outputs are numbers per row too, as biases are; those of blocks are applied in the main loop.
 """
 
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class _Refs:
     Attributes:
         tiles: see `groups.list_tiles`.
         weights: one array, or words and scales in two.
-        scales: of the outputs of weights of 8 bits.
+        scales: of the outputs of weights of 8 bits, or of blocks.
     """
 
     x: Ref
@@ -107,7 +107,7 @@ class _Refs:
         """Name the kernel's operands and output."""
         x, tiles, *left, out = arrays
         bias = left.pop(0) if plan.bias else None
-        scales = left.pop() if plan.held in ("int8", "fp8") else None
+        scales = left.pop() if plan.held in ("int8", "fp8", "fp8_blocks") else None
         return cls(x=x, tiles=tiles, bias=bias, weights=tuple(left), scales=scales, out=out, shared=shared)
 
 
@@ -255,9 +255,7 @@ def _consume(scheduler: _Scheduler, part: Part) -> None:
     def step(index: Scalar, _: None) -> None:
         tile = scheduler.work_tile(index)
         if plan.overlaps:
-            shared = scheduler.refs.shared
-            loop = Loop(plan, shared.ring, shared.x, shared.weights[0], part, index * plan.turns, scheduler.turns)
-            sums = loop.run()
+            sums = _overlapping(scheduler, index, part, tile).run()
         elif plan.held == "mxfp4":
             sums = _mainloop_packed(scheduler, index, part)
         else:
@@ -267,6 +265,20 @@ def _consume(scheduler: _Scheduler, part: Part) -> None:
 
     lax.fori_loop(0, scheduler.count, step, None)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _overlapping(scheduler: _Scheduler, index: Scalar, part: Part, tile: _WorkTile) -> Loop:
+    """Return the main loop of one work tile that unpacks weights while it multiplies."""
+    plan, refs = scheduler.plan, scheduler.refs
+
+    def scale(which: int, block: Scalar) -> Float[Array, ""]:
+        assert refs.scales is not None
+        across = lax.div(tile.first + which * _part_stride(plan), UNIT) + part
+        out: Array = refs.scales[tile.expert, across, block]
+        return out
+
+    shared = refs.shared
+    return Loop(plan, shared.ring, shared.x, shared.weights[0], part, index * plan.turns, scheduler.turns, scale)
 
 
 def _mainloop(scheduler: _Scheduler, index: Scalar, part: Part, totals: tuple[Ref, ...]) -> Sums:
@@ -341,7 +353,7 @@ def _scaled(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) 
     """Return the sums of the weights themselves, if those of tiles are smaller or have scales."""
     if plan.held in ("mxfp4", "mxfp4_joined"):
         return [total * 2.0**SHIFT for total in sums]
-    if refs.scales is None:
+    if refs.scales is None or plan.held == "fp8_blocks":
         return sums
     return [total * _per_column(plan, refs.scales, tile, part, which) for which, total in enumerate(sums)]
 

@@ -11,8 +11,12 @@ others, so that nothing overlaps.) No product runs from one turn into the next: 
 product wait for the one before it if operands in registers were under way at the end of a loop's body (C7513). Only
 the unpacked operand goes on to the next turn; ptxas loads its words before it waits for all, and puts most of the
 arithmetic behind that wait, where the tensor cores have the other warpgroup's products.
+
+Where weights have a scale per block, a turn is the inputs of a block. It has accumulators of its own, whose sums are
+scaled and added to those of the turns before, so that no weight is rounded.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -30,6 +34,7 @@ from pallas_kernels.ring import Ring
 
 Sums = list[Float[Array, "64 rows"]]
 Operand = Float[Array, "64 64"]
+Scales = list[Float[Array, ""]]
 
 
 class Loop(NamedTuple):
@@ -41,6 +46,7 @@ class Loop(NamedTuple):
         consumer: its number.
         first: the ring's turn at which the work tile begins.
         end: turns of the ring in all.
+        scale: the scale of a part's weights in the block of a turn, if weights have scales of blocks.
     """
 
     plan: Launch
@@ -50,15 +56,47 @@ class Loop(NamedTuple):
     consumer: Scalar | int
     first: Scalar
     end: Scalar
+    scale: Callable[[int, Scalar], Float[Array, ""]]
 
     def run(self) -> Sums:
         """Return the sums of each part, without scales of outputs, and of MXFP4 times 2^-SHIFT."""
+        return self._blocks() if self.plan.held == "fp8_blocks" else self._scoped(self._turns)
+
+    def _scoped[T](self, body: Callable[["Compiled | Interpreted"], T]) -> T:
+        """Run `body` with new accumulators, which are zeros."""
         shape, parts = (UNIT, self.plan.tuning.rows), self.plan.tuning.parts
         if interpreting():
-            return self._turns(Interpreted([jnp.zeros(shape, jnp.float32)] * parts))
-        accumulators = [plgpu.ACC(shape, jnp.float32)] * parts
-        sums: Sums = pl.run_scoped(lambda *totals: self._turns(Compiled(totals)), *accumulators)
-        return sums
+            return body(Interpreted([jnp.zeros(shape, jnp.float32)] * parts))
+        out: T = pl.run_scoped(lambda *totals: body(Compiled(totals)), *[plgpu.ACC(shape, jnp.float32)] * parts)
+        return out
+
+    def _blocks(self) -> Sums:
+        """Return the sums of all turns, each scaled by itself."""
+        zeros = [mosaic.full((UNIT, self.plan.tuning.rows), 0.0) for _ in range(self.plan.tuning.parts)]
+        self.ring.consumer_wait(self.first)
+        carry = zeros, self._operand(jnp.int32(0), 0, 0), self._scales(jnp.int32(0))
+        last = self.plan.turns - 1
+        carry = lax.fori_loop(0, last, lambda number, carry: self._block(number, carry, more=True), carry)
+        return self._block(jnp.int32(last), carry, more=False)[0]
+
+    def _block(
+        self, number: Scalar, carry: tuple[Sums, Operand, Scales], *, more: bool
+    ) -> tuple[Sums, Operand, Scales]:
+        """Multiply one stage into new accumulators, and add their scaled sums."""
+        totals, operand, scales = carry
+        # A turn ahead: ptxas loads them just before they are needed, if they are needed in this one.
+        coming = self._scales(number + 1) if more else scales
+
+        def multiply(products: "Compiled | Interpreted") -> tuple[Sums, Operand]:
+            _, following = self._turn(products, number, (products.carry, operand), more=more)
+            return products.sums(), following
+
+        sums, operand = self._scoped(multiply)
+        totals = [total + own * scale for total, own, scale in zip(totals, sums, scales, strict=True)]
+        return totals, operand, coming
+
+    def _scales(self, number: Scalar) -> Scales:
+        return [self.scale(part, number) for part in range(self.plan.tuning.parts)]
 
     def _turns(self, products: "Compiled | Interpreted") -> Sums:
         self.ring.consumer_wait(self.first)
@@ -92,8 +130,8 @@ class Loop(NamedTuple):
     def _operand(self, number: Scalar, deep: int, part: int) -> Operand:
         tile = self.tiles.at[self._stage(number), part, self.consumer, deep]
         kind = self.plan.held
-        if kind == "int8" or kind == "fp8":
-            return eight_bits.tile_operand(tile, kind)
+        if kind in ("int8", "fp8", "fp8_blocks"):
+            return eight_bits.tile_operand(tile, "int8" if kind == "int8" else "fp8")
         return joined_operand(tile) if kind == "mxfp4_joined" else int4.tile_operand(tile)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
 from pallas_kernels.experts.int4_tiles import Int4Tiles
@@ -24,8 +24,8 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
-Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "int4", "int4_wide"]
-InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
+Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
+InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
 HopperWeights = Float[Array, "E K C"] | InTiles
 
 
@@ -93,9 +93,13 @@ class Shape:
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
                 raise NoExpertKernel(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
+        held = _held(weights)
+        if held == "fp8_blocks" and inputs % DEEP:
+            limit = f"implementation = 'mosaic' with scales of blocks needs a multiple of {DEEP}"
+            raise NoExpertKernel(f"{inputs} inputs: {limit}")
         if rows % ALIGN:
             raise NoExpertKernel(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
-        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, _held(weights))
+        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, held)
 
     @property
     def overlaps(self) -> bool:
@@ -110,6 +114,7 @@ TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
     "int4_wide": (int4_tiles.WIDE_LINES, UNIT, jnp.dtype("int16")),
     "int8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("int8")),
     "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
+    "fp8_blocks": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
 }
 
 
@@ -118,7 +123,7 @@ def _held(weights: HopperWeights) -> Held:
         return weights.kind
     if isinstance(weights, Int4Tiles):
         return "int4_wide" if weights.wide else "int4"
-    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined"}
+    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined", BlockTiles8: "fp8_blocks"}
     return forms.get(type(weights), "plain")
 
 
@@ -208,6 +213,8 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     out = Launch.of_shape(shape, tuning)
     if tuning.depth > 1 and shape.held == "plain":
         raise ValueError(f"depth = {tuning.depth} must be 1, except for weights of 8 and 4 bits")
+    if shape.held == "fp8_blocks" and tuning.depth != DEEP // UNIT:
+        raise ValueError(f"depth = {tuning.depth} must be {DEEP // UNIT} for weights with scales of blocks")
     if shape.inputs // UNIT % tuning.depth:
         raise ValueError(f"depth = {tuning.depth} does not divide {shape.inputs} inputs into units of {UNIT}")
     if tuning.rows % ALIGN or tuning.rows > shape.rows:
@@ -231,7 +238,7 @@ def _check(
 ) -> None:
     if isinstance(weights, InTiles):
         if x.dtype != jnp.bfloat16:
-            bits = 8 if isinstance(weights, Tiles8) else 4
+            bits = 8 if isinstance(weights, Tiles8 | BlockTiles8) else 4
             raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
         dtypes = {array.dtype for array in (x, bias) if array is not None}
     else:

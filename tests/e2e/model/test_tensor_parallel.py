@@ -18,6 +18,7 @@ MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log
 CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),
     "mimo_v2_flash+fp8": (1, 8),
+    "mimo_v2_flash+blocks": (1, 8),
     "gpt_oss+mxfp4": (1, 2, 8),
     "llama+int4": (1, 2, 8),
     "llama+order": (1, 8),

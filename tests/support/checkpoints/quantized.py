@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def fp8_block(x: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, np.nda
         codes[where] = (x[where] / scale[index]).astype(FLOAT8)
         exact[where] = codes[where].astype(np.float32) * scale[index]
     return codes, scale, exact
+
+
+def experts_in_blocks(tensors: Tensors, block: tuple[int, int], kind: str = "float32") -> dict[str, np.ndarray]:
+    """Return the tensors of a checkpoint with its experts in float8, and their scales per block in the type `kind`."""
+    out = dict(tensors)
+    for key, value in tensors.items():
+        if re.search(r"\.(experts|moe)\..*(proj|w\d)", key):
+            out[key], scales, _ = fp8_block(value, block)
+            out[f"{key}_scale_inv"] = scales.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+    return out
 
 
 def int8_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

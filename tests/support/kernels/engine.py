@@ -26,7 +26,7 @@ from jswa.types import PrefixHit, SamplingParams
 from pallas_kernels import interpreter
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights
-from tests.support.checkpoints.quantized import mxfp4, write
+from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import dense_logits, quick_compiles
 
@@ -55,6 +55,9 @@ MIMO = {
     "n_routed_experts": 2,
     "intermediate_size": 64,
 }
+# Experts of two blocks of inputs in both matrices, stored in e4m3.
+MIMO_BLOCKS = {**MIMO, "hidden_size": 256, "moe_intermediate_size": 256}
+BLOCK = 128
 # Interleaved pairs and norms in a chunked layer, a temperature in a full one, an expert of all tokens beside others.
 LLAMA4 = {
     "num_hidden_layers": 2,
@@ -77,6 +80,7 @@ MILD = (("[qk]_proj", 1.5),)
 FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, sizes, scales
     "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
+    "mimo_v2_flash in blocks": ("mimo_v2_flash_base", MIMO_BLOCKS, MILD),
     "llama4_text": ("llama4_text_base", LLAMA4, MILD),
 }
 OPTIONS: dict[str, Any] = {
@@ -102,7 +106,7 @@ class Answer:
 def write_model(
     folder: Path, family: str = "gpt_oss", dtype: str = "float16", *, experts_in_4_bits: bool = False
 ) -> None:
-    """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4."""
+    """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4, or in e4m3 if the family is."""
     fixture, sizes, scales = FAMILIES[family]
     config = {**read_config(fixture), **sizes}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
@@ -117,6 +121,9 @@ def write_model(
             packed, exponents, _ = mxfp4(np.random.default_rng(out), (experts, out, inner))
             tensors[f"{name}_blocks"] = packed.reshape(experts, out, inner // 32, 16)
             tensors[f"{name}_scales"] = exponents
+    if family.endswith("in blocks"):
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+        tensors = experts_in_blocks(tensors, (BLOCK, BLOCK))
     write(folder, config, tensors)
 
 

@@ -19,7 +19,14 @@ from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.int4 import Int4
 from pallas_kernels.int4 import dequantized as dequantized_int4
-from pallas_kernels.quantized import Kind, Quantized, dequantized, quantize
+from pallas_kernels.quantized import (
+    Kind,
+    Quantized,
+    QuantizedBlocks,
+    dequantized,
+    dequantized_blocks,
+    quantize,
+)
 from tests.support.kernels.calls import TINY, roundoff
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.experts import Case
@@ -32,7 +39,7 @@ class Call:
     """Arrays of one call. Rows that belong to no expert, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
-    weights: Float[Array, "E K C"] | Mxfp4 | Quantized | Int4
+    weights: Float[Array, "E K C"] | Mxfp4 | Quantized | QuantizedBlocks | Int4
     bias: Float[Array, "E C"] | None
     starts: Int[np.ndarray, " E"]
     sizes: Int[np.ndarray, " E"]
@@ -63,8 +70,14 @@ def make_call(case: Case, seed: int = 0) -> Call:
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     columns = case.outputs * (1 if case.gated is None else 2)
-    make: Any = {"plain": _plain, "mxfp4": _packed, "int4": _int4, "int4_wide": _int4}.get(case.form, _eight_bits)
-    weights = make(rng, case, sizes, columns)
+    makers: dict[str, Any] = {
+        "plain": _plain,
+        "mxfp4": _packed,
+        "int4": _int4,
+        "int4_wide": _int4,
+        "fp8_blocks": _fp8_blocks,
+    }
+    weights = makers.get(case.form, _eight_bits)(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
     call = Call(jnp.zeros((int(aligned.sum()) + case.spare, 1)), jnp.zeros((1, 1, 1)), None, starts, sizes)
     x = np.where(call.owned[:, None], rng.standard_normal((len(call.x), case.inputs)), np.nan)
@@ -100,6 +113,16 @@ def _eight_bits(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E
     return Quantized(quantize(jnp.asarray(normal), kind).values, jnp.asarray(scales, jnp.float32))
 
 
+def _fp8_blocks(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> QuantizedBlocks:
+    """Return random weights in blocks of 128 by 128 or the largest part that fits; bfloat16 can represent them."""
+    normal = rng.standard_normal((len(sizes), case.inputs, columns)).astype(np.float32)
+    blocks = len(sizes), case.inputs // math.gcd(128, case.inputs), columns // math.gcd(128, case.outputs)
+    scales = np.ldexp(rng.integers(8, 16, blocks), rng.integers(-4, 0, blocks))
+    scales *= 2.0 ** round(math.log2(4 * case.inputs**-0.5 / 448))
+    scales[sizes == 0] = np.nan
+    return QuantizedBlocks(quantize(jnp.asarray(normal), "fp8").values, jnp.asarray(scales, jnp.float32))
+
+
 def _int4(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Int4:
     """Return random codes, zero points and scales in groups of 32 inputs, whose weights bfloat16 can represent."""
     codes = rng.integers(0, 256, (len(sizes), case.inputs // 2, columns), np.uint8)
@@ -116,7 +139,8 @@ def run(
 ) -> Float[np.ndarray, "R N"]:
     """Run a call with an implementation. Hopper kernels run as `device.hopper` says."""
     if implementation not in HOPPER:
-        held = call.weights if implementation != "cpu" or isinstance(call.weights, Mxfp4) else in_panels(call.weights)
+        held: Any = call.weights
+        held = held if implementation != "cpu" or isinstance(held, Mxfp4) else in_panels(held)
         out = grouped_matmul(call.x, held, call.groups, bias=call.bias, gated=case.gated, implementation=implementation)
         return np.asarray(out.astype(jnp.float32))
     weights: Any = call.weights
@@ -124,6 +148,8 @@ def run(
         weights = joined(tiles(weights)) if implementation == "mosaic_overlap" else tiles(weights)
     elif isinstance(weights, Quantized):
         weights = eight_bits.tiles(weights)
+    elif isinstance(weights, QuantizedBlocks):
+        weights = eight_bits.block_tiles(weights)
     elif isinstance(weights, Int4):
         weights = int4_tiles.tiles(weights)
     with hopper():
@@ -184,6 +210,8 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "R N"], Float[np.n
         dense = unpack(dense, jnp.dtype(jnp.float32)).transpose(0, 2, 1)
     elif isinstance(dense, Quantized):
         dense = dequantized(dense, jnp.dtype(jnp.float32))
+    elif isinstance(dense, QuantizedBlocks):
+        dense = dequantized_blocks(dense, jnp.dtype(jnp.float32))
     elif isinstance(dense, Int4):
         dense = jax.vmap(lambda *own: dequantized_int4(Int4(*own), jnp.dtype(jnp.float32)))(*dense[:3])
     weights = np.asarray(dense.astype(jnp.float32), np.float64)

@@ -33,7 +33,7 @@ from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.packed_integers import CASES, write_both
-from tests.support.checkpoints.quantized import plain_tensors, write
+from tests.support.checkpoints.quantized import experts_in_blocks, plain_tensors, write
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
@@ -137,6 +137,20 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     with interpreted(), quick_compiles():
         layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic_overlap")
+        assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
+
+
+def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
+    """In tiles, as a checkpoint is loaded for the Hopper kernel."""
+    config, tensors = plain_tensors("mixtral_base", num_hidden_layers=1, hidden_size=256, intermediate_size=256)
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write(tmp_path, {**config, "quantization_config": method}, experts_in_blocks(tensors, (128, 128)))
+    bfloat16 = jnp.dtype("bfloat16")
+    model, params = load_checkpoint(tmp_path, bfloat16, quantization="fp8", experts="mosaic")
+    assert "layers.0.mlp.down.block_scales" in params
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    with interpreted(), quick_compiles():
+        layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic")
         assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
 
 

@@ -72,6 +72,7 @@ def test_each_device_stores_the_kv_heads_that_its_query_heads_read(heads: int, k
         ("layers.1.mlp.down.joined", (EXPERTS, 2, 2, 17, 64), 0),
         ("layers.1.mlp.down.tiles", (EXPERTS, 2, 2, 32, 128), 0),
         ("layers.1.mlp.down.int4_tiles", (EXPERTS, 2, 2, 19, 64), 0),
+        ("layers.1.mlp.down.block_scales", (EXPERTS, 2, 1), 0),
         ("layers.1.mlp.down_bias", (EXPERTS, 5), 0),
     ],
 )

@@ -10,13 +10,15 @@ from typing import Literal
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["plain", "mxfp4", "int8", "fp8", "int4", "int4_wide"]  # of weights
+Form = Literal["plain", "mxfp4", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]  # of weights
+# fp8_blocks: with a scale for 128 inputs of 128 outputs.
 # int4: integers in groups of 32, with scales in bfloat16; int4_wide: in float16.
 _BITS: dict[Form, float] = {
     "plain": 16,
     "mxfp4": 4.25,
     "int8": 8,
     "fp8": 8,
+    "fp8_blocks": 8,
     "int4": 4.75,
     "int4_wide": 5.25,
 }  # with scales of inputs
@@ -52,6 +54,8 @@ class Case:
         """Whether an implementation of `grouped_matmul` serves the case."""
         if implementation == "mosaic_overlap":
             return self.for_mosaic and self.form != "plain"
+        if implementation == "cpu" and self.form == "fp8_blocks":
+            return False
         if implementation == "triton":
             return self.form == "plain"
         return implementation != "mosaic" or self.for_mosaic
@@ -116,8 +120,12 @@ CASES = (
     Case("4 bits, one product a turn", (9, 40), 64, 64, bias=True, dtype="bfloat16", form="mxfp4", quick=False),
     Case("int8, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int8"),
     Case("fp8, silu", (3, 0, 17), 128, 192, SILU, dtype="bfloat16", form="fp8"),
+    Case("fp8 in blocks, silu", (3, 0, 17), 256, 192, SILU, dtype="bfloat16", form="fp8_blocks"),
+    Case("fp8 in blocks, one block", (1, 9), 128, 128, bias=True, dtype="bfloat16", form="fp8_blocks"),
+    Case("fp8 in blocks, float32", (3, 0, 17), 96, 40, SILU, form="fp8_blocks"),
     Case("int8, edges", EDGES, 64, 128, spare=16, dtype="bfloat16", form="int8", quick=False),
     Case("fp8, edges, biases", EDGES, 128, 128, bias=True, dtype="bfloat16", form="fp8", quick=False),
+    Case("fp8 in blocks, edges", EDGES, 256, 128, GPT_OSS_GLU, True, 8, "bfloat16", "fp8_blocks", quick=False),
     Case("int4, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int4"),
     Case("int4 of float16", (3, 0, 17), 64, 128, bias=True, dtype="bfloat16", form="int4_wide"),
     Case("int4, edges", EDGES, 128, 128, SILU, spare=8, dtype="bfloat16", form="int4", quick=False),
@@ -137,6 +145,7 @@ LAYERS = (
         for size, count in (("20b", 32), ("120b", 128))
     ),
     Layer("MiMo-V2-Flash, fp8", 256, 8, 4096, 2048, SILU, form="fp8"),
+    Layer("MiMo-V2-Flash, fp8 in blocks", 256, 8, 4096, 2048, SILU, form="fp8_blocks"),
     Layer("Llama-4-Scout, int8", 16, 1, 5120, 8192, SILU, form="int8"),
     Layer("Llama-4-Scout, int4", 16, 1, 5120, 8192, SILU, form="int4"),
     Layer("Llama-4-Scout, int4 of float16", 16, 1, 5120, 8192, SILU, form="int4_wide"),

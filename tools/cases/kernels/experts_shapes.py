@@ -7,9 +7,10 @@ import jax
 from jax.sharding import Sharding
 
 from pallas_kernels.experts import int4_tiles
-from pallas_kernels.experts.eight_bits import LINE, LINES, Tiles8
+from pallas_kernels.experts.eight_bits import DEEP, LINE, LINES, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
+from pallas_kernels.experts.hopper.plan import InTiles
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from tools.cases.kernels.experts import Layer
@@ -22,7 +23,7 @@ class Arguments(NamedTuple):
     """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct | Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles
+    weights: jax.ShapeDtypeStruct | InTiles
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -48,13 +49,14 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     )
 
 
-def _tiles(
-    array: Callable[..., Any], layer: Layer, inputs: int, columns: int
-) -> Mxfp4Tiles | Mxfp4Joined | Tiles8 | Int4Tiles:
+def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> InTiles:
     tiles = layer.experts, columns // TILE, inputs // TILE
     if layer.form in ("int8", "fp8"):
         codes = array(*tiles, LINES, LINE, dtype="int8" if layer.form == "int8" else "uint8")
         return Tiles8(codes, array(layer.experts, columns, dtype="float32"))
+    if layer.form == "fp8_blocks":
+        scales = array(layer.experts, columns // TILE, inputs // DEEP, dtype="float32")
+        return BlockTiles8(array(*tiles, LINES, LINE, dtype="uint8"), scales)
     if layer.form in ("int4", "int4_wide"):
         lines = int4_tiles.LINES if layer.form == "int4" else int4_tiles.WIDE_LINES
         return Int4Tiles(array(*tiles, lines, TILE, dtype="int16"))

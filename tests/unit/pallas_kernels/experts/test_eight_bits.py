@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jaxtyping import Num
 
-from pallas_kernels.experts.eight_bits import tile_numbers, tiles, untiled
+from pallas_kernels.experts.eight_bits import block_tiles, tile_numbers, tiles, untiled
 from pallas_kernels.experts.hopper.eight_bits import FACTOR, WIDEN
-from pallas_kernels.quantized import Kind, Quantized, dequantized, quantize
+from pallas_kernels.quantized import Kind, Quantized, QuantizedBlocks, dequantized, dequantized_blocks, quantize
 from tests.support.kernels import ptx
 
 KINDS: tuple[Kind, ...] = ("int8", "fp8")
@@ -62,6 +62,34 @@ def test_an_output_with_nan_is_nan_as_in_xla() -> None:
     scales = np.asarray(tiles(Quantized(jnp.asarray(values), jnp.full(64, 0.5))).scales)
     assert np.flatnonzero(np.isnan(scales)).tolist() == [7, 8]
     assert (scales[:7] == 0.5).all()
+
+
+def test_tiles_of_blocks_are_undone_exactly() -> None:
+    """Blocks of 256 inputs by 128 outputs, and the scales of a tile's outputs for each 128 inputs."""
+    rng = np.random.default_rng(0)
+    values = quantize(jnp.asarray(rng.standard_normal((2, 512, 384)).astype(np.float32)), "fp8").values
+    weights = QuantizedBlocks(values, jnp.asarray(rng.uniform(0.5, 2, (2, 2, 3)).astype(np.float32)))
+    tiled = block_tiles(weights)
+    assert tiled.scales.shape == (2, 6, 4)
+    np.testing.assert_array_equal(untiled(tiled), dequantized_blocks(weights, jnp.dtype("float32")).transpose(0, 2, 1))
+
+
+def test_a_block_of_a_tile_with_nan_is_nan() -> None:
+    """The kernel would read e4m3's NaN as 480, so the scale says it, of 64 outputs and 128 inputs."""
+    values = np.zeros((256, 128), np.uint8)
+    values[5, 70], values[200, 3] = NAN, 0x80 | NAN
+    scales = block_tiles(QuantizedBlocks(jnp.asarray(values), jnp.full((2, 1), 0.5))).scales
+    np.testing.assert_array_equal(scales, [[0.5, np.nan], [np.nan, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "blocks"), [(128, 96, (1, 1)), (192, 64, (1, 1)), (128, 64, (2, 1)), (128, 128, (1, 4))]
+)
+def test_blocks_that_cross_tiles_are_an_error(inputs: int, outputs: int, blocks: tuple[int, int]) -> None:
+    """A tile's outputs have one scale for 128 inputs."""
+    weights = QuantizedBlocks(jnp.zeros((inputs, outputs), jnp.uint8), jnp.ones(blocks))
+    with pytest.raises(ValueError, match=f"weights of {outputs} by {inputs} in .* need blocks of multiples of 64 by"):
+        block_tiles(weights)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (64, 96)])

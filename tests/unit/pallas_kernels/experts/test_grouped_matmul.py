@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from tests.support.kernels.grouped_calls import check, make_call, run
 from tests.support.turns import has_turn
 from tools.cases.kernels.experts import CASES, Case, Form
@@ -58,20 +58,36 @@ def test_one_missing_input_is_found() -> None:
         check(run(replace(call, x=call.x.at[row].set(call.x[row + 1])), case, "xla"), call, case)
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("form", ["fp8", "fp8_blocks", "int8", "int4"])
 def test_one_wrong_scale_or_zero_point_is_found(form: Form) -> None:
-    """Of one output, and of one group of 32 inputs: the kernel takes those of a neighbour."""
-    case = Case("", (5, 3), 128, 128, dtype="bfloat16", form=form)
+    """Of one output, one block, and one group of 32 inputs: the kernel takes those of a neighbour."""
+    case = Case("", (5, 3), 256, 128, dtype="bfloat16", form=form)
     call = make_call(case)
     if isinstance(call.weights, Int4):
         zeros = call.weights.zeros
         wrong: Any = call.weights._replace(zeros=zeros.at[1, 2, 7].set((zeros[1, 2, 7] + 1) % 17))
+    elif isinstance(call.weights, QuantizedBlocks):
+        scales = call.weights.scales
+        wrong = call.weights._replace(scales=scales.at[1, 1, 0].set(scales[1, 1, 0] * 1.0625))
     else:
         assert isinstance(call.weights, Quantized)
         scales = call.weights.scales
         wrong = call.weights._replace(scales=scales.at[1, 7].set(scales[1, 7] * 1.0625))
     with pytest.raises(AssertionError, match="times what rounding may do"):
         check(run(replace(call, weights=wrong), case, "mosaic"), call, case)
+
+
+def test_the_hopper_kernel_rounds_no_weight_in_blocks() -> None:
+    """Scales of blocks are numbers of float32, which XLA's weights in bfloat16 cannot be products of."""
+    case = Case("", (5, 30), 256, 192, dtype="bfloat16", form="fp8_blocks")
+    call = make_call(case)
+    assert isinstance(call.weights, QuantizedBlocks)
+    factors = np.random.default_rng(0).uniform(1, 2, call.weights.scales.shape).astype(np.float32)
+    call = replace(call, weights=call.weights._replace(scales=call.weights.scales * factors))
+    check(run(call, case, "mosaic"), call, case)
+    check(run(call, case, "reference"), call, case)
+    with pytest.raises(AssertionError, match="times what rounding may do"):
+        check(run(call, case, "xla"), call, case)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])

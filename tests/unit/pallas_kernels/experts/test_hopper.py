@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import interpreter
+from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.groups import Groups
@@ -16,7 +17,7 @@ from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from tests.support.kernels.grouped_calls import Call, check, make_call, run
 from tools.aot.measures.tma import linted
 from tools.cases.kernels.experts import DECODE_TOKENS, EDGES, LAYERS, PREFILL_TOKENS, SILU, Case, Form, Layer
@@ -160,12 +161,17 @@ def test_weights_laid_out_for_another_implementation_are_an_error(implementation
 
 def tiled(form: Form, dtype: str) -> tuple[Call, Any]:
     """Return a call, and its weights in tiles."""
-    call = make_call(Case("", (8,), 64, 64, dtype=dtype, form=form))
-    layouts: dict[type, Any] = {Mxfp4: tiles, Quantized: eight_bits.tiles, Int4: int4_tiles.tiles}
+    call = make_call(Case("", (8,), 128, 64, dtype=dtype, form=form))
+    layouts: dict[type, Any] = {
+        Mxfp4: tiles,
+        Quantized: eight_bits.tiles,
+        QuantizedBlocks: eight_bits.block_tiles,
+        Int4: int4_tiles.tiles,
+    }
     return call, layouts[type(call.weights)](call.weights)
 
 
-@pytest.mark.parametrize(("form", "bits"), [("mxfp4", 4), ("int4", 4), ("int8", 8)])
+@pytest.mark.parametrize(("form", "bits"), [("mxfp4", 4), ("int4", 4), ("int8", 8), ("fp8_blocks", 8)])
 def test_weights_of_8_and_4_bits_need_bfloat16(form: Form, bits: int) -> None:
     """float16 has too few exponents for the scales of MXFP4, and tiles of the others are made for bfloat16."""
     call, weights = tiled(form, "float16")
@@ -173,15 +179,26 @@ def test_weights_of_8_and_4_bits_need_bfloat16(form: Form, bits: int) -> None:
         grouped_matmul(call.x, weights, call.groups, implementation="mosaic")
 
 
-@pytest.mark.parametrize(("form", "name"), [("int4", "4 bits as Int4"), ("fp8", "8 bits as Quantized")])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("int4", "4 bits as Int4"), ("fp8", "8 bits as Quantized"), ("fp8_blocks", "8 bits as QuantizedBlocks")],
+)
 def test_tiles_are_for_hopper_alone(form: Form, name: str) -> None:
     """XLA takes these weights as checkpoints have them."""
     call, weights = tiled(form, "bfloat16")
     with pytest.raises(ValueError, match=f"'xla' takes weights of {name}, not in tiles"):
         grouped_matmul(call.x, weights, call.groups, implementation="xla")
-    kind = "of 8 bits" if form == "fp8" else "in integers of 4 bits"
+    kind = "of 8 bits" if form.startswith("fp8") else "in integers of 4 bits"
     with pytest.raises(ValueError, match=f"'triton' takes no weights {kind}: must be 'xla'"):
         grouped_matmul(call.x, weights, call.groups, implementation="triton")
+
+
+def test_inputs_that_are_no_whole_blocks_are_an_error() -> None:
+    """A turn of the main loop is a block of 128 inputs."""
+    call, weights = tiled("fp8_blocks", "bfloat16")
+    weights = weights._replace(codes=weights.codes[:, :, :1])
+    with pytest.raises(NoExpertKernel, match=r"64 inputs: .* with scales of blocks needs a multiple of 128"):
+        grouped_matmul(call.x[:, :64], weights, call.groups, implementation="mosaic")
 
 
 def test_rows_and_weights_of_two_types_are_an_error() -> None:

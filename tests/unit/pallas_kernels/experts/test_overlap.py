@@ -15,7 +15,7 @@ from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from pallas_kernels.ring import Ring
 from tests.support.kernels.grouped_calls import check, make_call, run
 from tools.cases.kernels.experts import GPT_OSS_GLU, SILU, Case, Form
@@ -49,6 +49,9 @@ def test_all_tunings_give_the_bits_of_the_simple_kernel(case: Case, tuning: Tuni
     [
         (replace(GATED, form="int8", sizes=(9, 1)), Tuning(8, 2, 2, 2, sms=1, band=1)),
         (replace(PLAIN, form="fp8", sizes=(9, 0, 30)), Tuning(24, 1, 2, 2, depth=2)),
+        (replace(PLAIN, form="fp8_blocks", sizes=(9, 0, 30)), Tuning(24, 1, 2, 2, depth=2)),
+        (replace(GATED, form="fp8_blocks", sizes=(9, 1)), Tuning(8, 2, 2, 2, depth=2, sms=1, band=1)),
+        (replace(PLAIN, form="fp8_blocks", sizes=(9, 100)), Tuning(88, 2, 1, 3, depth=2, sms=1)),
         (replace(PLAIN, form="int4", sizes=(9, 20)), Tuning(16, 2, 1, 3, depth=3, sms=1)),
     ],
     ids=str,
@@ -74,6 +77,17 @@ def test_all_tilings_of_edges_of_other_forms(rows: int, depth: int, form: Form) 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("rows", [8, 24, 64])
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_all_tilings_of_edges_of_blocks(rows: int, consumers: int) -> None:
+    """Groups end just before, at and after the end of a tile."""
+    sizes = (0, 1, rows - 1, rows, rows + 1, 130, 0)
+    case = replace(GATED, sizes=sizes, inputs=384, outputs=320, gated=GPT_OSS_GLU, form="fp8_blocks")
+    call = make_call(case, seed=rows)
+    check(run(call, case, NAME, Tuning(rows, consumers, 2, 2, depth=2, sms=4)), call, case)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [8, 24, 48, 80, 128])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("gated", [None, GPT_OSS_GLU], ids=["plain", "gpt-oss"])
@@ -84,9 +98,9 @@ def test_all_tilings_of_edges(rows: int, depth: int, gated: Any) -> None:
     check(run(call, case, NAME, Tuning(rows, 2, 2, 2, depth, sms=4)), call, case)
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "fp8"])
+@pytest.mark.parametrize(("form", "depth"), [("mxfp4", 1), ("fp8", 1), ("fp8_blocks", 2)])
 def test_a_stage_that_is_released_while_a_product_reads_it_is_found(
-    form: Form, monkeypatch: pytest.MonkeyPatch
+    form: Form, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interpreter reads a product's rows as late as a WGMMA may, so a wait too few is a race."""
     wait, release = overlap.Interpreted.wait, Ring.consumer_release
@@ -101,18 +115,37 @@ def test_a_stage_that_is_released_while_a_product_reads_it_is_found(
     case = replace(PLAIN, form=form)
     call = make_call(case)
     with pytest.raises(AssertionError):
-        run(call, case, NAME, Tuning(8, 1, 2, 2))
+        run(call, case, NAME, Tuning(8, 1, 2, 2, depth))
     assert interpreter.races_found()
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "int8", "int4"])
-def test_three_copies_bring_a_stage(form: Form) -> None:
+@pytest.mark.parametrize(("form", "depth"), [("mxfp4", 3), ("int8", 3), ("int4", 3), ("fp8_blocks", 2)])
+def test_three_copies_bring_a_stage(form: Form, depth: int) -> None:
     """Rows, and of each part the tiles of all consumers and units of inputs."""
     case = replace(PLAIN, sizes=(0, 3, 0, 8), form=form)
     call = make_call(case)
     with interpreter.counted_copies() as made:
-        run(call, case, NAME, Tuning(8, 2, 2, 2, depth=3))
-    assert made.count == 2 * 2 * 3  # experts, turns of 3 times 64 inputs, copies
+        run(call, case, NAME, Tuning(8, 2, 2, 2, depth))
+    assert made.count == 2 * 384 // (64 * depth) * 3  # experts, turns, copies
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (64, 8), (256, 16), (2048, 80), (8192, 128)])
+@pytest.mark.parametrize("gated", [None, SILU], ids=["plain", "silu"])
+def test_tiles_of_weights_in_blocks_leave_registers_for_their_sums(tokens: int, rows: int, gated: Any) -> None:
+    """A turn is the inputs of a block. Two parts have 64 rows at most: see `tools.aot.experts` for spills."""
+    shape = Shape(8 * tokens + 1792, 256, 4096, 2048, jnp.dtype(jnp.bfloat16), gated, False, "fp8_blocks")
+    tuning = launch(shape, default_tuning(shape)).tuning
+    assert (tuning.consumers, tuning.depth) == (2, 2)
+    assert tuning.parts == (1 if gated is None and rows > 64 else 2)
+    assert tuning.rows == (rows if gated is None else min(rows, 64))
+    assert tuning.stages >= 4
+
+
+def test_a_turn_of_other_inputs_than_a_block_is_an_error() -> None:
+    """A turn has one scale."""
+    shape = Shape(8, 1, 384, 256, jnp.dtype(jnp.bfloat16), None, False, "fp8_blocks")
+    with pytest.raises(ValueError, match="depth = 3 must be 2 for weights with scales of blocks"):
+        launch(shape, Tuning(8, 1, 1, 2, depth=3))
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 65, 96, 128, 256, 384, 511])
@@ -137,10 +170,14 @@ def test_tiles_have_the_rows_of_most_groups(tokens: int, experts: int, gated: An
             "takes weights of 8 and 4 bits, not bfloat16: must be 'mosaic' or 'xla'",
         ),
         (Quantized(jnp.zeros((1, 64, 64), jnp.int8), jnp.ones((1, 64))), r"\(eight_bits.tiles\)"),
+        (
+            QuantizedBlocks(jnp.zeros((1, 128, 64), jnp.uint8), jnp.ones((1, 1, 1))),
+            r"of 8 bits in tiles, laid out at load \(eight_bits.block_tiles\)",
+        ),
         (Int4(jnp.zeros((1, 32, 64), jnp.uint8), *[jnp.ones((1, 2, 64), jnp.uint8)] * 2), r"\(int4_tiles.tiles\)"),
         (Mxfp4(jnp.zeros((1, 64, 32), jnp.uint8), jnp.zeros((1, 64, 2), jnp.uint8)), r"\(mxfp4.joined\)"),
     ],
-    ids=["plain", "int8", "int4", "blocks"],
+    ids=["plain", "int8", "fp8_blocks", "int4", "blocks"],
 )
 def test_other_weights_are_an_error(weights: Any, message: str) -> None:
     """The call raises: no other implementation takes over."""
