@@ -44,8 +44,9 @@ from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.indices import StepIndices
 from jswa.exec.programs.state import DeviceState, state_shapes
 from jswa.exec.runner import Runner
+from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.transformer import Params
 from jswa.model.weights.load import random_params
 from jswa.plan import Request
 from jswa.sched.scheduler import Scheduler

@@ -15,8 +15,9 @@ from jswa.config import LoraRoom
 from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.launches import SET_ADAPTER, Launch
 from jswa.exec.mesh import mesh_of, on_mesh, put, specs_of
+from jswa.model.binding import run_dtype
 from jswa.model.lora import Pairs, adapted_names, adapter_params
-from jswa.model.transformer import Params, run_dtype
+from jswa.model.transformer import Params
 from jswa.model.weights.lora_files import room_shapes
 from jswa.model.weights.placement import Placement, empty
 

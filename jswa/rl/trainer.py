@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.model.attention import Attend
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import find_model
 

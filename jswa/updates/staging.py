@@ -16,10 +16,11 @@ from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
+from jswa.model.binding import param_shapes
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
 from jswa.model.panels import OUTPUTS_FIRST, lay_out
-from jswa.model.transformer import Linear, Params, param_shapes
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.packed.blocks import BLOCK_SCALES

@@ -23,7 +23,8 @@ from jswa.exec.programs.sampling import Sampling, sample
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
 from jswa.model.attention import Attend
-from jswa.model.transformer import Params, bind, param_shapes
+from jswa.model.binding import bind, param_shapes
+from jswa.model.transformer import Params
 from pallas_kernels.experts.api import Implementation
 
 

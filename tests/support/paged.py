@@ -28,7 +28,8 @@ from jswa.exec.programs.pages import move_batches, rename_pages, row_batches, se
 from jswa.exec.programs.state import DeviceState, init_state
 from jswa.exec.programs.step import forward
 from jswa.exec.side_programs import compile_copy_pages
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from jswa.plan import NOT_FINITE, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams

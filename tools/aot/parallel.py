@@ -29,11 +29,11 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.sizing import weight_bytes
+from jswa.model.binding import param_shapes
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization
 from jswa.model.partition import shard_config
-from jswa.model.transformer import param_shapes
 from jswa.model.weights.placement import Placement
 from tools.aot import device
 from tools.aot.facts import copies, top_level

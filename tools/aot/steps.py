@@ -21,10 +21,11 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.verify import logits_at_once
+from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.panels import OUTPUTS_FIRST, fp8_names
-from jswa.model.transformer import Linear, Params, param_shapes
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import LINEAR, reformat
 from jswa.model.weights.packed.int4 import CODES, SCALES, ZEROS
 from jswa.model.weights.placement import Placement
@@ -158,7 +159,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
         )
     faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
     faults += _eight_bit_faults(text, held)
-    bound = 4 * logits_at_once(bucket.rows, 1 + bucket.drafts, model.vocab_size)
+    bound = 4 * logits_at_once(bucket.rows, 1 + bucket.drafts, model.vocab_size, bucket.tokens)
     if (largest := widest(text, model.vocab_size)) > bound:
         faults.append(f"an array of logits has {largest} bytes, and {bound} may exist at the same time")
     if bucket.decode and outermost != ["kCommandBuffer"]:

@@ -39,8 +39,8 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import step
+from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import param_shapes
 from pallas_kernels.attention.api import paged_attention
 from pallas_kernels.attention.rows import Rows, Tiles
 from tools.aot import device

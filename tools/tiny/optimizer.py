@@ -13,7 +13,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import ModelConfig
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.binding import param_shapes
+from jswa.model.transformer import Params
 from tools.tiny.scores import token_losses
 
 PEAK, ADAM_PEAK = 0.02, 3e-3  # highest learning rates of Muon and of Adam

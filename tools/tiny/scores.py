@@ -16,7 +16,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import ModelConfig
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from tools.tiny import calls, rows, tasks
 from tools.tiny.attention import dense_attend
 from tools.tiny.texts import stories

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jswa.architecture import ModelConfig
+from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.transformer import Params
 from tools.tiny import rows, scores
 from tools.tiny.checkpoint import config_json, model_card, round_to_stored, write_checkpoint
 from tools.tiny.optimizer import ALL, learning_rate, make_step, optimizer, row_mesh

@@ -19,7 +19,7 @@ from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, finish_half, forward_half, propose_drafts, sampling_state, step
 from jswa.exec.programs.verify import ABSENT
-from jswa.model.transformer import head_names, run_dtype
+from jswa.model.binding import head_names, run_dtype
 from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoRoutingKernel, NoSamplingKernel
 
 _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {

@@ -14,7 +14,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, HostMemory, Limits
 from jswa.errors import ConfigError
 from jswa.exec.programs.transfer import copy_width
-from jswa.model.transformer import param_shapes
+from jswa.model.binding import param_shapes
 
 _log = logging.getLogger("jswa")
 _STEP_BYTES = 64 * 2**20  # that come back with one step, for each device

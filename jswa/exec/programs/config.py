@@ -12,8 +12,9 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.state import DeviceState
+from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
-from jswa.model.transformer import Decoder, Params, bind
+from jswa.model.transformer import Decoder, Params
 from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import Logprobs
 from jswa.text.speculation import Speculation

@@ -24,9 +24,10 @@ from jswa.exec.programs.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.exec.programs.verify import Draws, accepted, draw, proposed
+from jswa.model.binding import bind_head
 from jswa.model.collectives import true_on_all
 from jswa.model.glue.projection import Projection
-from jswa.model.transformer import Params, bind_head
+from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 
 _LOGPROB_BLOCK = 128  # tokens

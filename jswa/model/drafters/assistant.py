@@ -15,13 +15,14 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.model.binding import bound, run_dtype
 from jswa.model.collectives import lookup_rows
 from jswa.model.drafters.layers import layer_inputs, placed
 from jswa.model.drafters.seam import FINAL, Now, Ran
 from jswa.model.layers import Normalize, linear, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Layer, Params, bound, run_dtype
+from jswa.model.transformer import Layer, Params
 
 MOST = 7  # tokens that a step verifies
 

@@ -14,13 +14,14 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig, Reach
 from jswa.model.attention import Attend as LayerAttend
+from jswa.model.binding import bound, run_dtype
 from jswa.model.collectives import lookup_rows, psum
 from jswa.model.drafters.layers import layer_inputs, one_after_another, placed, scores
 from jswa.model.drafters.seam import Attend, Now, Ran
 from jswa.model.layers import Normalize, linear, normed, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Layer, Params, bound, run_dtype
+from jswa.model.transformer import Layer, Params
 
 MOST = 7  # tokens that a step verifies
 

@@ -9,13 +9,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
+from jswa.model.binding import shapes_of
 from jswa.model.drafters.assistant_files import open_assistant
 from jswa.model.drafters.checkpoint import Checkpoint, refused
 from jswa.model.drafters.eagle_files import open_eagle
 from jswa.model.drafters.mtp_files import open_mtp
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.tensor_map import Source
-from jswa.model.transformer import Params, shapes_of
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_table, weights_of
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import Reader

@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, LayerConfig, ModelConfig
 from jswa.model.attention import Attend as LayerAttend
+from jswa.model.binding import bound, run_dtype
 from jswa.model.drafters.layers import layer_inputs, one_after_another, placed
 from jswa.model.drafters.seam import Attend, Now, Ran
 from jswa.model.layers import Normalize, linear, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Layer, LayerInputs, Params, bound, run_dtype
+from jswa.model.transformer import Layer, LayerInputs, Params
 
 
 @dataclass(frozen=True)

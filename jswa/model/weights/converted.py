@@ -28,7 +28,8 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.binding import param_shapes
+from jswa.model.transformer import Params
 from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices

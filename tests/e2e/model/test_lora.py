@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import ModelConfig
 from jswa.errors import CacheFileError, RequestError
 from jswa.llm import LLM
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import TINY
 from jswa.text.detokenizer import StreamDecoder

@@ -26,7 +26,7 @@ from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.step import step
 from jswa.exec.runner import Runner
 from jswa.exec.side_programs import compile_copy_pages
-from jswa.model.transformer import param_shapes
+from jswa.model.binding import param_shapes
 from jswa.plan import Logprobs, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams

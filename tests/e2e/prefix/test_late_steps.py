@@ -23,7 +23,8 @@ from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from jswa.plan import StepPlan
 from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 import jswa
 from jswa.llm import LLM
-from jswa.model.transformer import bind
+from jswa.model.binding import bind
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import TINY
 from jswa.types import CompletionOutput, Logprob, RequestOutput, SamplingParams

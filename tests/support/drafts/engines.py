@@ -17,9 +17,10 @@ from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.programs.drafts.models import PREFIX, Placed
 from jswa.exec.runner import Runner
+from jswa.model.binding import bind
 from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import FINAL, Drafter
-from jswa.model.transformer import Params, bind
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams

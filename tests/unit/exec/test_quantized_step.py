@@ -10,9 +10,10 @@ from jswa.exec.compile.program import compile_step
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
+from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.panels import lay_out
-from jswa.model.transformer import Linear, Params, param_shapes
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 

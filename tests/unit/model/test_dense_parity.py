@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from jswa.architecture import ModelConfig
+from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
-from jswa.model.transformer import Params, param_shapes
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.selection import CHOSEN

@@ -9,8 +9,9 @@ import pytest
 from jaxtyping import Float, Int
 
 from jswa.architecture import ModelConfig
+from jswa.model.binding import bind
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import Params, bind
+from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import Adapters, check_adapters, load_adapters

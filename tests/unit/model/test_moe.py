@@ -11,8 +11,9 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
+from jswa.model.binding import bind, param_shapes
 from jswa.model.moe import Moe, Storage, route
-from jswa.model.transformer import Decoder, bind, param_shapes
+from jswa.model.transformer import Decoder
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, joined, tiles, unpack

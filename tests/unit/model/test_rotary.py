@@ -10,9 +10,10 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, Rope
+from jswa.model.binding import bind, param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.layers import rope_tables
-from jswa.model.transformer import Params, bind, param_shapes
+from jswa.model.transformer import Params
 from tests.support.oracles import quick_compiles
 from tests.support.positions.rotary import (
     COSINE,

@@ -22,9 +22,10 @@ from jaxtyping import Array, Float, Int
 from safetensors.numpy import save_file
 
 from jswa.architecture import ModelConfig
+from jswa.model.binding import bind, bound, shapes_of
 from jswa.model.drafters.eagle import Eagle, EagleModule
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import Params, bind, bound, shapes_of
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import TINY, TINY_DRAFT
 from tools.tiny.attention import dense_attend

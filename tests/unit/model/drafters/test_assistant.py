@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jswa.errors import ConfigError
+from jswa.model.binding import bind
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import FINAL
 from jswa.model.hf.config import parse_config
-from jswa.model.transformer import bind
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.drafters.load import DRAFTS, drawn_text, load_drafters
 from tests.parity.load import load_fixture

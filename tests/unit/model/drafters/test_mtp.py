@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jswa.errors import CheckpointError, ConfigError
+from jswa.model.binding import bind
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.hf.config import load_config, parse_config
-from jswa.model.transformer import bind
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.drafters.load import drawn_hidden, drawn_text
 from tests.parity.load import load_fixture

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jswa.errors import CheckpointError, ModelError
+from jswa.model.binding import bind, run_dtype
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.moe import Moe
-from jswa.model.transformer import Params, bind, run_dtype
+from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from tests.parity.load import Fixture, load_fixture

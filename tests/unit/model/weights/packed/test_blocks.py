@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jswa.errors import CheckpointError, ConfigError, WeightsError
-from jswa.model.transformer import Params, run_dtype
+from jswa.model.binding import run_dtype
+from jswa.model.transformer import Params
 from jswa.model.weights.converted import MANIFEST, manifest_digest
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint

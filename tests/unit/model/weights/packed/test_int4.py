@@ -12,7 +12,8 @@ from jaxtyping import Array
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.llm import LLM
-from jswa.model.transformer import Params, bind
+from jswa.model.binding import bind
+from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters

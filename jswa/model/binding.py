@@ -1,0 +1,130 @@
+"""Binds a flat dict of parameters to the decoder: names say how a matrix is held, shapes what a model needs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from jswa.architecture import ModelConfig
+from jswa.model.layers import tiles_of
+from jswa.model.lora import Adapted, Matrix, with_adapters
+from jswa.model.moe import Experts, Storage, storage_of
+from jswa.model.transformer import Decoder, Linear, Params
+from pallas_kernels.cpu.products import Panels
+from pallas_kernels.experts.api import Implementation, Weights
+from pallas_kernels.experts.routing.api import Implementation as Routing
+from pallas_kernels.fp8 import Fp8Rows
+from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized, QuantizedBlocks, QuantizedRows
+
+
+def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plain") -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shape and dtype of every parameter by name, without allocating any.
+
+    `storage` is the storage format of the experts' matrices.
+    """
+    return shapes_of(lambda: Decoder(config, dtype, Experts(storage=storage), "xla"))
+
+
+def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shape and dtype of the parameters of the module that `make` builds, without allocating any."""
+    _, state = nnx.split(nnx.eval_shape(make))
+    return {_name(path): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
+def run_dtype(params: Mapping[str, Any]) -> np.dtype:
+    """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
+    others = (".scales", ".group_scales", ".block_scales", ".selection_bias")
+    floats = (value.dtype for name, value in params.items() if not name.endswith(others))
+    return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
+
+
+def bind(
+    config: ModelConfig,
+    params: Params,
+    experts: Implementation = "xla",
+    sms: int | None = None,
+    linear: Linear = "xla",
+    glue: Glue = "xla",
+    routing: Routing = "xla",
+) -> Decoder:
+    """Return the decoder over these parameters; called inside a jitted function, at trace time only.
+
+    The names of the parameters say which matrices have 8 or 4 bits, and which have LoRA adapters; those with an axis
+    more than the model's lie in panels.
+
+    Args:
+        experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
+        linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
+            CPU's in any case.
+        glue: the implementation of residuals, norms, rotary embedding and KV writes.
+        routing: the implementation of the choice of experts.
+    """
+    held = Experts(experts, storage_of(params), sms, routing)
+    return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params)
+
+
+def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset[str] | None = None) -> M:
+    """Return the module that `make` builds, with its parameters by their names; called at trace time only.
+
+    See `bind` for how a matrix may be held. The inputs of a matrix may be other than `make` says.
+
+    Args:
+        names: the parameters that there are, if some are missing; modules that lack theirs cannot be called.
+    """
+    graph, state = nnx.split(nnx.eval_shape(make))
+
+    def value(name: str, shape: tuple[int, ...]) -> Matrix | Weights | QuantizedRows | Adapted:
+        matrix: Array | Quantized | Int4
+        if name in params:
+            matrix = stored = params[name]
+        elif f"{name}.codes" in params:
+            stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
+            matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
+        elif (tiles := tiles_of(name, params)) is not None:
+            return tiles
+        elif f"{name}.rows" in params:
+            return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
+        elif f"{name}.block_scales" in params:
+            return QuantizedBlocks(params[f"{name}.values"], params[f"{name}.block_scales"])
+        else:
+            stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
+            if name == "embed":
+                return QuantizedRows(stored, scales)
+            matrix = Quantized(stored, scales)
+        return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
+
+    def wanted(name: str) -> bool:
+        return names is None or any(held == name or held.startswith(f"{name}.") for held in names)
+
+    values = {
+        path: leaf.replace(value(_name(path), leaf.get_value().shape)) if wanted(_name(path)) else leaf
+        for path, leaf in nnx.to_flat_state(state)
+    }
+    module: M = nnx.merge(graph, nnx.from_flat_state(values))
+    return module
+
+
+def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters that `Decoder.logits` reads."""
+    head = "embed" if config.tie_embeddings else "lm_head"
+    return [name for name in params if name.split(".")[0] in (head, "head_bias")]
+
+
+def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Linear = "xla") -> Decoder:
+    """Return a decoder of which only `logits` can be called: of the parameters, those of `head_names` are enough.
+
+    Args:
+        dtype: that of the hidden states.
+        linear: see `bind`.
+    """
+    return bound(lambda: Decoder(config, dtype, Experts(), linear), params, frozenset(head_names(config, params)))
+
+
+def _name(path: tuple[object, ...]) -> str:
+    return ".".join(map(str, path))
