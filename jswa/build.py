@@ -44,7 +44,6 @@ from jswa.exec.sizing import (
     size_arena,
     table_bytes,
 )
-from jswa.model.adapters import Adapters
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
@@ -57,6 +56,7 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
+from jswa.running.adapters import Adapters
 from jswa.storage import persist
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object

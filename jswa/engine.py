@@ -20,10 +20,10 @@ from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.exec.host.pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
-from jswa.model.adapters import Adapters
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
+from jswa.running.adapters import Adapters
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
 from jswa.sched.constraint import make_constraint

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jswa.cache.prefix.radix import root_key
 from jswa.config import EngineConfig, LoraRoom
 from jswa.errors import ConfigError, RequestError, UnknownAdapter
-from jswa.model.adapters import Adapters
+from jswa.running.adapters import Adapters
 from jswa.text.inputs import engine_config
 
 ACTIONS = st.lists(
