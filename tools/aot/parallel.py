@@ -1,9 +1,11 @@
 """Compile steps of models that several H200 share, on any machine; check and print the program that each device runs.
 
-    .venv-gpu/bin/python -m tools.aot.parallel [--only NAME]
+    .venv-gpu/bin/python -m tools.aot.parallel [--only NAME] [--write]
 
 Checked: two sums over devices per layer, and no collectives among the indices; the state is updated in place, no copy
-is as large as a lane, and the arguments have as many bytes as `jswa capacity` counts, within 3 %.
+is as large as a lane, and the arguments have as many bytes as `jswa capacity` counts, within 3 %. Nothing may be worse
+than in gates/parallel.json, which `--write` writes: collectives outside of layers, kernels in a layer, and thunks that
+the host launches.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -29,20 +31,27 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.sizing import weight_bytes
-from jswa.model.binding import param_shapes
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization
+from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.partition import shard_config
+from jswa.model.transformer import Linear
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.placement import Placement
+from jswa.text.speculation import PROGRAMS, Speculation
+from tools import gates
 from tools.aot import device
-from tools.aot.facts import copies, top_level
+from tools.aot.facts import copies, launches, top_level
 from tools.aot.programs import collectives
+from tools.aot.step_specs import Held
+from tools.aot.steps import held_shapes
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
 KV_BYTES = 40 * 10**9  # on each device
 PAGE = 64
+GATES = "parallel.json"
 _TOLERANCE = 0.03  # relative, of the bytes that capacity counts
 
 
@@ -52,6 +61,9 @@ class Spec:
 
     Attributes:
         tokens: of a prefill step; rows of a decode step.
+        drafts: of each row of a decode step on average (rows share the places), or of a row at most beside prompts.
+        quantization: of the weights. mxfp4: of the experts alone, in tiles.
+        linear: the implementation of linear layers.
     """
 
     model: str
@@ -60,18 +72,24 @@ class Spec:
     tokens: int = 64
     decode: bool = True
     hosts: int = 1
+    drafts: int = 0
+    quantization: Held = "none"
+    linear: Linear = "xla"
 
     @property
     def name(self) -> str:
         """The name in the output."""
         kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
         hosts = "" if self.hosts == 1 else f" of {self.hosts} hosts"
-        return f"{self.model} on {self.devices}{hosts}, {self.layers} layers, {kind}"
+        more = f", {self.drafts} drafts" * bool(self.drafts)
+        more += f", {self.quantization}" * (self.quantization == "fp8")
+        more += f", linear layers on {self.linear}" * (self.linear != "xla")
+        return f"{self.model} on {self.devices}{hosts}, {self.layers} layers{more}, {kind}"
 
 
 _MODELS = (
     Spec("gemma-3-27b", 2, 6),
-    Spec("gpt-oss-120b", 2, 2),
+    Spec("gpt-oss-120b", 2, 2, quantization="mxfp4"),
     Spec("Llama-4-Scout", 4, 4),
     Spec("MiMo-V2-Flash/V2.5", 8, 6),
 )
@@ -79,6 +97,10 @@ SPECS = (
     *_MODELS,
     *(replace(spec, tokens=2048, decode=False) for spec in _MODELS[:2]),
     replace(_MODELS[3], devices=16, hosts=2),
+    replace(_MODELS[0], drafts=1),
+    replace(_MODELS[0], tokens=2048, decode=False, drafts=7),
+    replace(_MODELS[0], quantization="fp8", linear="fp8"),
+    replace(_MODELS[3], quantization="fp8"),
 )
 
 
@@ -92,6 +114,7 @@ class Facts:
         arguments, counted: gigabytes of weights and state, as compiled and as `jswa capacity` counts them.
         temporaries: bytes.
         host: thunks that the host launches, by kind.
+        in_layer: kernels of the last layer but one.
         seconds: to trace, lower and compile.
     """
 
@@ -102,8 +125,15 @@ class Facts:
     counted: float
     temporaries: int
     host: dict[str, int]
+    in_layer: int
     seconds: float
     faults: list[str]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What gates compare."""
+        others, host = sum(self.others.values()), sum(self.host.values())
+        return {"collectives_outside": others, "in_layer": self.in_layer, "graphs": host}
 
 
 def h200s(devices: int, hosts: int = 1) -> Mesh:
@@ -118,16 +148,17 @@ def compile_shared(spec: Spec) -> Facts:
     mesh, raw = h200s(spec.devices, spec.hosts), CONFIGS[spec.model]
     whole = parse_config(raw, weights=False)
     whole = replace(whole, layers=whole.layers[: spec.layers])
-    part, packed = shard_config(whole, spec.devices), "gpt-oss" in spec.model
+    part = shard_config(whole, spec.devices)
     layout = KVLayout.of(part, PAGE)
-    rows = spec.tokens if spec.decode else 64
-    bucket, blocks = Bucket(spec.tokens, rows, decode=spec.decode), KV_BYTES // layout.block_bytes(2)
-    limits = Limits(whole.max_position, rows, spec.tokens, page_size=PAGE, num_blocks=blocks)
-    spec_of_pack, kernels = PackSpec.of(bucket, page_size=PAGE, max_rows=rows), Backends("mosaic", "mosaic", device.SMS)
-    config = StepConfig(part, layout, bucket, spec_of_pack, kernels)
-    where = Placement(whole, mesh)
-    shapes = param_shapes(whole, BFLOAT16, "mxfp4_tiles" if packed else "plain")
-    params: Any = {name: where.shape(name, shape) for name, shape in shapes.items()}
+    bucket, blocks = bucket_of(spec), KV_BYTES // layout.block_bytes(2)
+    drafting = Speculation("suffix", bucket.drafts).of_length(whole.max_position) if bucket.drafts else None
+    sizes = whole.max_position, bucket.rows, bucket.tokens
+    limits = Limits(*sizes, page_size=PAGE, num_blocks=blocks, speculation=drafting)
+    pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows)
+    kernels = Backends("mosaic", "mosaic", device.SMS, spec.linear)
+    config = StepConfig(part, layout, bucket, pack, kernels, speculation=drafting)
+    where, held = Placement(whole, mesh), held_shapes(whole, spec.quantization, spec.linear)
+    params: Any = {name: _placed(where, name, shape) for name, shape in held.items()}
     state = state_shapes(layout, limits, whole.vocab_size, BFLOAT16, mesh)
     upload = jax.ShapeDtypeStruct((config.pack.size,), jnp.int32, sharding=NamedSharding(mesh, REPLICATED))  # type: ignore[no-untyped-call]
     begin = time.perf_counter()
@@ -140,9 +171,9 @@ def compile_shared(spec: Spec) -> Facts:
     found = collectives(text)
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
-    counted = weight_bytes(
-        part, Quantization("mxfp4") if packed else None, "auto", "bfloat16"
-    ) + blocks * layout.block_bytes(2)
+    stored = Quantization("mxfp4") if spec.quantization == "mxfp4" else None
+    mode: QuantizationMode = "fp8" if spec.quantization == "fp8" else "auto"
+    counted = weight_bytes(part, stored, mode, "bfloat16") + blocks * layout.block_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
@@ -162,9 +193,29 @@ def compile_shared(spec: Spec) -> Facts:
         counted / 1e9,
         memory.temp_size_in_bytes,
         dict(Counter(top_level(device.thunks("jit_step")))),
+        sum(launch.layer == f"layer_{spec.layers - 2}" for launch in launches(text)),
         seconds,
         faults,
     )
+
+
+def bucket_of(spec: Spec) -> Bucket:
+    """Return the step's bucket."""
+    if not spec.decode:
+        return Bucket(spec.tokens, 64, decode=False, drafts=spec.drafts)
+    return Bucket.verifying(spec.tokens, spec.drafts, PROGRAMS[-1] if spec.drafts else 0)
+
+
+def _placed(where: Placement, name: str, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Return a parameter's shape with its sharding; a matrix with outputs first is cut as before it was turned."""
+    if not name.endswith(OUTPUTS_FIRST):
+        return where.shape(name, shape)
+    before = jax.ShapeDtypeStruct(shape.shape[::-1], shape.dtype)  # type: ignore[no-untyped-call]
+    cut = where.shape(f"{name.removesuffix(OUTPUTS_FIRST)}.values", before).sharding
+    assert isinstance(cut, NamedSharding)
+    inputs, outputs = (*cut.spec, None, None)[:2]
+    turned = NamedSharding(cut.mesh, PartitionSpec(outputs, inputs))  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=turned)  # type: ignore[no-untyped-call]
 
 
 def _scope(name: str) -> str:
@@ -176,18 +227,22 @@ def main() -> None:
     """Print a line per step. Exit with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only steps whose name contains this")
-    only = parser.parse_args().only
-    faults = []
-    for spec in (spec for spec in SPECS if only in spec.name):
+    parser.add_argument("--write", action="store_true", help="write the gates anew")
+    options = parser.parse_args()
+    faults, figures = [], {}
+    for spec in (spec for spec in SPECS if options.only in spec.name):
         facts = compile_shared(spec)
         print(
             f"{facts.name}: {facts.by_layer:g} sums a layer, {facts.others} elsewhere, {facts.arguments:.2f} GB of "
             f"arguments (capacity {facts.counted:.2f}), {facts.temporaries / 1e6:.0f} MB of temporaries, the host "
-            f"launches {facts.host}, {facts.seconds:.0f} s",
+            f"launches {facts.host}, {facts.in_layer} kernels in a layer, {facts.seconds:.0f} s",
             flush=True,
         )
         faults += [f"{facts.name}: {fault}" for fault in facts.faults]
-    sys.exit("\n".join(faults) or None)
+        figures[facts.name] = facts.figures
+    if options.write:
+        gates.write(figures, GATES, {"jax": jax.__version__})
+    sys.exit("\n".join([*faults, *gates.worse(figures, GATES)]) or None)
 
 
 if __name__ == "__main__":

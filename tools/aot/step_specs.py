@@ -118,9 +118,10 @@ _SHALLOW = (
 )
 # All kernels that are faster by what compilers say, together.
 _FAST_OSS = replace(_SHALLOW[1], glue="mosaic", sampling="triton", routing="triton")
+_FAST_WIDE = replace(_FAST_OSS, rows=4 * ROWS, experts="mosaic_overlap")
 _FAST = [
     *(replace(_SHALLOW[n], glue="mosaic", sampling="triton") for n in (0, 2)),
-    *(_FAST_OSS, replace(_FAST_OSS, rows=1), replace(_FAST_OSS, rows=4 * ROWS, experts="mosaic_overlap")),
+    *(_FAST_OSS, replace(_FAST_OSS, rows=1), _FAST_WIDE),
     *(replace(spec, glue="mosaic", sampling="triton", routing="triton") for spec in _SHALLOW[3:]),
 ]
 _PACKED_EXPERTS = [
@@ -149,8 +150,7 @@ STEPS = (
 )
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6),
-    replace(_OVERLAPPED[0], layers=6),
     replace(_MODELS[2], layers=4, tokens=2048),
     replace(_MODELS[2], layers=4, glue="mosaic"),
-    *(_FAST[0], _FAST_OSS),
+    *(_FAST[0], _FAST_WIDE),
 )

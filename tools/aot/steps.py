@@ -306,14 +306,14 @@ def printed(steps: Iterable[StepFacts]) -> Iterator[StepFacts]:
     for index, facts in enumerate(steps):
         if not index:
             print(
-                f"\n{'step':60}kernels/layer  in a layer  index kernels  graphs  bytes moved  logits moved"
-                "  temporaries, MB  registers  seconds"
+                "\nkernels/layer  in a layer  index kernels  graphs  bytes moved  logits moved  temporaries, MB"
+                "  seconds  step, registers"
             )
+        logits = f"{facts.logits_greedy} to {facts.logits_limited}"
         registers = "/".join(str(kernel.registers) for kernel in facts.kernels)
         print(
-            f"{facts.name:60}{facts.launches:13.1f}{facts.in_layer:12}{facts.index_launches:15}{facts.graphs:8}"
-            f"{facts.bytes_moved:13.3f}{f'{facts.logits_greedy} to {facts.logits_limited}':>14}"
-            f"{facts.temporaries / 1e6:17.1f}{registers:>11}{facts.seconds:9.1f}",
+            f"{facts.launches:13.1f}{facts.in_layer:12}{facts.index_launches:15}{facts.graphs:8}{facts.bytes_moved:13.3f}"
+            f"{logits:>14}{facts.temporaries / 1e6:17.1f}{facts.seconds:9.1f}  {facts.name}; {registers}",
             flush=True,
         )
         yield facts
