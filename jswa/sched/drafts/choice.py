@@ -20,8 +20,6 @@ _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
 _RESTS = 8, 16  # steps for which the choice of no drafts holds at first and, doubled each time, at most
-_LONG_REST = 48  # at most, while drafts are far from paying
-_FAR = 0.7  # of the tokens a second without drafts: no number of drafts gives so many
 _TIMED = 4  # the last of these, which are measured
 _NEW = 4  # steps for which a choice holds at most once a row has begun: others' texts say little about its own
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
@@ -182,8 +180,7 @@ class Choice:
         # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
         holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
         self._kept, self._lengths = (best, rows, holds) if trial is None else (0, 0, 0), lengths
-        near = any(rows + chances.tokens(d) > _FAR * rows * time / seconds[0] for d, time in seconds.items() if d)
-        self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1] if near else _LONG_REST)
+        self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
         return best if trial is None else trial
 
     def fitting(self, rows: int, finding: float) -> int:
