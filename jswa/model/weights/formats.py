@@ -123,7 +123,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
         return _mxfp4_params(name, blocks, experts, placement)
     _require_runnable(mode, values.ndim, experts)
     if in_blocks and mode == "auto" and experts == "cpu":
-        limit = f"{name} has scales of blocks, which it reads if quantization = fp8 rounds them again: must be xla"
+        limit = f"{name} has a scale per block, which it cannot read: must be xla, or quantization must be fp8"
         raise ConfigError("moe_backend", experts, limit)
     return (blocks_for_kernel if in_blocks else _for_kernel)(name, found, experts, placement)
 
