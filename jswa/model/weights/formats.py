@@ -29,7 +29,7 @@ from jswa.model.weights.packed.blocks import (
     stored_values,
 )
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Groups, groups_of, is_4_bit, load_int4
-from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.placement import Placement, empty, expert_by_expert
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts import eight_bits, int4_tiles
@@ -248,10 +248,9 @@ def _for_kernel(name: str, found: Params, experts: Implementation, placement: Pl
     if inputs % TILE or outputs % TILE:
         limit = f"{name} [{inputs}, {outputs}] in 8 bits does not fit it, which needs multiples of {TILE}: must be xla"
         raise ConfigError("moe_backend", experts, limit)
-    tiled = [_tiles8(Quantized(*shards)) for shards in zip(*map(placement.shards, (values, scales)), strict=True)]
-    fields = f"{name}.tiles", f"{name}.scales"
-    by_field = zip(fields, zip(*tiled, strict=True), strict=True)
-    return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
+    shards = zip(*map(placement.shards, (values, scales)), strict=True)
+    tiled: list[Tiles8] = [expert_by_expert(eight_bits.tiles, Quantized(*shard)) for shard in shards]
+    return placement.from_each((f"{name}.tiles", f"{name}.scales"), tiled)
 
 
 def _int4_for_kernel(name: str, found: Params, experts: Implementation, placement: Placement) -> Params:
@@ -276,7 +275,8 @@ def _int4_for_kernel(name: str, found: Params, experts: Implementation, placemen
     for limit, broken in limits.items():
         if broken:
             raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
-    tiled = [_int4_tiles(Int4(*shards)) for shards in zip(*map(placement.shards, (codes, scales, zeros)), strict=True)]
+    shards = zip(*map(placement.shards, (codes, scales, zeros)), strict=True)
+    tiled: list[Int4Tiles] = [expert_by_expert(int4_tiles.tiles, Int4(*shard)) for shard in shards]
     field = f"{name}.int4_tiles"
     return {field: placement.from_shards(field, [one.tiles for one in tiled])}
 
@@ -318,9 +318,8 @@ def _mxfp4_params(name: str, matrices: Mxfp4, experts: Implementation, placement
     tiled: list[Mxfp4Tiles] | list[Mxfp4Joined] = [_tiled(name, shard) for shard in shards]
     names: tuple[str, ...] = f"{name}.words", f"{name}.scales"
     if experts == "mosaic_overlap":
-        tiled, names = [_joined(shard) for shard in tiled], (f"{name}.joined",)
-    by_field = zip(names, zip(*tiled, strict=True), strict=True)
-    return {field: placement.from_shards(field, list(arrays)) for field, arrays in by_field}
+        tiled, names = [expert_by_expert(joined, shard) for shard in tiled], (f"{name}.joined",)
+    return placement.from_each(names, tiled)
 
 
 def _tiled(name: str, shard: Mxfp4) -> Mxfp4Tiles:
@@ -332,7 +331,7 @@ def _tiled(name: str, shard: Mxfp4) -> Mxfp4Tiles:
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit the Hopper kernel, which needs multiples of {TILE} "
             "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
         )
-    tiled: Mxfp4Tiles = _tiles(shard)
+    tiled: Mxfp4Tiles = expert_by_expert(tiles, shard)
     return tiled
 
 
@@ -347,34 +346,3 @@ _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for funct
 _magnitudes = jax.jit(magnitudes)
 _tiles_hold = jax.jit(tiles_hold)
 _scales_fit = jax.jit(int4_tiles.scales_fit)
-
-
-@jax.jit
-def _joined(matrices: Mxfp4Tiles) -> Mxfp4Joined:
-    """Return the same with scales behind words, expert by expert, as `_tiles` does."""
-    out: Mxfp4Joined = jax.lax.map(joined, matrices)
-    return out
-
-
-@jax.jit
-def _tiles(matrices: Mxfp4) -> Mxfp4Tiles:
-    """Return tiles, made expert by expert: on the way there are 16 times the bytes of an expert, not of all of them.
-
-    Several gigabytes between weights that stay would leave holes that the KV arena cannot use.
-    """
-    out: Mxfp4Tiles = jax.lax.map(tiles, matrices)
-    return out
-
-
-@jax.jit
-def _tiles8(matrices: Quantized) -> Tiles8:
-    """Return tiles of 8 bits, expert by expert, as `_tiles` does."""
-    out: Tiles8 = jax.lax.map(eight_bits.tiles, matrices)
-    return out
-
-
-@jax.jit
-def _int4_tiles(matrices: Int4) -> Int4Tiles:
-    """Return tiles of integers of 4 bits, expert by expert, as `_tiles` does."""
-    out: Int4Tiles = jax.lax.map(int4_tiles.tiles, matrices)
-    return out

@@ -7,9 +7,10 @@ several devices while threads load.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,6 +35,17 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+@partial(jax.jit, static_argnums=0)
+def expert_by_expert[Given, Made](convert: Callable[[Given], Made], matrices: Given) -> Made:
+    """Convert the matrices of all experts [E, ...], one after the other.
+
+    On the way there are up to 16 times the bytes of one expert. As many times the bytes of all, between weights that
+    stay, would leave holes that the KV arena cannot use.
+    """
+    made: Made = jax.lax.map(convert, matrices)
+    return made
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,11 @@ class Placement:
         if axis is not None:
             shape[axis] *= self.mesh.size
         return jax.make_array_from_single_device_arrays(tuple(shape), self._sharding(axis), shards)
+
+    def from_each(self, names: tuple[str, ...], shards: Sequence[tuple[jax.Array, ...]]) -> Params:
+        """Return the parameters that each device's arrays, one for each name, are the shards of."""
+        by_name = zip(names, zip(*shards, strict=True), strict=True)
+        return {name: self.from_shards(name, list(arrays)) for name, arrays in by_name}
 
     def shape(self, name: str, whole: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and sharding of the array that `put` returns for a parameter of shape `whole`."""

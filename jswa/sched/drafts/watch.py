@@ -37,8 +37,8 @@ class Hits(NamedTuple):
 class Watch:
     """The token that followed each three tokens of the running rows, by row id.
 
-    A row has a table of hashes: at the place that three tokens hash to, a hash of these and the token behind them. A
-    newer entry overwrites an older one.
+    A row has a table of hashes, 64 KiB: at the place that three tokens hash to, a hash of these and the token behind
+    them; 0 is none. A newer entry overwrites an older one.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -78,5 +78,6 @@ def _hashes(text: Int[np.ndarray, "R T"]) -> tuple[Int[np.ndarray, "R n"], UInt6
     tokens = text.astype(np.uint64)
     ends = tokens.shape[1] - _CONTEXT
     keys = sum(tokens[:, i : i + ends] * factor for i, factor in enumerate(_CONTEXT_FACTORS))
-    entries = keys + tokens[:, _CONTEXT:] * _TOKEN_FACTOR
+    # Plus one: of four tokens of id 0 the hash is not that of an empty place.
+    entries = keys + tokens[:, _CONTEXT:] * _TOKEN_FACTOR + np.uint64(1)
     return (keys >> np.uint64(64 - _BITS)).astype(np.int64), entries

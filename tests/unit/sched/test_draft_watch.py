@@ -31,6 +31,11 @@ def test_a_text_that_repeats_itself_would_be_drafted() -> None:
     assert not any(watched(text, list(range(60, 72))))
 
 
+def test_tokens_that_never_stood_there_would_not_be_drafted() -> None:
+    """Nor token 0, whose bits are those of an empty table."""
+    assert watched([5, 6, 7], [0] * 6) == [False] * 4
+
+
 def test_an_earlier_text_would_be_drafted() -> None:
     hits = watched([1, 2, 3], [4, 5, 6, 7, 8, 10], reference=[2, 3, 4, 5, 6, 7, 9])
     assert hits == [True, True, False, False]

@@ -4,7 +4,7 @@ The numbers are those of the checkpoint: its bytes, and its scales in float32. `
 what they look like.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
-from jswa.model.weights.placement import Placement, empty
+from jswa.model.weights.placement import Placement, empty, expert_by_expert
 from jswa.model.weights.quantize import of_outputs
 from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts import eight_bits
@@ -105,6 +105,7 @@ def blocks_for_kernel(name: str, found: Params, experts: Implementation, placeme
     fields = f"{name}.values", f"{name}.{BLOCK_SCALES}"
     values, scales = (found[field] for field in fields)
     made: tuple[str, ...]
+    convert: Callable[[QuantizedBlocks], Quantized | BlockTiles8]
     if experts == "cpu":
         made, convert = (fields[0], f"{name}.scales"), _per_output
     elif experts in HOPPER:
@@ -113,27 +114,13 @@ def blocks_for_kernel(name: str, found: Params, experts: Implementation, placeme
             block = f"blocks of {inputs // groups} inputs by {outputs // shares} outputs"
             limit = f"{name} has {block} and needs multiples of {DEEP} by {TILE}: must be xla"
             raise ConfigError("moe_backend", experts, limit)
-        made, convert = (f"{name}.tiles", fields[1]), _block_tiles
+        made, convert = (f"{name}.tiles", fields[1]), eight_bits.block_tiles
     else:
         return found
     shards = zip(*map(placement.shards, (values, scales)), strict=True)
-    converted = zip(*(convert(QuantizedBlocks(*shard)) for shard in shards), strict=True)
-    return {field: placement.from_shards(field, list(arrays)) for field, arrays in zip(made, converted, strict=True)}
+    return placement.from_each(made, [expert_by_expert(convert, QuantizedBlocks(*shard)) for shard in shards])
 
 
-@jax.jit
-def _block_tiles(matrices: QuantizedBlocks) -> BlockTiles8:
-    """Return tiles, made expert by expert: on the way there are several times the bytes of one alone."""
-    out: BlockTiles8 = jax.lax.map(eight_bits.block_tiles, matrices)
-    return out
-
-
-@jax.jit
-def _per_output(matrices: QuantizedBlocks) -> Quantized:
-    """Return the same rounded again to e4m3 with a scale per output, expert by expert."""
-
-    def one(matrix: QuantizedBlocks) -> Quantized:
-        return quantize(dequantized_blocks(matrix, jax.numpy.dtype("float32")), "fp8")
-
-    out: Quantized = jax.lax.map(one, matrices)
-    return out
+def _per_output(matrix: QuantizedBlocks) -> Quantized:
+    """Return a matrix rounded again to e4m3, with a scale per output."""
+    return quantize(dequantized_blocks(matrix, jax.numpy.dtype("float32")), "fp8")
