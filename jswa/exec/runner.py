@@ -121,8 +121,8 @@ class Runner:
         kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
         self._on_cpu = self._mesh is None and jax.default_backend() == "cpu"
-        carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
-        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, carry)
+        self._carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
+        self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
         self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
         # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
@@ -137,7 +137,6 @@ class Runner:
             texts = self._shapes["texts"]
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
-        self._carry = carry
         self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`

@@ -258,7 +258,7 @@ def scratch_bytes(
 
 
 def most_logits(buckets: tuple[Bucket, ...], vocab: int) -> list[Bucket]:
-    """Return the buckets with drafts one of which needs most scratch.
+    """Return the buckets with drafts among which is the one that needs most scratch.
 
     Of decode buckets it is the one with most logits at once, which need not be that of most rows and drafts
     (`logits_at_once`). Of those that run prompts too it may also be the one with most tokens.

@@ -120,7 +120,7 @@ def draw(
 
 
 def _of_some(draws: Callable[[Any], Draws], parts: Any, live: Bool[Array, " N"], room: int) -> Draws:
-    """Return the draws at the live places, of which there are at most `room`; 0 at the others. `parts`: N of each."""
+    """Return the draws at the live places, at most `room`, and 0 at the others. `parts`: arrays [N, ...]."""
     size = len(live)
     numbers = jnp.where(live, jnp.cumsum(live, dtype=jnp.int32) - 1, room)
     chosen = jnp.full(room, size, jnp.int32).at[numbers].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
