@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -204,12 +205,12 @@ class StepPlan:
         """Tokens of the step."""
         return len(self.tokens)
 
-    @property
+    @cached_property
     def runs_prompts(self) -> bool:
         """Whether the step runs several known tokens of a row: a prompt, or what comes back behind a preemption."""
         return bool((self.counts > np.maximum(self.samples, 1)).any())
 
-    @property
+    @cached_property
     def num_places(self) -> int:
         """Tokens that the step program must have room for: `drafts` per row, though some rows may run more."""
         if not self.drafts:

@@ -7,11 +7,11 @@ tried. Trials of unknown times and shares take a small part of the time of all s
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from jswa.sched.drafts.watch import Hits
 from jswa.text.speculation import PROGRAMS
@@ -52,33 +52,35 @@ class Chances(NamedTuple):
     most: int = 0
     precise: float = 1.0
 
-    def tokens(self, drafts: int) -> float:
-        """Return how many tokens a step with so many drafts per row gives besides one for each row."""
-        each = float(drafts)
+    def tokens(self, lengths: Iterable[int]) -> dict[int, float]:
+        """Return how many tokens a step gives besides one for each row, by number of drafts per row."""
+        drafts = tuple(lengths)
+        each = np.array(drafts, float)
         if self.most:
             finding = max(float(self.first.sum()) / self.precise, 1e-9)
-            each = min(float(self.most), drafts * len(self.first) / finding)
+            each = np.minimum(each * (len(self.first) / finding), self.most)
         further = np.minimum(self.further, _NEVER_WRONG)
-        return float((self.first * (1 - further**each) / (1 - further)).sum())
+        right = (1 - further ** each[:, None]) @ (self.first / (1 - further))
+        return dict(zip(drafts, right.tolist(), strict=True))
 
 
-def best_length(chances: Chances, rows: int, seconds: Mapping[int, float]) -> int:
+def best_length(tokens: Mapping[int, float], rows: int, seconds: Mapping[int, float]) -> int:
     """Return the number of drafts that gives most tokens a second, 0 unless it gives clearly more than none does.
 
     Args:
-        chances: of the rows that may run drafts.
-        rows: of the step.
-        seconds: what a step takes, by number of drafts; 0 is among them.
+        tokens: what a step of so many `rows` gives besides one token for each, by number of drafts.
+        seconds: what it takes, by number of drafts; 0 is among them.
     """
-    speed = {drafts: (rows + chances.tokens(drafts)) / max(time, 1e-9) for drafts, time in seconds.items()}
+    speed = {drafts: (rows + tokens[drafts]) / max(time, 1e-9) for drafts, time in seconds.items()}
     best = max(speed, key=lambda drafts: speed[drafts])
     return best if speed[best] > _GAIN * speed[0] else 0
 
 
 class _Noted(NamedTuple):
-    """What `note` was told of a step."""
+    """What is known of steps of rows: how many, and of each the drafts, and how many of these were right."""
 
     row_ids: Int[np.ndarray, " R"]
+    steps: Int[np.ndarray, " R"]
     drafted: Int[np.ndarray, " R"]
     right: Int[np.ndarray, " R"]
 
@@ -93,8 +95,8 @@ class Choice:
 
     def __init__(self, max_rows: int, *, watched: bool = False, most: int = 0) -> None:
         self._watched, self._most = watched, most
-        # Right and tried: of first drafts, and of those behind a right one.
-        self._counts = np.zeros((2, 2, max_rows))
+        # By row: right and tried, of first drafts and of those behind a right one.
+        self._counts = np.zeros((max_rows, 2, 2))
         self._pool = np.array([[0.5, 1.0], [0.8, 1.0]])
         self._found = 0.5  # first drafts of all rows that were found, of those tried
         self._noted: list[_Noted] = []  # by `note`, not counted yet
@@ -110,7 +112,7 @@ class Choice:
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row."""
         self._count_noted()
-        self._counts[:, :, row_id] = 0.0
+        self._counts[row_id] = 0.0
         last, size, left = self._kept
         self._kept, self._rest = (last, size, min(left, _NEW)), _RESTS[0]
 
@@ -152,10 +154,9 @@ class Choice:
     def chances(self, row_ids: Int[np.ndarray, " R"]) -> Chances:
         """Return how often drafts of these rows are right."""
         self._count_noted()
-        right, tried = self._counts[:, 0, row_ids], self._counts[:, 1, row_ids]
-        pool = self._pool[:, 0] / self._pool[:, 1]
-        chance = (right + _WEIGHT * pool[:, None]) / (tried + _WEIGHT)
-        return Chances(chance[0], chance[1], self._most, self._precise)
+        counts, pool = self._counts.take(row_ids, axis=0), self._pool[:, 0] / self._pool[:, 1]
+        chance = (counts[:, :, 0] + _WEIGHT * pool) / (counts[:, :, 1] + _WEIGHT)
+        return Chances(chance[:, 0], chance[:, 1], self._most, self._precise)
 
     @property
     def _precise(self) -> float:
@@ -173,12 +174,11 @@ class Choice:
         size, chances = rows.bit_length(), self.chances(row_ids)
         if (size, 0) not in self._seconds:
             return 0
-        seconds = self._times(size, lengths)
-        known = self._known(size, seconds)
-        best = best_length(chances, rows, known)
-        trial = self._trial(chances, rows, seconds, best)
+        seconds, tokens = self._times(size, lengths), chances.tokens((0, *lengths))
+        best = best_length(tokens, rows, self._known(size, seconds))
+        trial = self._trial(tokens, rows, seconds, best)
         # Of rows that have begun just now little is known: the choice holds for about as long as they have run drafts.
-        holds = max(_NEW, min(_HOLDS, int(2 * self._counts[0, 1, row_ids].mean()))) if best else self._rest
+        holds = max(_NEW, min(_HOLDS, int(2 * self._counts[row_ids, 0, 1].mean()))) if best else self._rest
         self._kept, self._lengths = (best, rows, holds) if trial is None else (0, 0, 0), lengths
         self._rest = _RESTS[0] if best else min(2 * self._rest, _RESTS[1])
         return best if trial is None else trial
@@ -208,7 +208,8 @@ class Choice:
         if not len(row_ids) or (size, 0) not in self._seconds:
             return 0
         chances = self.chances(row_ids)._replace(most=0)  # the host counts the tokens of steps with prompts
-        return best_length(chances, rows, self._known(size, self._times(size, PROGRAMS)))
+        known = self._known(size, self._times(size, PROGRAMS))
+        return best_length(chances.tokens(known), rows, known)
 
     def _times(self, size: int, lengths: tuple[int, ...]) -> dict[int, float]:
         """Return what a step of a size takes, by number of drafts: as measured, or as guessed from the next shorter."""
@@ -229,21 +230,21 @@ class Choice:
         """Return those of the times that rest on measurements."""
         return {drafts: time for drafts, time in seconds.items() if not drafts or self._is_known(size, drafts)}
 
-    def _trial(self, chances: Chances, rows: int, seconds: Mapping[int, float], best: int) -> int | None:
+    def _trial(self, tokens: Mapping[int, float], rows: int, seconds: Mapping[int, float], best: int) -> int | None:
         """Return a number of drafts to try instead of the best, if one may pay and the time for that has been saved."""
-        size, value = rows.bit_length(), (rows + chances.tokens(best)) / seconds[best]
+        size, value = rows.bit_length(), (rows + tokens[best]) / seconds[best]
         step = self._steps.get(size, 0)
         unknown = [drafts for drafts in seconds if drafts and not self._is_known(size, drafts)]
-        wanted = [drafts for drafts in unknown if best_length(chances, rows, {0: seconds[0], drafts: seconds[drafts]})]
+        wanted = [drafts for drafts in unknown if best_length(tokens, rows, {0: seconds[0], drafts: seconds[drafts]})]
         stale = [d for d in seconds if d != best and d not in unknown and step - self._measured[size, d][0] >= _STALE]
         if self._watched:
-            stale = [d for d in stale if not d or rows + chances.tokens(d) > _CLOSE * value * seconds[d]]
+            stale = [d for d in stale if not d or rows + tokens[d] > _CLOSE * value * seconds[d]]
         elif not best and not stale:
             # Numbers of drafts whose times are unknown, and that probably do not pay, are tried too: chances change.
             stale = [d for d in unknown if step - self._measured.get((size, d), (0, 0))[0] >= _STALE]
         # Of several the shortest tells most cheaply whether drafts are right by now.
         for drafts in (*wanted[:1], *sorted(stale)):
-            lost = max(0.0, seconds[drafts] - (rows + chances.tokens(drafts)) / value)
+            lost = max(0.0, seconds[drafts] - (rows + tokens[drafts]) / value)
             if lost <= self._saved:
                 self._saved -= lost
                 return drafts
@@ -255,15 +256,24 @@ class Choice:
         return times >= _FIRST and self._steps[size] - last < _FORGOTTEN
 
     def watched(self, hits: Hits) -> None:
-        """Count, of rows that run no drafts, which of their next tokens would have been drafted."""
+        """Count, of rows that run no drafts, which of their next tokens would have been drafted.
+
+        If none would have been, for some time, the choice of no drafts holds on.
+        """
         right, compared = hits.right, hits.compared
         if not len(compared):
+            return
+        if not right.any():
+            none = np.zeros(len(compared), np.int64)
+            self._noted.append(_Noted(hits.row_ids, compared, none, none))
+            last, size, _ = self._kept
+            if not last and self._rest == _RESTS[-1]:
+                self._kept = last, size, self._rest
             return
         good, tried_behind = right.sum(axis=1), right[:, :-1].sum(axis=1)
         behind = (right[:, 1:] & right[:, :-1]).sum(axis=1)
         self._count_noted()
-        counts = np.stack([good, behind]).astype(float), np.stack([compared, tried_behind]).astype(float)
-        self._add(hits.row_ids, *counts, compared, int(good.sum()))
+        self._add(hits.row_ids, np.stack([good, compared, behind, tried_behind], axis=1), compared, int(good.sum()))
 
     def note(
         self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]
@@ -273,40 +283,40 @@ class Choice:
         The arrays are kept. A step costs less than the numpy calls of counting, which take as long for many steps.
         """
         if len(row_ids):
-            self._noted.append(_Noted(row_ids, drafted, right))
+            self._noted.append(_Noted(row_ids, np.ones_like(drafted), drafted, right))
         if len(self._noted) >= _NOTED:
             self._count_noted()
 
     def _count_noted(self) -> None:
         if not self._noted:
             return
-        row_ids, drafted, right = map(np.concatenate, zip(*self._noted, strict=True))
+        row_ids, steps, drafted, right = map(np.concatenate, zip(*self._noted, strict=True))
         self._noted = []
-        tried = np.stack([np.ones(len(row_ids)), np.minimum(right, np.maximum(drafted - 1, 0))])
         # A further draft is tried behind each right one, but for the last of the step.
-        good = np.stack([right > 0, np.maximum(right - 1, 0)])
-        rows, places, times = np.unique(row_ids, return_inverse=True, return_counts=True)
-        sums = [np.stack([np.bincount(places, line, len(rows)) for line in values]) for values in (good, tried)]
-        self._add(rows, sums[0], sums[1], times, int(np.count_nonzero(drafted)))
+        behind, tried_behind = np.maximum(right - 1, 0), np.minimum(right, np.maximum(drafted - 1, 0))
+        rows, places = np.unique(row_ids, return_inverse=True)
+        sums = [np.bincount(places, each, len(rows)) for each in (right > 0, steps, behind, tried_behind)]
+        self._add(rows, np.stack(sums, axis=1), sums[1], int(np.count_nonzero(drafted)))
 
     def _add(
         self,
         row_ids: Int[np.ndarray, " R"],
-        good: Float[np.ndarray, "2 R"],
-        tried: Float[np.ndarray, "2 R"],
-        times: Int[np.ndarray, " R"],
+        counted: Real[np.ndarray, "R 4"],
+        times: Real[np.ndarray, " R"],
         found: int,
     ) -> None:
-        """Add what different rows have counted in so many steps of each. `found`: first drafts, right or wrong."""
-        self._counts[:, :, row_ids] *= _KEEP**times
-        self._counts[:, 0, row_ids] += good
-        self._counts[:, 1, row_ids] += tried
-        kept = _POOL_KEEP ** int(times.sum())
-        self._pool *= kept
-        self._pool[:, 0] += good.sum(axis=1)
-        self._pool[:, 1] += tried.sum(axis=1)
+        """Add what different rows have counted in so many steps of each.
+
+        Args:
+            counted: first drafts that were right, and were tried; further ones.
+            found: first drafts, right or wrong.
+        """
+        kept = self._counts.take(row_ids, axis=0) * (_KEEP**times)[:, None, None]
+        self._counts[row_ids] = kept + counted.reshape(-1, 2, 2)
+        weight = _POOL_KEEP ** int(times.sum())
+        self._pool = self._pool * weight + counted.sum(axis=0).reshape(2, 2)
         self._pool[:, 1] = np.maximum(self._pool[:, 1], 1e-6)
-        self._found = max(self._found * kept + found, 1e-6)
+        self._found = max(self._found * weight + found, 1e-6)
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""

@@ -15,10 +15,12 @@ _CONTEXT = 3  # tokens that must be found again
 _BEFORE = 2_048  # tokens of a prompt, the last ones
 _MOST = 64  # tokens of a row at once, the last ones
 _FEWEST = 4
+_FEW = 2  # rows for which some thirty calls of numpy, whose code is in no cache by then, take longer than loops
 _BITS = 13  # of a place in a table: twice the tokens of a prompt and a reference
 # Odd numbers of 64 bits by which tokens are multiplied and added up: the upper bits are a hash (Knuth, TAOCP 6.4).
-_CONTEXT_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
-_TOKEN_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_CONTEXT_FACTORS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_TOKEN_FACTOR = 0xD6E8FEB86659FD93
+_WORD = (1 << 64) - 1
 
 
 class Hits(NamedTuple):
@@ -58,6 +60,8 @@ class Watch:
 
     def hits(self, rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Hits:
         """Compare the tokens that came back since the last call, at most 64 of each row; rows with few are left out."""
+        if len(row_ids) <= _FEW:
+            return self._hits_of_few(rows, row_ids)
         new = rows.known.take(row_ids) - self._end.take(row_ids)
         row_ids, new = row_ids[new >= _FEWEST], new[new >= _FEWEST]
         if not len(row_ids):
@@ -72,12 +76,40 @@ class Watch:
         self._tables[np.broadcast_to(own, places.shape)[was_compared], places[was_compared]] = entries[was_compared]
         return Hits(row_ids, right, compared)
 
+    def _hits_of_few(self, rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Hits:
+        """Return the same as `hits`, by loops."""
+        found: dict[int, list[bool]] = {}
+        for row_id in row_ids.tolist():
+            known = rows.known.item(row_id)
+            compared = min(known - self._end.item(row_id), _MOST)
+            if compared >= _FEWEST:
+                self._end[row_id] = known
+                found[row_id] = self._compare_row(row_id, rows.recent(row_id, known - compared - _CONTEXT).tolist())
+        compared_of = np.array([len(right) for right in found.values()], np.int64)
+        width = max(map(len, found.values()), default=0)
+        lines = [[False] * (width - len(right)) + right for right in found.values()]
+        return Hits(np.array([*found], np.int64), np.array(lines, bool).reshape(len(lines), width), compared_of)
+
+    def _compare_row(self, row_id: int, text: list[int]) -> list[bool]:
+        """Return which of the tokens behind the first three were found behind the three before them; enter them all."""
+        table = memoryview(self._tables[row_id])
+        a, b, c = _CONTEXT_FACTORS
+        found = []
+        for i in range(len(text) - _CONTEXT):
+            key = (text[i] * a + text[i + 1] * b + text[i + 2] * c) & _WORD
+            found.append((key >> 64 - _BITS, (key + text[i + 3] * _TOKEN_FACTOR + 1) & _WORD))
+        right = [table[place] == entry for place, entry in found]
+        for place, entry in found:
+            table[place] = entry
+        return right
+
 
 def _hashes(text: Int[np.ndarray, "R T"]) -> tuple[Int[np.ndarray, "R n"], UInt64[np.ndarray, "R n"]]:
     """Return the place of each three tokens that a token follows, and the hash of all four."""
     tokens = text.astype(np.uint64)
     ends = tokens.shape[1] - _CONTEXT
-    keys = sum(tokens[:, i : i + ends] * factor for i, factor in enumerate(_CONTEXT_FACTORS))
+    first, second, third = (tokens[:, i : i + ends] * np.uint64(factor) for i, factor in enumerate(_CONTEXT_FACTORS))
+    keys = first + second + third
     # Plus one: of four tokens of id 0 the hash is not that of an empty place.
-    entries = keys + tokens[:, _CONTEXT:] * _TOKEN_FACTOR + np.uint64(1)
+    entries = keys + tokens[:, _CONTEXT:] * np.uint64(_TOKEN_FACTOR) + np.uint64(1)
     return (keys >> np.uint64(64 - _BITS)).astype(np.int64), entries

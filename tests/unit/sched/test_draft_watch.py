@@ -1,10 +1,15 @@
 """What lookups would have drafted, told from the texts alone (jswa/sched/drafts/watch.py)."""
 
+import random
+
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jswa.sched.drafts.choice import Choice
 from jswa.sched.drafts.watch import Hits, Watch
 from jswa.sched.rows import Rows
+from tests.support.builders import share
 
 
 def watched(prompt: list[int], said: list[int], reference: list[int] | None = None) -> list[bool]:
@@ -71,6 +76,54 @@ def test_rows_are_compared_together() -> None:
     for token in prompts[0][:8]:  # this row says again what it has said
         rows.append_one(1, token)
     assert watch.hits(rows, np.arange(4)).right.sum(axis=1).tolist() == [5]
+
+
+@share(2)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=60), min_size=2, max_size=2),
+    looks=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=4),
+    rng=st.randoms(use_true_random=False),
+)
+def test_few_rows_are_compared_like_many(
+    texts: list[list[int]], looks: list[tuple[int, int]], rng: random.Random
+) -> None:
+    """Two rows by loops; the same two among rows that have said nothing by calls of numpy."""
+    few, many = (Rows(2, 7), Watch(2)), (Rows(5, 7), Watch(5))
+    for rows, watch in (few, many):
+        for row, text in enumerate(texts):
+            rows.set_known(row, np.array(text, np.int32))
+            watch.begin(row, np.array(text, np.int32), None)
+    for said in looks:
+        for row, count in enumerate(said):
+            for token in rng.choices(range(4), k=count):
+                few[0].append_one(row, token)
+                many[0].append_one(row, token)
+        for one, other in zip(few[1].hits(few[0], np.arange(2)), many[1].hits(many[0], np.arange(5)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_choice_of_no_drafts_holds_while_nothing_is_found() -> None:
+    """Rows that have begun just now are chosen for anew: of them less has been compared."""
+    choice, ids, none = (
+        Choice(2, watched=True),
+        np.arange(2),
+        Hits(np.arange(2), np.zeros((2, 16), bool), np.full(2, 16)),
+    )
+    choice.took(2, 0, 1e-3)
+    for looks in range(6):
+        for _ in range(40):
+            if not choice.rests(2):
+                break
+        choice.watched(none)
+        assert choice.is_due == (looks < 1), "the first choice holds for fewer steps"
+        if choice.is_due:
+            assert choice.choose(ids, 2, (1, 3, 7)) == 0
+    choice.begin(1)
+    while choice.rests(2):
+        pass
+    choice.watched(none)
+    assert choice.is_due
+    assert choice.chances(ids).first.max() < 0.02
 
 
 def test_hits_make_a_row_draft() -> None:
