@@ -139,6 +139,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.small.sampling --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.routing --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.grouped --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.small.dense --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
@@ -149,6 +150,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu a100 b200 && \
+	  .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
 	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
