@@ -20,7 +20,7 @@ PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 TYPED   := tests/unit/exec tests/property/test_lease.py tests/e2e/api/test_step_stats.py
 TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_prefix.py \
            tests/unit/text tests/unit/sched tests/unit/model/weights/test_dequantize.py \
-           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py)
+           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py)
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
 SAMPLES := gpt-oss gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \

@@ -97,7 +97,7 @@ def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
     def time(found: tuple[int, int]) -> float:
         each = math.prod(found) * lines * line * kind.itemsize + rows * UNIT * shape.dtype.itemsize
         count = -(-shape.rows // rows) * Launch.of_shape(shape, Tuning(rows, *found, stages=2)).columns
-        return max(-(-count // sms) * each, 2 * count * each / sms)
+        return float(max(-(-count // sms) * each, 2 * count * each / sms))
 
     pairs = [(2, 2), (1, 2)] if shape.gated is not None else [(2, 2), (2, 1), (1, 1)]
     fitting = [
