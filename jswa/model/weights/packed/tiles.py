@@ -5,14 +5,12 @@ they are on the devices; each device's part is laid out where it is.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jswa.errors import ConfigError
 from jswa.model.transformer import Params
@@ -25,7 +23,6 @@ from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 
 INT4_TILES, TILES = "int4_tiles", "tiles"
-_BANDS = 4  # of 64 outputs, laid out at a time
 
 
 def int4_limit(sides: tuple[int, int], groups: int, scales: list[Array], *, act_order: bool) -> str | None:
@@ -59,6 +56,8 @@ def in_tiles(params: Mapping[str, Any], linear: re.Pattern[str]) -> list[str]:
 def lay_out_tiles(params: Params, linear: re.Pattern[str]) -> None:
     """Replace the matrices of linear layers in integers of 4 bits and in 8 bits by tiles, one after the other.
 
+    On the way a matrix takes two or three times its bytes (compiled for an H200).
+
     Raises ConfigError if a device's part of a matrix does not fit.
 
     Args:
@@ -76,8 +75,8 @@ def _lay_out_int4(name: str, params: Params) -> None:
     act_order = f"{name}.{GROUP_OF}" in params
     _refuse(name, int4_limit((2 * half, outputs), groups, _on_devices(scales), act_order=act_order))
     parts = map(Int4, *map(_on_devices, (codes, scales, zeros)))
-    tiled: list[Int4Tiles] = [_band_by_band(int4_tiles.tiles, part) for part in parts]
-    params[f"{name}.{INT4_TILES}"] = _joined(codes, (2 * codes.shape[0], outputs), [one.tiles for one in tiled])
+    tiled: list[Int4Tiles] = [_int4_tiled(part) for part in parts]
+    params[f"{name}.{INT4_TILES}"] = _joined(codes, 2 * codes.shape[0], [one.tiles for one in tiled])
     for field in (CODES, SCALES, ZEROS):
         del params[f"{name}.{field}"]
 
@@ -86,8 +85,8 @@ def _lay_out_8_bits(name: str, params: Params) -> None:
     values, scales = params[f"{name}.values"], params[f"{name}.scales"]
     _refuse(name, eight_bits_limit(_own_sides(values)))
     parts = map(Quantized, *map(_on_devices, (values, scales)))
-    tiled: list[Tiles8] = [_band_by_band(eight_bits.tiles, part) for part in parts]
-    params[f"{name}.{TILES}"] = _joined(values, values.shape, [one.codes for one in tiled])
+    tiled: list[Tiles8] = [_8_bits_tiled(part) for part in parts]
+    params[f"{name}.{TILES}"] = _joined(values, values.shape[0], [one.codes for one in tiled])
     by_device = jax.make_array_from_single_device_arrays
     params[f"{name}.scales"] = by_device(scales.shape, scales.sharding, [one.scales for one in tiled])
     del params[f"{name}.values"]
@@ -109,29 +108,16 @@ def _on_devices(array: Array) -> list[Array]:
     return [shard.data for shard in sorted(array.addressable_shards, key=lambda shard: shard.device.id)]
 
 
-def _joined(matrix: Array, sides: tuple[int, ...], parts: list[Array]) -> Array:
-    """Return the tiles [across, along, ...] of a matrix that is sharded as `matrix` [inputs, outputs] is."""
+def _joined(matrix: Array, inputs: int, parts: list[Array]) -> Array:
+    """Return the tiles [across, along, ...] of all devices, sharded as `matrix` [..., outputs] is."""
     sharding = matrix.sharding
     if not isinstance(sharding, NamedSharding):
         return parts[0]
-    inputs, outputs = (*sharding.spec, None, None)[:2]
-    spread = NamedSharding(sharding.mesh, PartitionSpec(outputs, inputs))  # type: ignore[no-untyped-call]
-    shape = matrix.shape[1] // TILE, sides[0] // TILE, *parts[0].shape[2:]
+    along, across = (*sharding.spec, None, None)[:2]
+    spread = NamedSharding(sharding.mesh, PartitionSpec(across, along))  # type: ignore[no-untyped-call]
+    shape = matrix.shape[1] // TILE, inputs // TILE, *parts[0].shape[2:]
     return jax.make_array_from_single_device_arrays(shape, spread, parts)
 
 
-@partial(jax.jit, static_argnums=0)
-def _band_by_band[Given, Made](convert: Callable[[Given], Made], matrix: Given) -> Made:
-    """Convert bands of 64 outputs, a few at a time: on the way a band takes up to 16 times its bytes."""
-
-    def bands(array: Array) -> Array:
-        return jnp.moveaxis(array.reshape(*array.shape[:-1], -1, TILE), -2, 0)
-
-    made = jax.lax.map(convert, jax.tree.map(bands, matrix), batch_size=_BANDS)
-    joined: Made = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), made)
-    return joined
-
-
-@jax.jit
-def _scales_fit(scales: Float[Array, "..."]) -> Array:
-    return int4_tiles.scales_fit(scales)
+_int4_tiled, _8_bits_tiled = jax.jit(int4_tiles.tiles), jax.jit(eight_bits.tiles)
+_scales_fit = jax.jit(int4_tiles.scales_fit)
