@@ -15,6 +15,7 @@ from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.interpreter import interpreting
@@ -37,6 +38,11 @@ class Backends(NamedTuple):
     glue: Glue = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
+
+    @property
+    def row_unit(self) -> int:
+        """Rows of which decode steps should have a multiple: other numbers would be padded before each product."""
+        return ALIGN if self.linear == "mosaic" else 1
 
 
 PORTABLE = Backends()

@@ -139,7 +139,8 @@ _PACKED_GEMMA = replace(_SHALLOW[0], quantization="int4", linear="mosaic")
 _PACKED_LAYERS = [
     *(_PACKED_SCOUT, replace(_PACKED_SCOUT, tokens=2048)),
     replace(_PACKED_SCOUT, glue="mosaic", sampling="triton", routing="triton"),
-    *(_PACKED_GEMMA, replace(_PACKED_GEMMA, glue="mosaic", sampling="triton")),
+    *(replace(_PACKED_GEMMA, rows=rows, glue="mosaic", sampling="triton") for rows in (8, ROWS)),
+    _PACKED_GEMMA,
 ]
 _FACTORS = [
     replace(_SHALLOW[0], quantization="fp8", sampling="triton"),
