@@ -20,7 +20,7 @@ PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 TYPED   := tests/unit/exec tests/property/test_lease.py tests/e2e/api/test_step_stats.py
 TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_prefix.py \
            tests/unit/text tests/unit/sched tests/unit/model/weights/test_dequantize.py \
-           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py)
+           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py)
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
 SAMPLES := gpt-oss gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
@@ -139,6 +139,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.small.sampling --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.routing --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.small.grouped --only "$(ONLY)"
+	.venv-gpu/bin/python -m tools.aot.small.dense --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
@@ -149,6 +150,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu a100 b200 && \
+	  .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
 	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and

@@ -48,7 +48,7 @@ from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.panels import lay_out, require_fp8
+from jswa.model.panels import lay_out, require_form
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted
@@ -247,7 +247,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     forms = backends.linear, backends.experts == "cpu"
     for found_params in (params, own):
         lay_out(found_params, linear=forms[0], experts=forms[1])
-    require_fp8(params, backends.linear)
+    require_form(params, backends.linear)
     stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *forms)
     params |= {f"{PREFIX}{name}": value for name, value in own.items()}
     adapters = load_adapters([] if room is not None else found, model, dtype, mesh)

@@ -79,9 +79,11 @@ class EngineConfig:
             on Hopper, which are unpacked while those before are multiplied; triton is for experts in 16 or 32 bits on
             one NVIDIA GPU since Ampere; no GPU has measured these two yet. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
-            CPU whose kernels are compiled. fp8 rounds activations to 8 bits too ("W8A8"), with a scale per token, for
-            layers in fp8 with one scale per output (quantization); the numbers change. It is for NVIDIA GPUs since
-            Ada (8.9), and runs on a CPU slowly; no GPU has measured it yet.
+            CPU whose kernels are compiled. mosaic is for layers that are held in integers of 4 bits or in 8 bits, on
+            Hopper: weights are unpacked while those before are multiplied; layers in 16 bits stay on XLA. fp8 rounds
+            activations to 8 bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output
+            (quantization); the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly; no GPU
+            has measured these two yet.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
             and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer kernels per
             layer on Hopper; no GPU has measured it yet.
@@ -134,7 +136,7 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_splits", "triton", "reference"] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "triton", "reference"] = "auto"
-    linear_backend: Literal["auto", "xla", "cpu", "fp8"] = "auto"
+    linear_backend: Literal["auto", "xla", "cpu", "mosaic", "fp8"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
     routing_backend: Literal["auto", "xla", "triton"] = "auto"
     sampling_backend: Literal["auto", "xla", "triton"] = "auto"

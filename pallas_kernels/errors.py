@@ -9,6 +9,10 @@ class NoExpertKernel(ValueError):
     """The requested implementation of the grouped matmul has no kernel for these shapes or types."""
 
 
+class NoLinearKernel(ValueError):
+    """The requested implementation of linear layers has no kernel for these types."""
+
+
 class NoSamplingKernel(ValueError):
     """The chosen implementation of sampling cannot serve these shapes or types."""
 

@@ -48,6 +48,7 @@ GROUPS = (
     Group("4 bits", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and 4 and bits and not overlap", ("mxfp4",)),
     Group("4 bits, overlap", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic_overlap and bits", ("mxfp4",)),
     Group("8 bits, int4", f"{_ROOM}/experts/test_grouped_matmul.py", f"mosaic and {_NARROW}", ("mxfp4",)),
+    Group("linear layers", f"{_ROOM}/experts/test_dense.py", "test_tokens_are_multiplied", ("mxfp4",)),
     Group("tunings of overlap", f"{_ROOM}/experts/test_overlap.py", "test_all_tunings", ("mxfp4",)),
     Group("8-bit pages", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and fp8", ("fp8",)),
     Group("matrix", f"{_ROOM}/attention/test_hopper.py", "test_matrix", ("attention",)),

@@ -15,8 +15,10 @@ from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import Ptxas
 from pallas_kernels.sampling.api import Implementation as Sampling
 
@@ -37,6 +39,11 @@ class Backends(NamedTuple):
     sampling: Sampling = "xla"
     routing: Routing = "xla"
 
+    @property
+    def row_unit(self) -> int:
+        """Rows of which decode steps should have a multiple: other numbers would be padded before each product."""
+        return ALIGN if self.linear == "mosaic" else 1
+
 
 PORTABLE = Backends()
 
@@ -54,7 +61,8 @@ def choose_backends(
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere, "cpu" for a CPU where its library
     is built; XLA runs anywhere. A named kernel is never replaced: if it cannot serve the model, compiling it raises an
     error. Raises ConfigError if the package or library of a named kernel is missing, if "cpu" is named for a GPU or
-    several devices, if "fp8" is named for an older GPU, and if Mosaic's compiler is known to give wrong code.
+    several devices, if "fp8" is named for an older GPU, if linear layers on Mosaic are named for another GPU than
+    Hopper or another type than bfloat16, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -97,9 +105,13 @@ def choose_backends(
         if named == "triton":
             require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
-    _require_fp8(chosen, platform, capability)
+    _require_linear(chosen, dtype, platform, capability)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
-        for option, kernel in (("attention_backend", chosen.attention), ("moe_backend", chosen.experts)):
+        for option, kernel in (
+            ("attention_backend", chosen.attention),
+            ("moe_backend", chosen.experts),
+            ("linear_backend", chosen.linear),
+        ):
             if kernel in ("mosaic", "mosaic_splits", "mosaic_overlap"):
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
@@ -132,11 +144,15 @@ def require_triton(option: str, platform: str, capability: str | None, *, instal
             raise ConfigError(option, "triton", limit)
 
 
-def _require_fp8(chosen: Backends, platform: str, capability: str | None) -> None:
-    """Raise ConfigError if linear layers should multiply two factors in float8 on a GPU that is too old for it."""
+def _require_linear(chosen: Backends, dtype: jnp.dtype, platform: str, capability: str | None) -> None:
+    """Raise ConfigError for products of float8 factors before Ada, and for Mosaic's but on Hopper in bfloat16."""
+    device = f"this device is a {platform}, compute capability {capability}"
+    if chosen.linear == "mosaic" and not (capability == "9.0" if platform == "gpu" else interpreting()):
+        raise ConfigError("linear_backend", "mosaic", f"{device}: must be xla, except on NVIDIA's Hopper (9.0)")
+    if chosen.linear == "mosaic" and dtype != jnp.bfloat16:
+        raise ConfigError("linear_backend", "mosaic", f"dtype is {dtype.name}: must be xla, or dtype must be bfloat16")
     if chosen.linear == "fp8" and platform != "cpu" and (platform != "gpu" or float(capability or 0) < 8.9):
-        limit = f"this device is a {platform}, compute capability {capability}: must be xla before NVIDIA's Ada (8.9)"
-        raise ConfigError("linear_backend", "fp8", limit)
+        raise ConfigError("linear_backend", "fp8", f"{device}: must be xla before NVIDIA's Ada (8.9)")
 
 
 def _native() -> bool:

@@ -55,7 +55,9 @@ class Bucket:
         return drafts == self.mean_drafts and not prompts and (rows == tokens or drafts > 0)
 
 
-def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
+def bucket_table(
+    limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False, unit: int = 1
+) -> tuple[Bucket, ...]:
     """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
 
     With speculation also buckets with drafts: for decode steps of powers of two rows and of the most rows; and, with
@@ -67,6 +69,7 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         fewest_rows: of a decode bucket on CPU, where a product of one row may be slower than one of two.
         tail: whether the model has layers that run for each row's last token alone (`ModelConfig.tail`). Beside drafts
             they would run whole prompts, so steps with prompts have no drafts then.
+        unit: decode buckets on a GPU have a multiple of so many rows, or the most, and with drafts as many places.
     """
     speculation = limits.speculation
     programs, looks_up = ((), False) if speculation is None else (speculation.programs, speculation.looks_up)
@@ -77,7 +80,8 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         rows = [size for size in limits.step_sizes if size <= limits.max_rows]
         tokens = [size for size in limits.step_sizes if size > limits.max_rows] or [limits.max_tokens]
     elif on_gpu:
-        rows = _ladder(1, limits.max_rows, (1.0, 1.5))
+        rungs = _ladder(1, limits.max_rows, (1.0, 1.5))
+        rows = sorted({min(-(-rung // unit) * unit, limits.max_rows) for rung in rungs})
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
     else:
         rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
@@ -87,7 +91,9 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         powers = [1 << n for n in range(limits.max_rows.bit_length())]
         sizes = sorted({*(n for n in powers if n >= fewest_rows and n <= limits.max_rows), max(rows)})
         most = programs[-1] if looks_up else drafts
-        decode += [Bucket.verifying(n, drafts, most) for n in sizes if n * (1 + drafts) <= limits.max_tokens]
+        fitting = [n for n in sizes if n * (1 + drafts) <= limits.max_tokens]
+        whole = [n for n in fitting if n * (1 + drafts) >= unit] or fitting[-1:]
+        decode += [Bucket.verifying(n, drafts, most) for n in whole]
     mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
     if programs and not tail:
         most, sizes = programs[-1], [n for n in tokens if n.bit_count() == 1 or n == max(tokens)]

@@ -51,7 +51,8 @@ def require_memory(
 ) -> None:
     """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file."""
     shares = options.tensor_parallel_size
-    size, room = weight_bytes(shard_config(model, shares), stored, options.quantization, dtype), options.lora_room
+    part, room = shard_config(model, shares), options.lora_room
+    size = weight_bytes(part, stored, options.quantization, dtype, _axes_in_tiles(options))
     size += 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
     if device.platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -69,13 +70,26 @@ def require_memory(
         )
 
 
-def weight_bytes(part: ModelConfig, stored: Quantization | None, mode: QuantizationMode, dtype: str) -> int:
+def _axes_in_tiles(options: EngineConfig) -> frozenset[int]:
+    """Return the number of axes of matrices whose packed integers lie in tiles: of linear layers, and of experts."""
+    named = {2: options.linear_backend == "mosaic", 3: options.moe_backend == "mosaic_overlap"}
+    return frozenset(axes for axes, found in named.items() if found)
+
+
+def weight_bytes(
+    part: ModelConfig,
+    stored: Quantization | None,
+    mode: QuantizationMode,
+    dtype: str,
+    in_tiles: frozenset[int] = frozenset(),
+) -> int:
     """Return the bytes of the parameters that one device holds, as far as the config tells.
 
     Args:
         stored: how the checkpoint stores quantized weights. Matrices with a scale per tensor or row stay in 8 bits,
             packed integers of 4 bits and experts in MXFP4 in 4; others are held in `dtype`.
         mode: the option `quantization`.
+        in_tiles: the number of axes of matrices whose packed integers have a scale for each 32 inputs, as in tiles.
     """
     kept = None if mode == "none" else stored
     packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
@@ -86,7 +100,8 @@ def weight_bytes(part: ModelConfig, stored: Quantization | None, mode: Quantizat
     total = 0
     for name, shape in shapes.items():
         narrow = eight and (LINEAR.search(name) or (rounded and name in ENDS))
-        total += math.prod(shape.shape) if narrow else _matrix_bytes(shape, by_name.get(name))
+        most = BLOCK if len(shape.shape) in in_tiles else None
+        total += math.prod(shape.shape) if narrow else _matrix_bytes(shape, by_name.get(name), most)
     return total
 
 
@@ -101,8 +116,11 @@ def _schemes(part: ModelConfig, schemes: Schemes) -> dict[str, Scheme]:
     return table
 
 
-def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None) -> int:
-    """Return the bytes of a parameter, held by a scheme or in its dtype; a scale of 4-bit weights has 16 bits."""
+def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None, most: int | None = None) -> int:
+    """Return the bytes of a parameter, held by a scheme or in its dtype; a scale of 4-bit weights has 16 bits.
+
+    `most`: inputs that share a scale at most; None: as many as the scheme says.
+    """
     size: int = math.prod(shape.shape)
     held = None if scheme is None else scheme.held
     if held == "8 bits":
@@ -111,7 +129,7 @@ def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None) -> int:
         return size // 2 + size // BLOCK
     if held == "int4" and scheme is not None:
         inputs = int(shape.shape[-2])
-        groups = -(-inputs // (scheme.group or inputs))
+        groups = -(-inputs // min(scheme.group or inputs, most or inputs))
         return size // 2 + 3 * groups * (size // inputs)
     return size * int(shape.dtype.itemsize)
 

@@ -16,6 +16,9 @@ from jswa.model.moe import Experts, Storage, storage_of
 from jswa.model.transformer import Decoder, Linear, Params
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
+from pallas_kernels.experts.dense import DenseTiles
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
+from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
@@ -61,21 +64,24 @@ def bind(
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
         linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
-            CPU's in any case.
+            CPU's in any case, and those in tiles Hopper's.
         glue: the implementation of residuals, norms, rotary embedding and KV writes.
         routing: the implementation of the choice of experts.
     """
     held = Experts(experts, storage_of(params), sms, routing)
-    return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params)
+    return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, sms=sms)
 
 
-def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset[str] | None = None) -> M:
+def bound[M: nnx.Module](
+    make: Callable[[], M], params: Params, names: frozenset[str] | None = None, sms: int | None = None
+) -> M:
     """Return the module that `make` builds, with its parameters by their names; called at trace time only.
 
     See `bind` for how a matrix may be held. The inputs of a matrix may be other than `make` says.
 
     Args:
         names: the parameters that there are, if some are missing; modules that lack theirs cannot be called.
+        sms: multiprocessors of the device; None: as many as an H200 has.
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
@@ -87,7 +93,7 @@ def bound[M: nnx.Module](make: Callable[[], M], params: Params, names: frozenset
             stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
             matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
         elif (tiles := tiles_of(name, params)) is not None:
-            return tiles
+            return tiles if len(shape) == 3 else with_adapters(name, _one_matrix(tiles, sms), params)
         elif f"{name}.rows" in params:
             return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
         elif f"{name}.block_scales" in params:
@@ -124,6 +130,11 @@ def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Lin
         linear: see `bind`.
     """
     return bound(lambda: Decoder(config, dtype, Experts(), linear), params, frozenset(head_names(config, params)))
+
+
+def _one_matrix(tiles: Tiles8 | BlockTiles8 | Int4Tiles, sms: int | None) -> DenseTiles:
+    assert not isinstance(tiles, BlockTiles8), "linear layers have no scales of blocks"
+    return DenseTiles(tiles, sms)
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Lays the matrices of a model out as the products of a backend read them: in panels of a CPU, or outputs first."""
+"""Lays the matrices of a model out as the products of a backend read them: in panels, in tiles, or outputs first."""
 
 import math
 import mmap
@@ -15,6 +15,7 @@ from jaxtyping import Array, Shaped, UInt8
 from jswa.errors import ConfigError
 from jswa.model.transformer import Linear
 from jswa.model.weights.formats import LINEAR
+from jswa.model.weights.packed.tiles import in_tiles, lay_out_tiles
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
 from pallas_kernels.fp8 import UNIT
 
@@ -58,7 +59,8 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
     """Replace matrices by what their products read, one after the other.
 
     For "fp8", N.values [K, C] of linear layers in e4m3 becomes N.rows [C, K]; `transformer.bind` sees from the name
-    that activations are rounded too. Raises ConfigError if such products cannot have a matrix of that size.
+    that activations are rounded too. For "mosaic", those in 8 bits and in integers of 4 bits become tiles
+    (`packed.tiles`). Raises ConfigError if such products cannot have a matrix of that size.
 
     Panels are of numbers, values of 8 bits or codes of 4 bits. A matrix [*E, K, C] becomes [*E, P, K, 32];
     `transformer.bind` sees it from the number of axes. Where the processor multiplies bytes, codes become quads
@@ -74,6 +76,8 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
     """
     if linear == "fp8":
         _lay_out_fp8(params)
+    if linear == "mosaic":
+        lay_out_tiles(params, LINEAR)
     if linear != "cpu" and not experts:
         return
     room, placed = Room(sum(array.nbytes for array in params.values())), set[str]()
@@ -100,8 +104,11 @@ def fp8_names(params: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def require_fp8(params: Mapping[str, Array], linear: Linear) -> None:
-    """Raise ConfigError if linear layers should multiply two factors in float8, and no matrix is laid out for it."""
+def require_form(params: Mapping[str, Array], linear: Linear) -> None:
+    """Raise ConfigError if a backend of linear layers is named for a form of weights, and no matrix is held in it."""
+    if linear == "mosaic" and not in_tiles(params, LINEAR):
+        limit = "no linear layer is held in 4 or 8 bits: must be xla, or quantization int8 or fp8, which round them"
+        raise ConfigError("linear_backend", "mosaic", limit)
     if linear == "fp8" and not any(name.endswith(OUTPUTS_FIRST) for name in params):
         limit = "no linear layer is held in float8 with a scale per output: set quantization to fp8, which rounds them"
         raise ConfigError("linear_backend", "fp8", limit)

@@ -29,7 +29,7 @@ from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
-Linear = Literal["xla", "cpu", "fp8"]
+Linear = Literal["xla", "cpu", "mosaic", "fp8"]
 Tap = Callable[[int, Float[Array, "T M"]], None]
 Routed = Callable[[int, Int[Array, "T k"]], None]
 

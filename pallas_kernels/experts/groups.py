@@ -90,10 +90,15 @@ def list_tiles(groups: Groups, tiling: Tiling, rows: int) -> Int[Array, "B 4"]:
     return jnp.concatenate([count, tiles]).astype(jnp.int32)
 
 
-def list_one_tile(tiling: Tiling, rows: int) -> Int[np.ndarray, "B 4"]:
-    """Return what `list_tiles` does for one group that has all rows, which are no more than a tile's."""
+def list_one_group(tiling: Tiling, rows: int) -> Int[np.ndarray, "B 4"]:
+    """Return what `list_tiles` does for one group that has all rows: a constant, which no kernel has to compute."""
+    own_starts = np.arange(0, rows, tiling.rows)
     tiles = np.zeros((1 + tiling.most, 4), np.int32)
-    tiles[0, 0], tiles[1, 3] = 1, rows
+    tiles[0, 0] = len(own_starts)
+    listed = tiles[1 : 1 + len(own_starts)]
+    listed[:, 1] = np.minimum(own_starts, rows - tiling.rows)
+    listed[:, 2] = own_starts - listed[:, 1]
+    listed[:, 3] = np.minimum(tiling.rows, rows - own_starts)
     return tiles
 
 

@@ -33,18 +33,20 @@ from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.sizing import weight_bytes
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.quantization import Quantization
+from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Linear
 from jswa.model.weights.formats import QuantizationMode
+from jswa.model.weights.packed.tiles import INT4_TILES
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
+from pallas_kernels.experts.mxfp4 import TILE
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import copies, launches, top_level
 from tools.aot.programs import collectives
-from tools.aot.step_specs import Held
+from tools.aot.step_specs import GROUP, Held
 from tools.aot.steps import held_shapes
 from tools.cases.hub_configs import CONFIGS
 
@@ -62,7 +64,7 @@ class Spec:
     Attributes:
         tokens: of a prefill step; rows of a decode step.
         drafts: of each row of a decode step on average (rows share the places), or of a row at most beside prompts.
-        quantization: of the weights. mxfp4: of the experts alone, in tiles.
+        quantization: of the weights. mxfp4: of the experts alone, in tiles. int4: packed integers (`W4A16`), in tiles.
         linear: the implementation of linear layers.
     """
 
@@ -82,7 +84,7 @@ class Spec:
         kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
         hosts = "" if self.hosts == 1 else f" of {self.hosts} hosts"
         more = f", {self.drafts} drafts" * bool(self.drafts)
-        more += f", {self.quantization}" * (self.quantization == "fp8")
+        more += f", {self.quantization}" * (self.quantization in ("fp8", "int4"))
         more += f", linear layers on {self.linear}" * (self.linear != "xla")
         return f"{self.model} on {self.devices}{hosts}, {self.layers} layers{more}, {kind}"
 
@@ -101,7 +103,15 @@ SPECS = (
     replace(_MODELS[0], tokens=2048, decode=False, drafts=7),
     replace(_MODELS[0], quantization="fp8", linear="fp8"),
     replace(_MODELS[3], quantization="fp8"),
+    replace(_MODELS[0], quantization="int4", linear="mosaic"),
 )
+_WEIGHTS = {"type": "int", "num_bits": 4, "symmetric": True, "strategy": "group", "group_size": GROUP}
+W4A16 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
+    "ignore": ["lm_head"],
+}
 
 
 @dataclass(frozen=True)
@@ -171,9 +181,9 @@ def compile_shared(spec: Spec) -> Facts:
     found = collectives(text)
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
-    stored = Quantization("mxfp4") if spec.quantization == "mxfp4" else None
     mode: QuantizationMode = "fp8" if spec.quantization == "fp8" else "auto"
-    counted = weight_bytes(part, stored, mode, "bfloat16") + blocks * layout.block_bytes(2)
+    in_tiles = frozenset({2} if spec.linear == "mosaic" else ())
+    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", in_tiles) + blocks * layout.block_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
@@ -199,6 +209,13 @@ def compile_shared(spec: Spec) -> Facts:
     )
 
 
+def _stored(spec: Spec) -> Quantization | None:
+    """Return how a checkpoint would store such weights."""
+    if spec.quantization == "int4":
+        return parse_quantization({"quantization_config": W4A16})
+    return Quantization("mxfp4") if spec.quantization == "mxfp4" else None
+
+
 def bucket_of(spec: Spec) -> Bucket:
     """Return the step's bucket."""
     if not spec.decode:
@@ -207,11 +224,16 @@ def bucket_of(spec: Spec) -> Bucket:
 
 
 def _placed(where: Placement, name: str, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return a parameter's shape with its sharding; a matrix with outputs first is cut as before it was turned."""
-    if not name.endswith(OUTPUTS_FIRST):
+    """Return a parameter's shape with its sharding; a matrix with outputs first is cut as before it was turned.
+
+    So are the tiles of a linear layer.
+    """
+    tiled = name.endswith(f".{INT4_TILES}") and len(shape.shape) == 4
+    if not tiled and not name.endswith(OUTPUTS_FIRST):
         return where.shape(name, shape)
-    before = jax.ShapeDtypeStruct(shape.shape[::-1], shape.dtype)  # type: ignore[no-untyped-call]
-    cut = where.shape(f"{name.removesuffix(OUTPUTS_FIRST)}.values", before).sharding
+    sides = [side * (TILE if tiled else 1) for side in shape.shape[1::-1]]
+    before = jax.ShapeDtypeStruct(tuple(sides), shape.dtype)  # type: ignore[no-untyped-call]
+    cut = where.shape(f"{name.rpartition('.')[0]}.values", before).sharding
     assert isinstance(cut, NamedSharding)
     inputs, outputs = (*cut.spec, None, None)[:2]
     turned = NamedSharding(cut.mesh, PartitionSpec(outputs, inputs))  # type: ignore[no-untyped-call]

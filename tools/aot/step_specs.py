@@ -29,8 +29,8 @@ class StepSpec:
         tokens: of a step with prefill; 0: a decode step.
         rows: of the step.
         quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
-            int4: layers in packed integers of 4 bits (W4A16), groups of `GROUP` inputs, experts as that kernel reads
-            them.
+            int4: layers in packed integers of 4 bits (W4A16), groups of `GROUP` inputs; experts as that kernel reads
+            them, and linear layers too if it runs them.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
@@ -133,6 +133,15 @@ _PACKED_EXPERTS = [
     )
     for tokens in (0, 2048)
 ]
+# Linear layers too.
+_PACKED_SCOUT = replace(_SHALLOW[4], quantization="int4", experts="mosaic_overlap", linear="mosaic")
+_PACKED_GEMMA = replace(_SHALLOW[0], quantization="int4", linear="mosaic")
+_PACKED_LAYERS = [
+    *(_PACKED_SCOUT, replace(_PACKED_SCOUT, tokens=2048)),
+    replace(_PACKED_SCOUT, glue="mosaic", sampling="triton", routing="triton"),
+    *(replace(_PACKED_GEMMA, rows=rows, glue="mosaic", sampling="triton") for rows in (8, ROWS)),
+    _PACKED_GEMMA,
+]
 _FACTORS = [
     replace(_SHALLOW[0], quantization="fp8", sampling="triton"),
     *(replace(_SHALLOW[n], quantization="fp8", linear="fp8", sampling="triton") for n in (0, 3)),
@@ -142,7 +151,7 @@ _VERIFYING = [
     for spec in (_SHALLOW[0], _SHALLOW[1])
     for drafts, tokens in ((1, 0), (7, 2048))
 ]
-_GATED = (*_FAST, *_PACKED_EXPERTS, *_FACTORS, *_VERIFYING)
+_GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_VERIFYING)
 
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),

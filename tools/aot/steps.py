@@ -49,8 +49,7 @@ CONTEXT = 1_536  # tokens of each row, where bytes are counted
 # the parts of products weigh more: 1.24 for 256 rows of gpt-oss-20b.
 MOST_MOVED = 1.15
 MOST_MOVED_FACTORS = 1.2  # with factors of 8 bits: tokens are read for their largest magnitude, then rounded
-# With packed integers XLA writes dense matrices in 16 bits before each product, to be mended: they move more, and are
-# temporaries.
+# With packed integers XLA writes dense matrices in 16 bits before each product: they move more, and are temporaries.
 MOST_MOVED_INTEGERS = 1.5
 # Packed integers have a scale of 16 bits and a zero point of 8 for each group; those of experts for each 32 inputs.
 _FORMATS: dict[Held, Formats] = {
@@ -110,7 +109,7 @@ def compile_step(spec: StepSpec) -> StepFacts:
         # XLA fuses differently in longer programs. Indices that each layer computes would be as many as the layers.
         if many > few + max(1, (spec.layers - spec.shorter) // 8):
             faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
-    if spec.quantization not in ("none", "int4"):
+    if spec.quantization not in ("none", "int4") or spec.linear == "mosaic":
         plain = facts_of(replace(spec, quantization="none", experts="mosaic", linear="xla")).temporaries
         if facts.temporaries >= plain + _smallest_matrix(spec):  # less is sums of a product in float32
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
@@ -169,7 +168,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     logits = traffic.arrays_moved(program, "sampling", 4 * bucket.rows * model.vocab_size)
     moved = _bytes_moved(spec, model, program, state)
     most = MOST_MOVED_FACTORS if spec.linear == "fp8" else MOST_MOVED
-    most = MOST_MOVED_INTEGERS if spec.quantization == "int4" else most
+    most = MOST_MOVED_INTEGERS if spec.quantization == "int4" and spec.linear == "xla" else most
     faults += [f"moves {moved} of the bytes that must move"] if spec.rows <= ROWS and moved > most else []
     return StepFacts(
         spec.name,
@@ -226,29 +225,29 @@ def held_shapes(
     if quantization == "mxfp4":
         return param_shapes(model, BFLOAT16, "mxfp4_joined" if experts == "mosaic_overlap" else "mxfp4_tiles")
     held: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
-        lambda params: _held(model, params, quantization), param_shapes(model, BFLOAT16)
+        lambda params: _held(model, params, quantization, linear), param_shapes(model, BFLOAT16)
     )
     return _outputs_first(held) if linear == "fp8" else held
 
 
-def _held(model: ModelConfig, params: Params, mode: Held) -> Params:
+def _held(model: ModelConfig, params: Params, mode: Held, linear: Linear) -> Params:
     """Return the parameters as the engine holds them with that quantization."""
     held: Params = {}
     for name, value in params.items():
         if mode == "int4":
-            held |= _in_4_bits(name, value) if LINEAR.search(name) else {name: value}
+            held |= _in_4_bits(name, value, linear) if LINEAR.search(name) else {name: value}
         else:
             held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
     return held
 
 
-def _in_4_bits(name: str, matrix: jax.Array) -> Params:
-    """Return a matrix in packed integers of 4 bits, and a stack of experts in their tiles. The numbers are zeros."""
+def _in_4_bits(name: str, matrix: jax.Array, linear: Linear) -> Params:
+    """Return a matrix of zeros in packed integers of 4 bits; a stack of experts in tiles, and for Mosaic any matrix."""
     *lead, inputs, outputs = matrix.shape
     codes = jnp.zeros((*lead, inputs // 2, outputs), jnp.uint8)
     scales = jnp.zeros((*lead, inputs // GROUP, outputs), BFLOAT16)
     zeros = scales.astype(jnp.uint8)
-    if lead:
+    if lead or linear == "mosaic":
         return {f"{name}.int4_tiles": int4_tiles.tiles(Int4(codes, scales, zeros)).tiles}
     return {f"{name}.{CODES}": codes, f"{name}.{SCALES}": scales, f"{name}.{ZEROS}": zeros}
 

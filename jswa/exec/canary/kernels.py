@@ -23,6 +23,7 @@ from jswa.config import Limits
 from jswa.errors import KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
+from jswa.exec.canary.dense import dense_cases
 from jswa.exec.canary.small import Case, fp8_cases, small_cases
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
@@ -67,9 +68,9 @@ def check_kernels(
     """Compare the kernels with XLA's on one device of this host; return how many.
 
     Attention is checked in the smallest, the middle and the largest decode bucket, in the largest for each number of
-    drafts, and in the smallest and the largest other one, for each kind of layer; experts in every tuning that the
-    buckets lead to; products of 8-bit factors for each size of a matrix, with few tokens and with many. XLA's own and
-    the experts of a CPU, which are no compiler's work, are not checked.
+    drafts, and in the smallest and the largest other one, for each kind of layer; experts, and linear
+    layers in tiles, in every tuning that the buckets lead to; products of 8-bit factors for each size of a matrix, with
+    few tokens and with many. XLA's own and the experts of a CPU, which are no compiler's work, are not checked.
 
     Args:
         model, layout: of one device's part.
@@ -83,6 +84,8 @@ def check_kernels(
         cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
     if backends.experts not in ("xla", "cpu", "reference"):
         cases += _expert_cases(model, local, buckets, backends)
+    if backends.linear == "mosaic":
+        cases += dense_cases(model, local, buckets, run_dtype(params), backends.sms)
     if backends.linear == "fp8":
         cases += fp8_cases(local, _chosen(buckets), run_dtype(params))
     cases += small_cases(model, run_dtype(params), _chosen(buckets), backends)
@@ -223,7 +226,7 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
     seen: set[Hashable] = set()
     for name in params:
         owner = _OWNER.match(name)
-        if owner is None or params[name].ndim < 3:
+        if owner is None or params[name].ndim not in (3, 5):  # a linear layer's matrix has an axis less
             continue
         layer = model.layers[int(owner[1])]
         moe = layer.mlp if isinstance(layer.mlp, MoeConfig) else layer.side and layer.side.moe

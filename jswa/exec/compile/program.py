@@ -20,7 +20,14 @@ from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, finish_half, forward_half, propose_drafts, sampling_state, step
 from jswa.exec.programs.verify import ABSENT
 from jswa.model.binding import head_names, run_dtype
-from pallas_kernels.errors import NoExpertKernel, NoGlueKernel, NoKernel, NoRoutingKernel, NoSamplingKernel
+from pallas_kernels.errors import (
+    NoExpertKernel,
+    NoGlueKernel,
+    NoKernel,
+    NoLinearKernel,
+    NoRoutingKernel,
+    NoSamplingKernel,
+)
 
 _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {
     "step": step, "propose": propose_drafts, "forward": forward_half, "finish": finish_half,
@@ -97,6 +104,8 @@ def _unsupported(backends: Backends) -> Iterator[None]:
         raise ConfigError("attention_backend", backends.attention, str(error)) from error
     except NoExpertKernel as error:
         raise ConfigError("moe_backend", backends.experts, str(error)) from error
+    except NoLinearKernel as error:
+        raise ConfigError("linear_backend", backends.linear, str(error)) from error
     except NoGlueKernel as error:
         raise ConfigError("glue_backend", backends.glue, str(error)) from error
     except NoRoutingKernel as error:

@@ -12,7 +12,7 @@ from jswa.model.lora import AdapterIds
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
-from pallas_kernels.experts.groups import ALIGN, Groups, list_one_tile
+from pallas_kernels.experts.groups import ALIGN, Groups, list_one_group
 from pallas_kernels.glue.api import Implementation, residual_norms
 from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms
 
@@ -81,7 +81,7 @@ def hidden_of(
     unit, group = Glu(config.activation, config.clamp), Groups(jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32))
     tiling = tiling_of(x, weights, bias, unit, "mosaic", sms)
     assert tiling is not None
-    tiles = jnp.asarray(list_one_tile(tiling, tokens))  # a constant, which XLA would compute in a kernel of its own
+    tiles = jnp.asarray(list_one_group(tiling, tokens))  # a constant, which XLA would compute in a kernel of its own
     return grouped_matmul(x, weights, group, bias=bias, gated=unit, implementation="mosaic", sms=sms, tiles=tiles)
 
 

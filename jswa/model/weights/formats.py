@@ -29,6 +29,7 @@ from jswa.model.weights.packed.blocks import (
     stored_values,
 )
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Groups, groups_of, is_4_bit, load_int4
+from jswa.model.weights.packed.tiles import eight_bits_limit, int4_limit
 from jswa.model.weights.placement import Placement, empty, expert_by_expert
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
@@ -244,10 +245,8 @@ def _for_kernel(name: str, found: Params, experts: Implementation, placement: Pl
     values, scales = (found[field] for field in _names(name))
     if values.ndim != 3 or experts not in HOPPER:
         return found
-    _, inputs, outputs = values.shape
-    if inputs % TILE or outputs % TILE:
-        limit = f"{name} [{inputs}, {outputs}] in 8 bits does not fit it, which needs multiples of {TILE}: must be xla"
-        raise ConfigError("moe_backend", experts, limit)
+    if (limit := eight_bits_limit((values.shape[1], values.shape[2]))) is not None:
+        raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
     shards = zip(*map(placement.shards, (values, scales)), strict=True)
     tiled: list[Tiles8] = [expert_by_expert(eight_bits.tiles, Quantized(*shard)) for shard in shards]
     return placement.from_each((f"{name}.tiles", f"{name}.scales"), tiled)
@@ -262,19 +261,10 @@ def _int4_for_kernel(name: str, found: Params, experts: Implementation, placemen
     codes, scales, zeros = (array for array in arrays if array is not None)
     if codes.ndim != 3 or experts not in HOPPER:
         return found
-    inputs, outputs, groups = 2 * codes.shape[1], codes.shape[2], scales.shape[1]
-    limits = {
-        "orders its groups by act-order": f"{name}.{GROUP_OF}" in found,
-        f"[{inputs}, {outputs}] in {groups} groups does not fit multiples of {TILE} and of {BLOCK} inputs a group": (
-            not int4_tiles.fits(inputs, outputs, groups)
-        ),
-        f"has scales in {scales.dtype} that are no sums of two numbers of bfloat16": (
-            not all(bool(_scales_fit(shard)) for shard in placement.shards(scales))
-        ),
-    }
-    for limit, broken in limits.items():
-        if broken:
-            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
+    sides, act_order = (2 * codes.shape[1], codes.shape[2]), f"{name}.{GROUP_OF}" in found
+    limit = int4_limit(sides, scales.shape[1], placement.shards(scales), act_order=act_order)
+    if limit is not None:
+        raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
     shards = zip(*map(placement.shards, (codes, scales, zeros)), strict=True)
     tiled: list[Int4Tiles] = [expert_by_expert(int4_tiles.tiles, Int4(*shard)) for shard in shards]
     field = f"{name}.int4_tiles"
@@ -345,4 +335,3 @@ def _without_zero_block_scales(matrices: Mxfp4) -> Mxfp4:
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 _magnitudes = jax.jit(magnitudes)
 _tiles_hold = jax.jit(tiles_hold)
-_scales_fit = jax.jit(int4_tiles.scales_fit)

@@ -4,13 +4,14 @@ import math
 
 from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.groups import ALIGN
-from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, UNIT, Launch, Shape, Tuning
+from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, TILES, UNIT, Launch, Shape, Tuning
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
 
 _MOST_ROWS = 128
 _MOST_BLOCK_ROWS = 64  # of two parts with scales of blocks, whose sums take as many registers again
 _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
+_MOST_SUMS = 64  # numbers of a thread's sums for which two thread blocks on a multiprocessor leave registers
 _LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves room for them
 
 
@@ -56,7 +57,8 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     * Rows per tile: the mean of a group and twice its standard deviation, if tokens choose their experts at random: one
       expert in forty needs a second tile, and rows take half as many bytes of the L2 cache as with twice the mean.
     * Two consumers and two parts, so that one copy brings four tiles for each unit of inputs. They take the registers
-      of a multiprocessor, whatever the rows.
+      of a multiprocessor, whatever the rows. Of a single matrix fewer, if its outputs occupy too few multiprocessors
+      otherwise (`_of_one_matrix`).
     * The largest depth that leaves room for three stages; then as many stages as fit. With scales of blocks, the
       inputs of a block; and one part if there are more rows than two leave registers for, or as many rows, if the parts
       are gates and ups.
@@ -65,6 +67,8 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     rows = min(_MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
     consumers = 2 if shape.outputs >= 2 * UNIT else 1
     parts = 2 if shape.gated is not None or shape.outputs >= 2 * consumers * UNIT else 1
+    if shape.experts == 1:
+        consumers, parts = _of_one_matrix(shape, rows, sms)
     in_blocks = shape.held == "fp8_blocks"
     if in_blocks and rows > _MOST_BLOCK_ROWS:
         rows, parts = (rows, 1) if shape.gated is None else (_MOST_BLOCK_ROWS, parts)
@@ -79,3 +83,27 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
             if units % depth == 0 and fits:
                 fitting.append(tuning)
     return max(fitting, key=lambda tuning: (min(tuning.stages, _LEAST_STAGES), tuning.depth, tuning.stages))
+
+
+def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
+    """Return consumers and parts of a single matrix: those with which copies take least time, by arithmetic.
+
+    More outputs at a time read the rows of x less often, and occupy fewer multiprocessors. The time is that of the
+    multiprocessor that copies most, at 64 bytes a cycle, or of all copies from the L2 cache, which has about half of
+    all multiprocessors' rate.
+    """
+    lines, line, kind = TILES[shape.held]
+
+    def time(found: tuple[int, int]) -> float:
+        each = math.prod(found) * lines * line * kind.itemsize + rows * UNIT * shape.dtype.itemsize
+        count = -(-shape.rows // rows) * Launch.of_shape(shape, Tuning(rows, *found, stages=2)).columns
+        return float(max(-(-count // sms) * each, 2 * count * each / sms))
+
+    pairs = [(2, 2), (1, 2)] if shape.gated is not None else [(2, 2), (2, 1), (1, 1)]
+    fitting = [
+        (consumers, parts)
+        for consumers, parts in pairs
+        if Launch.of_shape(shape, Tuning(rows, consumers, parts, stages=2)).step <= shape.outputs
+        and (consumers == 2 or rows * parts // 2 <= _MOST_SUMS)
+    ]
+    return min(fitting or pairs[-1:], key=time)

@@ -26,6 +26,7 @@ from jswa.types import PrefixHit, SamplingParams
 from pallas_kernels import interpreter
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights
+from tests.support.checkpoints.packed_integers import CASES, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import dense_logits, quick_compiles
@@ -82,6 +83,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, si
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
     "mimo_v2_flash in blocks": ("mimo_v2_flash_base", MIMO_BLOCKS, MILD),
     "llama4_text": ("llama4_text_base", LLAMA4, MILD),
+    # Linear layers with sides of 64 and 128; and in packed integers of 4 bits.
+    "llama4_text wide": ("llama4_text_base", {**LLAMA4, "head_dim": 32}, MILD),
+    "llama4_text in 4 bits": ("llama4_text_base", {**LLAMA4, "head_dim": 32}, MILD),
 }
 OPTIONS: dict[str, Any] = {
     "max_num_seqs": 2,
@@ -106,7 +110,10 @@ class Answer:
 def write_model(
     folder: Path, family: str = "gpt_oss", dtype: str = "float16", *, experts_in_4_bits: bool = False
 ) -> None:
-    """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4, or in e4m3 if the family is."""
+    """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4, or in e4m3 if the family is.
+
+    In a family in 4 bits, linear layers are.
+    """
     fixture, sizes, scales = FAMILIES[family]
     config = {**read_config(fixture), **sizes}
     shapes = {part.key: part.shape for source in sources(parse_config(config)).values() for part in source.parts}
@@ -124,6 +131,8 @@ def write_model(
     if family.endswith("in blocks"):
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
         tensors = experts_in_blocks(tensors, (BLOCK, BLOCK))
+    if family.endswith("in 4 bits"):
+        tensors, config["quantization_config"] = pack_model(CASES["compressed symmetric bf16"], tensors)
     write(folder, config, tensors)
 
 

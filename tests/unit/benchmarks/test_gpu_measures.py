@@ -12,13 +12,15 @@ import pytest
 
 from benchmarks.gpu.engine.cached import Text, compare, wrong
 from benchmarks.gpu.engine.decode_steps import IN_FLIGHT, lay_out_rows, time_steps
-from benchmarks.gpu.kernels import sampling
+from benchmarks.gpu.kernels import dense, sampling
 from benchmarks.gpu.kernels.attention_cases import DECODE, MEASURES, PREFILL
+from benchmarks.gpu.kernels.device_time import Timing
 from benchmarks.gpu.kernels.tune_experts import candidates
 from jswa.architecture import Reach
 from jswa.config import Limits
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, launch
+from pallas_kernels.interpreter import interpreted
 from tests.support.builders import make_layout
 from tools.cases.kernels.experts import LAYERS
 from tools.cases.kernels.experts_shapes import arguments
@@ -45,6 +47,19 @@ def test_draws_are_timed_and_compared(monkeypatch: pytest.MonkeyPatch, tmp_path:
     sampling.main()
     rows = json.loads(file.read_text())["sampling"]
     assert [(row["limits"], row["xla, tokens that differ"]) for row in rows] == [("greedy", 0)]
+
+
+def test_linear_layers_are_timed_in_all_forms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In small here, and of XLA alone; interpreted, the kernel's numbers are those of XLA but for rounding."""
+    file = tmp_path / "dense.json"
+    monkeypatch.setattr(sys, "argv", ["dense", "--smoke", "--tokens", "3", "--json", str(file)])
+    dense.main()
+    (row,) = json.loads(file.read_text())["linear"]
+    assert row["16 bits on XLA, us"] > 0 < row["4 bits on XLA, us"]
+    monkeypatch.setattr(dense, "time_calls", lambda *_: Timing(1e-6, 1e-6, 1e-6))
+    with interpreted():
+        found = dense.compared(dense.SMOKE, 3, ["4 bits on XLA", "4 bits on Mosaic"], 1e9)
+    assert found["difference"] < 2.0**-6
 
 
 @pytest.mark.parametrize(

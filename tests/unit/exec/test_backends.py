@@ -141,6 +141,21 @@ def test_8_bit_factors_are_multiplied_only_if_they_are_named(monkeypatch: pytest
     assert choose_backends(named, half, "cpu", None).linear == "fp8"
 
 
+def test_linear_layers_run_on_mosaic_only_if_they_are_named() -> None:
+    """On Hopper, one device or several, in bfloat16, with a compiler that is not known to be wrong."""
+    half, named = jnp.dtype("bfloat16"), EngineConfig(linear_backend="mosaic", tensor_parallel_size=2)
+    assert choose_backends(EngineConfig(), half, "gpu", "9.0").linear == "xla"
+    assert choose_backends(named, half, "gpu", "9.0").linear == "mosaic"
+    for device in (("gpu", "8.0"), ("gpu", "10.0"), ("cpu", None)):
+        with pytest.raises(ConfigError, match=f"linear_backend = 'mosaic': this device is a {device[0]}, .* Hopper"):
+            choose_backends(named, half, *device)
+    with pytest.raises(ConfigError, match="linear_backend = 'mosaic': dtype is float16: must be xla, or dtype must be"):
+        choose_backends(named, jnp.dtype("float16"), "gpu", "9.0")
+    others = EngineConfig(linear_backend="mosaic", attention_backend="xla", moe_backend="xla")
+    with pytest.raises(ConfigError, match=r"linear_backend = 'mosaic': ptxas 12\.8\.93 .* gives wrong code"):
+        choose_backends(others, half, "gpu", "9.0", compiler=Ptxas("/x/ptxas", (12, 8, 93)))
+
+
 def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
     """An H20 has 78, an H200 132: experts start as many thread blocks as run at once; splits fill them."""
     chosen = choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0", 78)

@@ -67,6 +67,20 @@ def test_the_buckets_of_a_cpu_double(max_rows: int, max_tokens: int, fewest: int
         assert all(before < after <= 2 * before for before, after in itertools.pairwise(sizes))
 
 
+@given(st.integers(1, 300), st.integers(0, 900), st.booleans())
+def test_decode_buckets_of_eights(max_rows: int, more: int, drafting: bool) -> None:
+    """Or of the most rows, if a plan needs it; every plan that fits other buckets fits one of these."""
+    drafts = Speculation("ngram", 7) if drafting else None
+    limits = Limits(10_000, max_rows, max_rows + more, 16, speculation=drafts)
+    table, others = (bucket_table(limits, on_gpu=True, unit=unit) for unit in (8, 1))
+    assert len(table) == len(set(table)) <= len(others)
+    for bucket in table:
+        assert not bucket.decode or bucket.drafts or bucket.rows % 8 == 0 or bucket.rows == max_rows
+    for other in others:
+        given = other.rows, other.tokens, other.mean_drafts if other.drafts else 0
+        assert not other.decode or any(bucket.holds(*given) and bucket.decode for bucket in table)
+
+
 @pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
 def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
     """For 256 rows and steps of up to 8,192 tokens."""

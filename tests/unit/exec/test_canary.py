@@ -140,6 +140,31 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
         assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
 
 
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("mode", ["auto", "fp8"])
+def test_linear_layers_in_tiles_are_checked(
+    mode: QuantizationMode, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4 and of 8 bits: qkv, output, gates and ups with their activation, downs. A wrong kernel is refused."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    packed, plain = write_both(tmp_path, CASES["compressed symmetric bf16"], "llama_one_layer", **sizes)
+    bfloat16 = jnp.dtype("bfloat16")
+    model, params = load_checkpoint(packed if mode == "auto" else plain, bfloat16, quantization=mode)
+    lay_out(params, linear="mosaic", experts=False)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    if broken:
+        right = hopper.grouped_matmul
+        monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
+        jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
+    with interpreted(), quick_compiles():
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends(linear="mosaic")
+        if broken:
+            with pytest.raises(KernelError, match=r"linear layers 'mosaic', layers\.0\.\w+\.\w+, 2 tokens"):
+                check_kernels(*arguments, np.dtype(bfloat16))
+        else:
+            assert check_kernels(*arguments, np.dtype(bfloat16)) == 4
+
+
 def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
     """In tiles, as a checkpoint is loaded for the Hopper kernel."""
     config, tensors = plain_tensors("mixtral_base", num_hidden_layers=1, hidden_size=256, intermediate_size=256)

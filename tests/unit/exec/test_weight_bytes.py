@@ -10,8 +10,10 @@ import pytest
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
+from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import load_checkpoint
+from pallas_kernels.experts.int4_tiles import WIDE_LINES
 from tests.support.checkpoints.packed_integers import CASES, Case, write_both
 from tests.support.checkpoints.quantized import COMPRESSED, int8_rows, plain_tensors, write
 
@@ -42,6 +44,19 @@ def test_packed_integers_count_as_they_are_held(name: str, tmp_path: Path) -> No
     """4 bits with a scale of 16 and a zero point of 8 for each group; 8 packed bits in the engine's dtype."""
     folder, _ = write_both(tmp_path, CASES[name], "mixtral_base", num_hidden_layers=1, intermediate_size=128)
     assert held(folder) == told(folder)
+
+
+@pytest.mark.parametrize("name", ["compressed symmetric bf16", "awq one group"])
+def test_linear_layers_in_tiles_count_as_they_are_held(name: str, tmp_path: Path) -> None:
+    """With a scale and a zero point for each 32 inputs, whatever the groups; two scales in float16 are not told."""
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    folder, _ = write_both(tmp_path, CASES[name], "llama_one_layer", others={}, one_order=True, **sizes)
+    raw = json.loads((folder / "config.json").read_text())
+    params = load_checkpoint(folder, FLOAT32, quantization="auto")[1]
+    lay_out(params, linear="mosaic", experts=False)
+    told = weight_bytes(parse_config(raw), parse_quantization(raw), "auto", "float32", frozenset({2}))
+    rests = sum(value.nbytes // 21 for key, value in params.items() if value.shape[-2:-1] == (WIDE_LINES,))
+    assert told == sum(value.nbytes for value in params.values()) - 2 * rests
 
 
 @pytest.mark.parametrize(

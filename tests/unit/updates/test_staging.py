@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jswa.errors import WeightsError
 from jswa.model.panels import lay_out
@@ -17,6 +18,7 @@ from jswa.model.weights.placement import Placement
 from jswa.updates.staging import WeightsStager, held_shapes
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
+from tests.support.checkpoints.packed_integers import CASES, write_both
 from tests.support.checkpoints.quantized import plain_tensors, write
 
 BFLOAT16 = jnp.dtype("bfloat16")
@@ -66,6 +68,33 @@ def test_arrays_get_the_form_in_which_the_engine_holds_them(
     """In panels, in 8 bits, and with outputs first."""
     fixture, params, stager = load("llama_gqa", tmp_path, quantization=quantization, linear=linear)
     require_same(stager.stage(iter(fixture.tensors.items())), params)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_linear_layers_in_8_bits_stay_in_tiles(quantization: QuantizationMode, tmp_path: Path) -> None:
+    """As the Hopper kernel reads them."""
+    config, tensors = plain_tensors("llama_one_layer", hidden_size=128, head_dim=32, intermediate_size=192)
+    write(tmp_path, config, tensors)
+    model, params = load_checkpoint(tmp_path, BFLOAT16, quantization=quantization)
+    lay_out(params, linear="mosaic", experts=False)
+    assert "layers.0.mlp.down.tiles" in params
+    placement, held = Placement(model), held_shapes(params)
+    stager = WeightsStager(model, BFLOAT16, placement, held, quantization, "xla", "mosaic", False)
+    for source in (iter(tensors.items()), tmp_path):
+        require_same(stager.stage(source), params)
+
+
+def test_linear_layers_in_4_bits_come_from_folders_alone(tmp_path: Path) -> None:
+    """jswa does not round arrays to 4 bits."""
+    packed, _ = write_both(tmp_path, CASES["compressed"], "llama_one_layer", hidden_size=128, intermediate_size=192)
+    model, params = load_checkpoint(packed, BFLOAT16, quantization="auto")
+    lay_out(params, linear="mosaic", experts=False)
+    placement, held = Placement(model), held_shapes(params)
+    stager = WeightsStager(model, BFLOAT16, placement, held, "auto", "xla", "mosaic", False)
+    require_same(stager.stage(packed), params)
+    arrays = load_file(tmp_path / "plain" / "model.safetensors")
+    with pytest.raises(WeightsError, match="is held in 4 bits, to which jswa does not round"):
+        stager.stage(iter(arrays.items()))
 
 
 def test_experts_in_8_bits_stay_in_tiles(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ rows. Here a kernel reads each operand once, and writes each result once, but fo
 
     gathers and slices      of an operand that nothing else in a fusion uses: they read what they return
     updates in place        of an operand by a scatter or a dynamic-update-slice: they write the update
-    custom calls            their authors know: see `Reads`
+    custom calls            their authors know: see `Reads`; also those that a fusion gives slices of arrays
 
 Only one branch of a conditional runs, so all sums are ranges.
 """
@@ -164,6 +164,8 @@ def accesses(program: Program, computation: str, instruction: Instruction, reads
     if instruction.kind != "fusion":
         return [float(array.size) for array in (*sum(operands, ()), *instruction.results)]
     fused = program.computations[instruction.calls[0]]
+    if (root := list(fused.values())[-1]).kind == "custom-call":  # of slices, which it is given by their addresses
+        return accesses(program, instruction.calls[0], root, reads)
     parameters = [line for line in fused.values() if line.kind == "parameter"]
     assert len(parameters) == len(operands), instruction.name
     found = [_read(fused, parameter) for parameter in parameters]

@@ -17,7 +17,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.layers import Mlp
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import tiling_of
-from pallas_kernels.experts.groups import Groups, list_one_tile, list_tiles
+from pallas_kernels.experts.groups import Groups, list_one_group, list_tiles
 from pallas_kernels.interpreter import interpreted, races_found
 from tools.cases.hub_configs import CONFIGS
 
@@ -87,7 +87,7 @@ def test_the_tiles_of_one_group_are_a_constant(tokens: int) -> None:
     )
     assert tiling is not None
     right = list_tiles(Groups(jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32)), tiling, tokens)
-    found = list_one_tile(tiling, tokens)
+    found = list_one_group(tiling, tokens)
     assert found.shape == right.shape
     np.testing.assert_array_equal(found[:2], right[:2])
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jswa.errors import ConfigError
 from jswa.model.layers import linear
 from jswa.model.lora import Adapted, lora_product
-from jswa.model.panels import OUTPUTS_FIRST, fp8_names, lay_out, require_fp8
+from jswa.model.panels import OUTPUTS_FIRST, fp8_names, lay_out, require_form
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
@@ -67,7 +67,7 @@ def test_the_checkpoint_s_numbers_are_kept(name: str, kind: Callable[..., Any], 
         assert found[f"{base}.scales"] is params[f"{base}.scales"]
         assert f"{base}.values" not in found
     assert all(found[key] is params[key] for key in params if key in found)
-    require_fp8(found, "fp8")
+    require_form(found, "fp8")
 
 
 def test_blocks_of_scales_are_rounded_again_only_on_request(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_blocks_of_scales_are_rounded_again_only_on_request(tmp_path: Path) -> N
     write_fp8(tmp_path, "llama_gqa", lambda x: fp8_block(x, (16, 24)), {"weight_block_size": [16, 24]})
     widened = laid_out(load_checkpoint(tmp_path, FLOAT32, quantization="auto")[1])
     with pytest.raises(ConfigError, match=r"no linear layer is held in float8 .*: set quantization to fp8"):
-        require_fp8(widened, "fp8")
-    require_fp8(widened, "xla")
-    require_fp8(laid_out(load_checkpoint(tmp_path, FLOAT32, quantization="fp8")[1]), "fp8")
+        require_form(widened, "fp8")
+    require_form(widened, "xla")
+    require_form(laid_out(load_checkpoint(tmp_path, FLOAT32, quantization="fp8")[1]), "fp8")
 
 
 def test_other_forms_and_experts_stay_as_they_are(tmp_path: Path) -> None:

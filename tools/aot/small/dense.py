@@ -1,0 +1,81 @@
+"""Compile linear layers with packed integers of 4 bits for an H200 on any machine; check what the compilers report.
+
+    .venv-gpu/bin/python -m tools.aot.small.dense [--only NAME] [--write] [--sample]
+
+Checked for each matrix: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
+setmaxnreg, shared memory within limits, WGMMA and TMA in use, as many thread blocks on a multiprocessor as the tuning
+counts with, and that nothing is worse than in gates/dense.json, which `--write` writes. The speed is not measured: the
+column of times is arithmetic, the weights at the bandwidth of a copy.
+"""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import jax
+
+from pallas_kernels.experts import int4_tiles
+from pallas_kernels.experts.dense import DenseTiles, matmul
+from pallas_kernels.experts.groups import ALIGN
+from pallas_kernels.experts.hopper.call import plan_of
+from pallas_kernels.experts.hopper.plan import Launch, Shape
+from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.experts.mxfp4 import TILE
+from tools import gates
+from tools.aot import device
+from tools.aot.experts import BYTES_PER_SECOND
+from tools.aot.facts import KernelFacts
+from tools.cases.kernels.dense import MATRICES, TOKENS, Matrix
+
+GATES = "dense.json"
+
+
+def main() -> None:
+    """Print the table. Exit with 1 if a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only matrices whose name contains this")
+    parser.add_argument("--sample", action="store_true", help="compile a decode step of 64 tokens alone")
+    parser.add_argument("--write", action="store_true", help="write the gates anew")
+    options = parser.parse_args()
+    faults, figures = [], dict[str, dict[str, float]]()
+    print(f"{'matrix':40}tile outputs blocks registers spills shared memory blocks/SM  µs of weights  seconds")
+    for matrix in (one for one in MATRICES if options.only in one.name):
+        for tokens in (64,) if options.sample else TOKENS:
+            name, begin = f"{matrix.name}, {tokens} tokens", time.perf_counter()
+            facts, plan = compile_matrix(matrix, tokens)
+            size = matrix.inputs // TILE * (matrix.outputs // TILE) * int4_tiles.LINES * TILE * 2
+            print(
+                f"{name:40}{plan.tuning.rows:4}{plan.step:8}{_blocks(plan):7}{facts.registers:10}{facts.spills:7}"
+                f"{facts.smem:14}{facts.blocks_per_sm:10}{size / BYTES_PER_SECOND * 1e6:15.1f}"
+                f"{time.perf_counter() - begin:9.1f}",
+                flush=True,
+            )
+            figures[name] = dict(facts.figures)
+            faults += [f"{name}: {fault}" for fault in facts.faults(plan.blocks // device.SMS)]
+    if options.write:
+        gates.write(figures, GATES, {"jax": jax.__version__})
+    sys.exit("\n".join(faults + gates.worse(figures, GATES)) or None)
+
+
+def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
+    """Compile one product; return its kernel and its launch."""
+    tiles = matrix.outputs // TILE, matrix.inputs // TILE, int4_tiles.LINES, TILE
+    x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
+    lines: Any = jax.ShapeDtypeStruct(tiles, "int16")  # type: ignore[no-untyped-call]
+    held = DenseTiles(Int4Tiles(lines), device.SMS)
+    with device.captured() as found:
+        jax.jit(matmul, static_argnames="gated").lower(*device.on_h200((x, held)), gated=matrix.gated).compile()
+    (facts,) = found
+    rows: Any = jax.ShapeDtypeStruct((-(-tokens // ALIGN) * ALIGN, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
+    stack: Any = jax.ShapeDtypeStruct((1, *tiles), "int16")  # type: ignore[no-untyped-call]
+    return facts, plan_of(Shape.of(rows, Int4Tiles(stack), None, matrix.gated), device.SMS)
+
+
+def _blocks(plan: Launch) -> int:
+    """Return the thread blocks of a launch."""
+    return min(plan.blocks, -(-plan.rows // plan.tuning.rows) * plan.columns)
+
+
+if __name__ == "__main__":
+    main()

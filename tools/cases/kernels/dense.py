@@ -1,0 +1,76 @@
+"""Cases of products of linear layers with weights of 4 and 8 bits, as plain data, for tests and compilation.
+
+`CASES` are small, and the kernel must be right on each. `MATRICES` are those of released models, to be compiled with
+`TOKENS` per step.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pallas_kernels.experts.glu import Glu
+
+Form = Literal["int4", "int4_wide", "int8", "fp8"]  # as in `tools.cases.kernels.experts`
+SILU, GELU = Glu("silu"), Glu("gelu_tanh")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product.
+
+    Attributes:
+        groups: of inputs that share a scale, of weights of 4 bits.
+        quick: fast enough to be interpreted in every run of the tests.
+    """
+
+    name: str
+    tokens: int
+    inputs: int
+    outputs: int
+    form: Form = "int4"
+    groups: int = 1
+    gated: Glu | None = None
+    quick: bool = True
+
+
+CASES = (
+    Case("one token", 1, 128, 64),
+    Case("tokens that are no eights", 13, 192, 128, groups=3),
+    Case("groups of 32 inputs", 8, 128, 128, groups=4),
+    Case("scales in float16", 8, 128, 64, "int4_wide", groups=2),
+    Case("gates and ups", 24, 128, 256, groups=2, gated=SILU),
+    Case("int8", 9, 128, 128, "int8"),
+    Case("fp8, gates and ups", 16, 128, 128, "fp8", gated=GELU),
+    Case("two tiles of tokens", 136, 64, 128, groups=2),
+    Case("more outputs than a thread block", 8, 128, 448, groups=2, quick=False),
+    Case("two and a half tiles of tokens, gates and ups", 320, 128, 384, groups=4, gated=GELU, quick=False),
+    Case("int8, two tiles of tokens", 200, 128, 192, "int8", quick=False),
+    Case("fp8, one token", 1, 256, 320, "fp8", quick=False),
+)
+
+
+class Matrix(NamedTuple):
+    """A linear layer of a released model."""
+
+    model: str
+    layer: str
+    inputs: int
+    outputs: int
+    gated: Glu | None = None
+
+    @property
+    def name(self) -> str:
+        """Model and layer."""
+        return f"{self.model} {self.layer}"
+
+
+MATRICES = (
+    Matrix("Llama-4-Scout", "qkv", 5120, 7168),
+    Matrix("Llama-4-Scout", "out", 5120, 5120),
+    Matrix("Llama-4-Scout", "shared gate_up", 5120, 16384, SILU),
+    Matrix("Llama-4-Scout", "shared down", 8192, 5120),
+    Matrix("gemma-3-27b", "qkv", 5376, 8192),
+    Matrix("gemma-3-27b", "out", 4096, 5376),
+    Matrix("gemma-3-27b", "gate_up", 5376, 43008, GELU),
+    Matrix("gemma-3-27b", "down", 21504, 5376),
+)
+TOKENS = (1, 16, 32, 64, 128, 256, 512)
