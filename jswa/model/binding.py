@@ -10,9 +10,9 @@ from flax import nnx
 from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
-from jswa.model.layers import tiles_of
+from jswa.model.layers import Normalize, tiles_of
 from jswa.model.lora import Adapted, Matrix, with_adapters
-from jswa.model.moe import Experts, Storage, storage_of
+from jswa.model.moe import Experts, Moe, Storage, storage_of
 from jswa.model.transformer import Decoder, Linear, Params
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
@@ -22,6 +22,7 @@ from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, QuantizedRows
 
@@ -55,6 +56,7 @@ def bind(
     linear: Linear = "xla",
     glue: Glue = "xla",
     routing: Routing = "xla",
+    sums: Sums = "xla",
 ) -> Decoder:
     """Return the decoder over these parameters; called inside a jitted function, at trace time only.
 
@@ -67,9 +69,18 @@ def bind(
             CPU's in any case, and those in tiles Hopper's.
         glue: the implementation of residuals, norms, rotary embedding and KV writes.
         routing: the implementation of the choice of experts.
+        sums: what adds up along rows outside of these.
     """
     held = Experts(experts, storage_of(params), sms, routing)
-    return bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, sms=sms)
+    return _with_sums(sums, bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, sms=sms))
+
+
+def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
+    """Return the decoder, all modules of which add along rows by `sums`."""
+    for _, module in nnx.iter_modules(decoder):
+        if isinstance(module, Decoder | Moe | Normalize):
+            module.sums = sums
+    return decoder
 
 
 def bound[M: nnx.Module](
@@ -122,14 +133,17 @@ def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
     return [name for name in params if name.split(".")[0] in (head, "head_bias")]
 
 
-def bind_head(config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Linear = "xla") -> Decoder:
+def bind_head(
+    config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Linear = "xla", sums: Sums = "xla"
+) -> Decoder:
     """Return a decoder of which only `logits` can be called: of the parameters, those of `head_names` are enough.
 
     Args:
         dtype: that of the hidden states.
-        linear: see `bind`.
+        linear, sums: see `bind`.
     """
-    return bound(lambda: Decoder(config, dtype, Experts(), linear), params, frozenset(head_names(config, params)))
+    names = frozenset(head_names(config, params))
+    return _with_sums(sums, bound(lambda: Decoder(config, dtype, Experts(), linear), params, names))
 
 
 def _one_matrix(tiles: Tiles8 | BlockTiles8 | Int4Tiles, sms: int | None) -> DenseTiles:

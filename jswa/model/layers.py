@@ -18,6 +18,8 @@ from pallas_kernels.experts.dense import DenseTiles
 from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.glue.sums import apart, row_means
 from pallas_kernels.quantized import Quantized, matmul
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
@@ -32,7 +34,13 @@ def zeros(*shape: int, dtype: jnp.dtype) -> nnx.Param[Array]:
 
 
 class Normalize(nnx.Module):
-    """RMS norm (Zhang and Sennrich 2019) or LayerNorm over the last axis, in float32; see `Norm`."""
+    """RMS norm (Zhang and Sennrich 2019) or LayerNorm over the last axis, in float32; see `Norm`.
+
+    Attributes:
+        sums: what adds up along the axis.
+    """
+
+    sums: Sums = "xla"
 
     def __init__(self, config: Norm, size: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -41,10 +49,12 @@ class Normalize(nnx.Module):
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Return the normed x, of the same shape and dtype."""
-        wide = x.astype(jnp.float32)
+        wide, sums = x.astype(jnp.float32), self.sums
         if self.config.centered:
-            wide = wide - wide.mean(axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.config.eps)
+            wide = wide - row_means(wide, sums)
+        squares = row_means(jnp.square(wide), sums) + self.config.eps
+        # XLA rounds reciprocal roots otherwise for one row.
+        wide = wide * jax.lax.rsqrt(squares) if sums == "xla" else wide / apart(jnp.sqrt(squares), sums)
         if self.weight is None:
             return wide.astype(x.dtype)
         ones = [1] * (x.ndim - 1)

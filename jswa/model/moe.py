@@ -11,13 +11,12 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.architecture import MoeConfig, RouterConfig
+from jswa.architecture import MoeConfig
 from jswa.model.collectives import shard_start
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
-from jswa.model.glue.routing import router_of, router_parts
+from jswa.model.glue.routing import Choice, route, router_of, router_parts
 from jswa.model.layers import Mlp, Normalize, normed, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.cpu import products as cpu
@@ -33,6 +32,7 @@ from pallas_kernels.experts.routing.api import route as route_by_kernel
 from pallas_kernels.experts.routing.plan import RouterWeights
 from pallas_kernels.glue.api import Implementation as GlueBy
 from pallas_kernels.glue.plan import Pairs, Parts
+from pallas_kernels.glue.sums import Implementation as Sums
 
 Storage = Literal["plain", "mxfp4", "mxfp4_tiles", "mxfp4_joined"]
 _STORAGES: dict[str, Storage] = {"words": "mxfp4_tiles", "joined": "mxfp4_joined", "blocks": "mxfp4"}  # by a parameter
@@ -104,8 +104,10 @@ class Moe(nnx.Module):
     """Mixture of experts [E, M, 2F] (gate and up halves) and [E, F, M] with a router [M, E]; may have a shared expert.
 
     With tensor parallelism each device stores E / devices experts and all of the router, and its output is one summand
-    of the result.
+    of the result. `sums`: what adds up along rows.
     """
+
+    sums: Sums = "xla"
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class Moe(nnx.Module):
     def _glu(self) -> Glu:
         return Glu(self.config.activation, self.config.clamp, self.config.alpha)
 
-    def _route(self, x: Float[Array, "T M"]) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+    def _route(self, x: Float[Array, "T M"]) -> Choice:
         config = self.config.router
         router, rows = self.router.get_value(), normed(self.router_norm, x)
         if isinstance(router, Panels):
@@ -233,7 +235,7 @@ class Moe(nnx.Module):
         if self.router_bias is not None:
             logits += self.router_bias[...].astype(jnp.float32)[None]
         bias = None if self.selection_bias is None else self.selection_bias[...]
-        chosen, weights = route(config, logits, bias, self.config.top_k)
+        chosen, weights = route(config, logits, bias, self.config.top_k, self.sums)
         if self.expert_scale is not None:
             weights *= self.expert_scale[...].astype(jnp.float32)[chosen]
         return chosen, weights
@@ -334,60 +336,3 @@ def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:
     """Return the matrix as `grouped_matmul` expects it; the value of a parameter may be a matrix of 8 or 4 bits."""
     matrix: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
     return matrix
-
-
-def route(
-    config: RouterConfig, logits: Float[Array, "T E"], selection_bias: Float[Array, " E"] | None, top_k: int
-) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
-    """Return the chosen experts and their weights, float32."""
-    logits = logits * config.logit_scale
-    if config.softcap is not None:
-        logits = config.softcap * jnp.tanh(logits / config.softcap)
-    if config.score == "sparsemixer":
-        return _sparsemixer(config.jitter, logits)
-    if config.score == "softmax":
-        scores = jax.nn.softmax(logits, axis=-1)
-    else:
-        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else logits
-    merit = scores if selection_bias is None else scores + selection_bias[None]
-    if config.groups > 1:
-        merit = _best_groups(config, merit)
-    _, chosen = lax.top_k(merit, top_k)
-    weights = jnp.take_along_axis(scores, chosen, axis=-1)
-    if config.score == "top_k_softmax":
-        weights = jax.nn.softmax(weights, axis=-1)
-    if config.score == "top_k_sigmoid":
-        weights = jax.nn.sigmoid(weights)
-    if config.normalize:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + config.eps)
-    return chosen, weights * config.scale
-
-
-def _best_groups(config: RouterConfig, merit: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    """Return the scores, with -inf outside the best groups.
-
-    A group is ranked by the sum of its two best scores (DeepSeek-V3).
-    """
-    grouped = merit.reshape(len(merit), config.groups, -1)
-    best_two, _ = lax.top_k(grouped, 2)
-    _, best = lax.top_k(best_two.sum(axis=-1), config.top_groups)
-    inside = jax.nn.one_hot(best, config.groups, dtype=jnp.float32).sum(axis=1) > 0
-    return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(merit.shape)
-
-
-def _sparsemixer(jitter: float, logits: Float[Array, "T E"]) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
-    """Return the two best experts and their weights (Phi-3.5-MoE; SparseMixer, arXiv 2310.00811).
-
-    The weight of each is its softmax over the experts near it: those with
-    (best - logit) / max(|logit|, best) ≤ 2 · jitter. The second expert is chosen and weighted without the first.
-    """
-    chosen, weights, open_logits = [], [], logits
-    for _ in range(2):
-        best = open_logits.max(axis=-1, keepdims=True)
-        choice = jnp.argmax(open_logits, axis=-1)
-        near = (best - logits) / jnp.maximum(jnp.abs(logits), best) <= 2 * jitter
-        scores = jax.nn.softmax(jnp.where(near, open_logits, -jnp.inf), axis=-1)
-        chosen.append(choice.astype(jnp.int32))
-        weights.append(jnp.take_along_axis(scores, choice[:, None], axis=-1)[:, 0])
-        open_logits = jnp.where(jax.nn.one_hot(choice, logits.shape[1], dtype=jnp.bool_), -jnp.inf, open_logits)
-    return jnp.stack(chosen, axis=-1), jnp.stack(weights, axis=-1)

@@ -24,6 +24,7 @@ _MATRIX = re.compile(
     r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down|eh_proj)|^(lm_head|fc|pre|post))(\.values|\.codes)?$"
 )
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
+_NO_FACTOR = re.compile(r"(^embed(\.values)?|_bias|scales|\.group_zeros)$")  # has two axes, and no product on XLA
 OUTPUTS_FIRST = ".rows"  # ends the name of a matrix in float8 with outputs first
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page
@@ -115,9 +116,13 @@ def require_form(params: Mapping[str, Array], linear: Linear) -> None:
 
 
 def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
-    """Return whether XLA runs products with some of the matrices: of adapters and the like, or with all."""
-    plain = {name for name, value in params.items() if value.ndim == 2 and value.dtype.itemsize == 2}
-    return any(name != "embed" and not name.endswith("_bias") for name in plain) or linear != "cpu"
+    """Return whether XLA runs products with some matrices of 16 bits: of adapters and the like, or with all."""
+    return linear != "cpu" or any(params[name].dtype.itemsize == 2 for name in matrices_on_xla(params))
+
+
+def matrices_on_xla(params: Mapping[str, Array]) -> list[str]:
+    """Return the names of the matrices with which XLA runs products, of parameters that are laid out for "cpu"."""
+    return [name for name, value in params.items() if value.ndim == 2 and not _NO_FACTOR.search(name)]
 
 
 def _lay_out_fp8(params: dict[str, Array]) -> None:

@@ -26,6 +26,8 @@ from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
+from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.glue.sums import apart
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
@@ -170,7 +172,13 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """The model: embedding, layers, final norm and logits."""
+    """The model: embedding, layers, final norm and logits.
+
+    Attributes:
+        sums: what adds up along rows, in the norms and routers too.
+    """
+
+    sums: Sums = "xla"
 
     def __init__(
         self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
@@ -285,7 +293,10 @@ class Decoder(nnx.Module):
             out += self.head_bias[...].astype(jnp.float32)[None]
         if config.logit_scale != 1.0:
             out *= config.logit_scale
-        return out if config.final_softcap is None else config.final_softcap * jnp.tanh(out / config.final_softcap)
+        if config.final_softcap is None:
+            return out
+        bounded = apart(jnp.tanh(apart(out / config.final_softcap, self.sums)), self.sums)
+        return config.final_softcap * bounded
 
 
 def _join(residual: Residual, x: Float[Array, "T M"], result: Float[Array, "T M"]) -> Float[Array, "T M"]:

@@ -10,7 +10,7 @@ from pallas_kernels.cpu.build import LIBRARY, digest_of_sources
 
 _FUNCTIONS = (
     *("jswa_product", "jswa_experts", "jswa_mixture", "jswa_gated"),
-    *("jswa_attention", "jswa_join", "jswa_rotate"),
+    *("jswa_attention", "jswa_join", "jswa_rotate", "jswa_sums", "jswa_shares"),
 )
 _lock = threading.Lock()
 

@@ -16,7 +16,8 @@ from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import call
 from pallas_kernels.sampling.plan import DEFAULT, Limits, Summary, Tuning
 
-Implementation = Literal["xla", "triton"]  # "xla" is that of jswa
+# "xla" is that of jswa; so is "cpu", but for sums, which the library of CPU kernels adds (`pallas_kernels.glue.sums`).
+Implementation = Literal["xla", "triton", "cpu"]
 
 _MOST_BLOCKS = 4_096  # that one thread block holds in registers
 

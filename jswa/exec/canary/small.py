@@ -17,9 +17,8 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import Sampling, sample
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
-from jswa.model.glue.routing import router_of
+from jswa.model.glue.routing import route, router_of
 from jswa.model.layers import Mlp
-from jswa.model.moe import route
 from jswa.model.panels import OUTPUTS_FIRST
 from jswa.plan import SAMPLING
 from pallas_kernels import fp8

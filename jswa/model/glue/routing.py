@@ -1,14 +1,18 @@
-"""A router and its product, as a mixture passes them to the kernel that chooses experts."""
+"""How a router chooses experts: on plain JAX, and as a mixture passes it to the kernel that does it."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jswa.architecture import RouterConfig
 from jswa.model.glue.products import FEW_TOKENS, UNIT
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.routing.plan import Router
+from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.glue.sums import apart, row_sums, softmax
 
+Choice = tuple[Int[Array, "T k"], Float[Array, "T k"]]  # each token's experts, and their weights in float32
 _ROUTER_PARTS, _ROUTER_NUMBERS = 32, 2_048  # parts, and parts times tokens, that one thread block adds
 
 
@@ -45,3 +49,64 @@ def router_of(config: RouterConfig, top_k: int) -> Router:
         eps=config.eps,
         scale=config.scale,
     )
+
+
+def route(
+    config: RouterConfig,
+    logits: Float[Array, "T E"],
+    selection_bias: Float[Array, " E"] | None,
+    top_k: int,
+    sums: Sums = "xla",
+) -> Choice:
+    """Return the chosen experts and their weights."""
+    logits = logits * config.logit_scale
+    if config.softcap is not None:
+        logits = config.softcap * apart(jnp.tanh(apart(logits / config.softcap, sums)), sums)
+    if config.score == "sparsemixer":
+        return _sparsemixer(config.jitter, logits, sums)
+    if config.score == "softmax":
+        scores = softmax(logits, sums)
+    else:
+        scores = apart(jax.nn.sigmoid(apart(logits, sums)), sums) if config.score == "sigmoid" else logits
+    merit = scores if selection_bias is None else scores + selection_bias[None]
+    if config.groups > 1:
+        merit = _best_groups(config, merit)
+    _, chosen = lax.top_k(merit, top_k)
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if config.score == "top_k_softmax":
+        weights = softmax(weights, sums)
+    if config.score == "top_k_sigmoid":
+        weights = apart(jax.nn.sigmoid(apart(weights, sums)), sums)
+    if config.normalize:
+        weights = weights / (row_sums(weights, sums) + config.eps)
+    return chosen, weights * config.scale
+
+
+def _best_groups(config: RouterConfig, merit: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    """Return the scores, with -inf outside the best groups.
+
+    A group is ranked by the sum of its two best scores (DeepSeek-V3).
+    """
+    grouped = merit.reshape(len(merit), config.groups, -1)
+    best_two, _ = lax.top_k(grouped, 2)
+    _, best = lax.top_k(best_two.sum(axis=-1), config.top_groups)
+    inside = jax.nn.one_hot(best, config.groups, dtype=jnp.float32).sum(axis=1) > 0
+    return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(merit.shape)
+
+
+def _sparsemixer(jitter: float, logits: Float[Array, "T E"], sums: Sums) -> Choice:
+    """Return the two best experts and their weights (Phi-3.5-MoE; SparseMixer, arXiv 2310.00811).
+
+    The weight of each is its softmax over the experts near it: those with
+    (best - logit) / max(|logit|, best) ≤ 2 · jitter. The second expert is chosen and weighted without the first.
+    """
+    chosen, weights, open_logits = [], [], logits
+    for _ in range(2):
+        best = open_logits.max(axis=-1, keepdims=True)
+        choice = jnp.argmax(open_logits, axis=-1)
+        near = (best - logits) / jnp.maximum(jnp.abs(logits), best) <= 2 * jitter
+        scores = softmax(jnp.where(near, open_logits, -jnp.inf), sums)
+        chosen.append(choice.astype(jnp.int32))
+        weights.append(jnp.take_along_axis(scores, choice[:, None], axis=-1)[:, 0])
+        open_logits = jnp.where(jax.nn.one_hot(choice, logits.shape[1], dtype=jnp.bool_), -jnp.inf, open_logits)
+    return jnp.stack(chosen, axis=-1), jnp.stack(weights, axis=-1)

@@ -36,6 +36,26 @@ void activate(Pool& pool, const Gated& g) {
   for_rows(pool, g.rows, [&](int64_t row) { kernels().activate(g, row); });
 }
 
+// Runs work(row) for 0 … rows - 1, each of which reads so many numbers.
+template <class Pool, class Work>
+void for_wide_rows(Pool& pool, int64_t rows, int64_t numbers, const Work& work) {
+  constexpr int64_t kFewNumbers = 1 << 15;  // that one thread reads sooner than another wakes up
+  const int64_t per_task = numbers < kFewNumbers ? kFewNumbers / (numbers + 1) + 1 : 1;
+  parallel(pool, blocks(rows, per_task), [&](int64_t task) {
+    for (int64_t row = task * per_task; row < rows && row < (task + 1) * per_task; row++) work(row);
+  });
+}
+
+template <class Pool>
+void sum(Pool& pool, const Sums& s) {
+  for_wide_rows(pool, s.rows, s.width * s.count, [&](int64_t row) { kernels().sum(s, row); });
+}
+
+template <class Pool>
+void share(Pool& pool, const Shares& s) {
+  for_wide_rows(pool, s.rows, 4 * s.width, [&](int64_t row) { kernels().share(s, row); });
+}
+
 // The product of one expert: rows of x times its matrix.
 inline Product of_expert(const Product& all, int64_t expert, int64_t row, int64_t rows) {
   Product p = all;

@@ -106,6 +106,37 @@ ffi::Error rotate(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bi
   return ffi::Error::Success();
 }
 
+// See pallas_kernels.glue.sums.
+ffi::Error sums(ffi::ThreadPool pool, Floats values, ffi::BufferR2<ffi::DataType::U32> keys,
+                ffi::BufferR2<ffi::DataType::U32> thresholds, ffi::ResultBufferR2<ffi::DataType::F32> out) {
+  jswa::Sums s{};
+  s.rows = values.dimensions()[0], s.width = values.dimensions()[1], s.count = out->dimensions()[1];
+  if (out->dimensions()[0] != s.rows) return wrong("every row needs its sums");
+  if (keys.element_count()) {
+    if (!same(keys.dimensions(), values.dimensions()) || !same(thresholds.dimensions(), out->dimensions()))
+      return wrong("every number needs a key, and every sum a threshold");
+    s.keys = keys.typed_data(), s.thresholds = thresholds.typed_data();
+  } else if (s.count != 1) {
+    return wrong("without keys a row has one sum");
+  }
+  s.values = values.typed_data(), s.out = out->typed_data();
+  jswa::sum(pool, s);
+  return ffi::Error::Success();
+}
+
+// See pallas_kernels.glue.sums.
+ffi::Error shares(ffi::ThreadPool pool, Floats x, ffi::Result<Floats> shares,
+                  ffi::ResultBufferR1<ffi::DataType::F32> logs) {
+  jswa::Shares s{};
+  s.rows = x.dimensions()[0], s.width = x.dimensions()[1];
+  if ((int64_t)logs->element_count() != s.rows) return wrong("every row has a logarithm");
+  if (shares->dimensions()[0] != s.rows || (shares->element_count() && !same(shares->dimensions(), x.dimensions())))
+    return wrong("the softmax has the shape of x, or no columns");
+  s.x = x.typed_data(), s.logs = logs->typed_data(), s.shares = shares->element_count() ? shares->typed_data() : nullptr;
+  jswa::share(pool, s);
+  return ffi::Error::Success();
+}
+
 ffi::Error glu_of(jswa::Glu& glu, int64_t activation, float clamp, float alpha) {
   if (activation < 0 || activation > (int64_t)jswa::Activation::ALPHA) return wrong("there is no such activation");
   glu = {(jswa::Activation)activation, clamp, alpha};
@@ -218,6 +249,18 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_rotate, rotate,
                                   .Attr<Numbers>("v_norm")
                                   .Attr<int64_t>("layer")
                                   .Attr<ffi::Span<const int64_t>>("shape"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_sums, sums,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<ffi::BufferR2<ffi::DataType::U32>>()
+                                  .Arg<ffi::BufferR2<ffi::DataType::U32>>()
+                                  .Ret<Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    jswa_shares, shares,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Ret<Floats>().Ret<ffi::BufferR1<ffi::DataType::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_gated, gated,
                               ffi::Ffi::Bind()

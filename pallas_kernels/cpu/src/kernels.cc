@@ -7,6 +7,6 @@ namespace jswa {
 
 extern const Kernels KERNELS;
 const Kernels KERNELS = {{kTile, ::packed_words, ::pack, ::panel}, ::takes_float32, ::widen_row, ::by_rows,
-                         ::attention_floats, ::attention, ::join, ::rotate, ::activate, ::take, ::combine};
+                         ::attention_floats, ::attention, ::join, ::rotate, ::activate, ::take, ::combine, ::sum_row, ::share_row};
 
 }  // namespace jswa

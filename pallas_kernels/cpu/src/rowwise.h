@@ -16,6 +16,8 @@ using jswa::Mixture;
 using jswa::Parts;
 using jswa::Rms;
 using jswa::Rotation;
+using jswa::Shares;
+using jswa::Sums;
 using jswa::Type;
 
 inline vf numbers_at(const void* base, int64_t at, Type type, int64_t n) {
@@ -151,6 +153,52 @@ void activate(const Gated& g, int64_t row) {
       up = up * at_most(activated(g.glu.activation, gate), clamp);
     }
     write_at(g.out, row * g.hidden + i, g.type, up, left);
+  }
+}
+
+// Each lane adds every W-th number in four sums, whatever else is computed.
+inline float total_of(const vf* parts) {
+  vf all[W] = {(parts[0] + parts[1]) + (parts[2] + parts[3])};
+  return sums(all)[0];
+}
+
+void share_row(const Shares& s, int64_t row) {
+  const float* x = s.x + row * s.width;
+  const vf nothing = splat(-__builtin_inff());
+  auto numbers = [&](int64_t i) {
+    const vf value = widened_part((const char*)(x + i), Type::F32, s.width - i);
+    return s.width - i < W ? choose(lanes() < splat_int((int32_t)(s.width - i)), value, nothing) : value;
+  };
+  vf most = nothing;
+  for (int64_t i = 0; i < s.width; i += W) most = greater(most, numbers(i));
+  most = greatest(most);
+  vf parts[4] = {};
+  float* shares = s.shares ? s.shares + row * s.width : nullptr;
+  for (int64_t i = 0; i < s.width; i += W) {
+    const vf share = exponential(numbers(i) - most);
+    parts[i / W % 4] += share;
+    if (shares) store_part((char*)(shares + i), Type::F32, share, s.width - i);
+  }
+  const float total = total_of(parts);
+  s.logs[row] = std::log(total);
+  for (int64_t i = 0; shares && i < s.width; i++) shares[i] /= total;
+}
+
+void sum_row(const Sums& s, int64_t row) {
+  const float* values = s.values + row * s.width;
+  for (int64_t c = 0; c < s.count; c++) {
+    vf parts[4] = {};
+    for (int64_t i = 0; i < s.width; i += W) {
+      vf value = widened_part((const char*)(values + i), Type::F32, s.width - i);
+      if (s.keys) {
+        vu keys{};
+        const int64_t left = s.width - i < W ? s.width - i : W;
+        std::memcpy(&keys, s.keys + row * s.width + i, (size_t)left * sizeof(uint32_t));
+        value = choose((vi)(keys >= vu{} + s.thresholds[row * s.count + c]), value, vf{});
+      }
+      parts[i / W % 4] += value;
+    }
+    s.out[row * s.count + c] = total_of(parts);
   }
 }
 

@@ -126,6 +126,23 @@ struct Mixture {
   Product up, down;             // of expert 0, without rows
 };
 
+// The sum of each row of values, or of those whose key is at least a threshold, for each of `count` thresholds of a row.
+struct Sums {
+  const float* values;         // [rows, width]
+  const uint32_t* keys;        // [rows, width], or null
+  const uint32_t* thresholds;  // [rows, count]
+  float* out;                  // [rows, count]
+  int64_t rows, width, count;
+};
+
+// The softmax of each row of x, and the logarithm of what it divides by: the sum of e^(x - the row's largest).
+struct Shares {
+  const float* x;  // [rows, width]
+  float* shares;   // [rows, width], or null
+  float* logs;     // [rows]
+  int64_t rows, width;
+};
+
 // Products with panels: first each tile of rows is packed, into packed_words(p) words for each of `tile` rows; then
 // panels are multiplied.
 struct Panels {
@@ -151,6 +168,8 @@ struct Kernels {
   // Of one row of a mixture: x times the weight of a choice, if it goes there; the sum of a token's rows.
   void (*take)(const Mixture&, int64_t pair, int64_t row);
   void (*combine)(const Mixture&, int64_t token, const int32_t* row_of_pair);
+  void (*sum)(const Sums&, int64_t row);
+  void (*share)(const Shares&, int64_t row);
 };
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;

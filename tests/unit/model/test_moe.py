@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
 from jswa.model.binding import bind, param_shapes
-from jswa.model.moe import Moe, Storage, route
+from jswa.model.glue.routing import route
+from jswa.model.moe import Moe, Storage
 from jswa.model.transformer import Decoder
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation

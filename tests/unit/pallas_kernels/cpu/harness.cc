@@ -319,6 +319,58 @@ void check_join(Pool& pool, int64_t tokens, int64_t width, int64_t parts) {
   }
 }
 
+// Also of the numbers whose key is at least a threshold, and each row alone: that must give the same bits.
+void check_sums(Pool& pool, int64_t rows, int64_t width, int64_t count) {
+  std::vector<float> values, out((size_t)(rows * count)), alone(out.size());
+  std::vector<uint32_t> keys, thresholds;
+  numbers((size_t)(rows * width), Type::F32, &values);
+  for (int64_t i = 0; i < rows * width; i++) keys.push_back((uint32_t)(i * 2654435761u));
+  for (int64_t i = 0; i < rows * count; i++) thresholds.push_back((uint32_t)(i * 2246822519u));
+  for (bool by_key : {false, true}) {
+    const int64_t own = by_key ? count : 1;
+    auto job = [&](int64_t row, int64_t some, float* to) {
+      const size_t at = (size_t)(row * width), own_at = (size_t)(row * own);
+      return jswa::Sums{values.data() + at, by_key ? keys.data() + at : nullptr, by_key ? thresholds.data() + own_at : nullptr,
+                        to + own_at, some, width, own};
+    };
+    jswa::sum(pool, job(0, rows, out.data()));
+    for (int64_t row = 0; row < rows; row++) jswa::sum(pool, job(row, 1, alone.data()));
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t c = 0; c < own; c++) {
+        double sum = 0;
+        for (int64_t i = row * width; i < (row + 1) * width; i++)
+          if (!by_key || keys[(size_t)i] >= thresholds[(size_t)(row * own + c)]) sum += values[(size_t)i];
+        const size_t at = (size_t)(row * own + c);
+        expect(std::fabs(out[at] - sum) < 1e-6 * (double)width, "a sum of a row is wrong", row, c, by_key);
+        expect(out[at] == alone[at], "a sum depends on other rows", row, c, by_key);
+      }
+  }
+}
+
+// A row that nothing is possible of but its first number has one share.
+void check_shares(Pool& pool, int64_t rows, int64_t width) {
+  std::vector<float> x, shares((size_t)(rows * width)), logs((size_t)rows), alone(shares.size()), no_shares(logs.size());
+  numbers((size_t)(rows * width), Type::F32, &x);
+  for (int64_t i = 1; i < width; i++) x[(size_t)i] = -__builtin_inff();
+  jswa::share(pool, {x.data(), shares.data(), logs.data(), rows, width});
+  jswa::share(pool, {x.data(), nullptr, no_shares.data(), rows, width});
+  for (int64_t row = 0; row < rows; row++) {
+    const size_t first = (size_t)(row * width);
+    float log;
+    jswa::share(pool, {x.data() + first, alone.data() + first, &log, 1, width});
+    double most = x[first], sum = 0;
+    for (int64_t i = 0; i < width; i++) most = std::fmax(most, x[first + (size_t)i]);
+    for (int64_t i = 0; i < width; i++) sum += std::exp(x[first + (size_t)i] - most);
+    expect(std::fabs(logs[(size_t)row] - std::log(sum)) < 2e-6, "a logarithm is wrong", row, width, 0);
+    expect(logs[(size_t)row] == log && log == no_shares[(size_t)row], "a logarithm depends on other rows", row, width, 0);
+    for (int64_t i = 0; i < width; i++) {
+      const size_t at = first + (size_t)i;
+      expect(std::fabs(shares[at] - std::exp(x[at] - most) / sum) < 1e-6, "a share is wrong", row, width, i);
+      expect(shares[at] == alone[at], "a share depends on other rows", row, width, i);
+    }
+  }
+}
+
 // Every third token is dropped; cells of no token keep their numbers.
 void check_rotation(Pool& pool, int64_t tokens, int64_t head_dim, int64_t half) {
   const int64_t heads = 4, kv_heads = 2, page_size = 4, pages = tokens, layers = 2, all = heads + 2 * kv_heads;
@@ -452,6 +504,8 @@ int main() {
     for (int64_t size : {64, 45}) {
       check_join(pool, tokens, size, tokens == 1 ? 3 : 1);
       check_rotation(pool, tokens, size, size == 64 ? 32 : 7);
+      check_sums(pool, tokens, tokens == 1 ? 40'000 + size : size, 3);
+      check_shares(pool, tokens, tokens == 1 ? 40'000 + size : size);
       for (int64_t kind = 0; kind < 5; kind++) check_mixture(pool, tokens, size, size + 3, (jswa::Activation)kind);
     }
   if (failures) std::printf("%d failures\n", failures);

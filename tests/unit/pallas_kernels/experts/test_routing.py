@@ -15,6 +15,7 @@ from flax import nnx
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model import moe
+from jswa.model.glue.routing import route
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling, group_rows, list_tiles
 from pallas_kernels.experts.routing import api
@@ -50,7 +51,7 @@ def expected(case: Case, parts: Any, weights: RouterWeights) -> Routed:
     logits = jnp.asarray(parts.sum(axis=0))
     if weights.bias is not None:
         logits += weights.bias[None]
-    chosen, mass = moe.route(config, logits, weights.selection, router.top_k)
+    chosen, mass = route(config, logits, weights.selection, router.top_k)
     if weights.scale is not None:
         mass *= weights.scale[chosen]
     groups, rows, pair = group_rows(chosen, case.experts)
