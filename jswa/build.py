@@ -27,7 +27,7 @@ from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError, RequestError
 from jswa.exec.adapters import AdapterRoom
-from jswa.exec.backends import choose_backends, for_model
+from jswa.exec.backends import choose_backends, computes_rows_alone, for_model
 from jswa.exec.compile.store import open_store
 from jswa.exec.host.memory import host_contents, with_host_memory
 from jswa.exec.host.pages import HostPages
@@ -262,6 +262,8 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     drafter = drafter and drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
     devices = _own_devices(device, mesh) if on_gpu else []
+    one_bucket = limits.one_bucket and not computes_rows_alone(backends, params)
+    limits = dataclasses.replace(limits, one_bucket=one_bucket)
     limits = _of_gpu(options, whole, part, layout, limits, kv_dtype.itemsize, devices, hosts)
     _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
     memory = options.kv_cache_memory_bytes

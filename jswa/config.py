@@ -90,9 +90,10 @@ class EngineConfig:
         routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto and xla run on
             any device. triton does it in one kernel, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
-            reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet.
-        deterministic: Run every step in one batch shape, so that a request's tokens do not depend on other requests.
-            Slow.
+            reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet. cpu adds up
+            probabilities in the compiled kernels of a CPU, so that they do not depend on other rows.
+        deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
+            this costs nothing for most models. Elsewhere every step runs in one batch shape, which is slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -139,7 +140,7 @@ class EngineConfig:
     linear_backend: Literal["auto", "xla", "cpu", "mosaic", "fp8"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
     routing_backend: Literal["auto", "xla", "triton"] = "auto"
-    sampling_backend: Literal["auto", "xla", "triton"] = "auto"
+    sampling_backend: Literal["auto", "xla", "triton", "cpu"] = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
@@ -229,6 +230,7 @@ class Limits:
     num_blocks: int = field(default=0)
     step_sizes: tuple[int, ...] = ()
     one_bucket: bool = False
+    deterministic: bool = False
     routed_experts: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
@@ -286,6 +288,7 @@ def resolve_limits(
         page_size,
         step_sizes=_step_sizes(options.cudagraph_capture_sizes, max_rows, max_tokens),
         one_bucket=options.deterministic,
+        deterministic=options.deterministic,
         routed_experts=options.enable_return_routed_experts,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
@@ -331,7 +334,7 @@ def _check_sizes(sizes: tuple[int, ...], *, deterministic: bool) -> None:
     if not isinstance(sizes, tuple) or not all(_is_int(size) and size > 0 for size in sizes):
         raise ConfigError("cudagraph_capture_sizes", sizes, "must be whole numbers of at least 1")
     if sizes and deterministic:
-        limit = "must be left out: deterministic = True runs every step in one batch shape"
+        limit = "must be left out: deterministic = True chooses the batch shapes itself"
         raise ConfigError("cudagraph_capture_sizes", sizes, limit)
 
 

@@ -163,12 +163,12 @@ def settle(both: Sequence[LLM], kind: str, rows: int, *, arrivals: bool = False)
         before = [llm.engine.step_stats().compiled_beside for llm in both]
         for llm in both:
             rate(llm, kind, rows, 0, arrivals=arrivals)
-        while _is_compiling():
+        while is_compiling():
             pass
         quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
     """Return whether the process computes while no request runs: it compiles what the last steps wanted."""
     before = time.process_time()
     time.sleep(0.5)

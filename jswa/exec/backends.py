@@ -10,7 +10,8 @@ from jswa.architecture import ModelConfig
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from jswa.model.glue.projection import require_served
-from jswa.model.transformer import Linear
+from jswa.model.panels import matrices_on_xla
+from jswa.model.transformer import Linear, Params
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
@@ -18,6 +19,7 @@ from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import Ptxas
 from pallas_kernels.sampling.api import Implementation as Sampling
@@ -38,6 +40,11 @@ class Backends(NamedTuple):
     glue: Glue = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
+
+    @property
+    def sums(self) -> Sums:
+        """What adds up along rows outside of these kernels."""
+        return "cpu" if self.sampling == "cpu" else "xla"
 
     @property
     def row_unit(self) -> int:
@@ -86,15 +93,17 @@ def choose_backends(
     experts: Experts = "mosaic" if hopper else "xla"
     linear: Linear = "xla"
     glue: Glue = "xla"  # until a GPU has measured the kernels
+    sampling: Sampling = "xla"
     if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
         attention, experts, linear, glue = "cpu", "cpu", "cpu", "cpu"
+        sampling = "cpu" if options.deterministic else "xla"
     chosen = Backends(
         attention if options.attention_backend == "auto" else options.attention_backend,
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
         glue if options.glue_backend == "auto" else options.glue_backend,
-        "xla" if options.sampling_backend == "auto" else options.sampling_backend,
+        sampling if options.sampling_backend == "auto" else options.sampling_backend,
         "xla" if options.routing_backend == "auto" else options.routing_backend,
     )
     for option, named in (
@@ -128,6 +137,15 @@ def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dt
         _log.info("norms, rotary embedding and KV writes run on plain XLA: %s", error)
         return chosen._replace(glue="xla")
     return chosen if kv_dtype.itemsize > 1 else chosen._replace(glue="xla")
+
+
+def computes_rows_alone(chosen: Backends, params: Params) -> bool:
+    """Return whether the numbers of a row depend on nothing else in its step: not on how many rows there are either.
+
+    This is so if the library of CPU kernels adds up all that is added along a row. XLA does the rest number by number.
+    """
+    parts = chosen.attention, chosen.experts, chosen.linear, chosen.sampling
+    return set(parts) == {"cpu"} and not matrices_on_xla(params)
 
 
 def require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
@@ -172,6 +190,7 @@ def _require_native(chosen: Backends, options: EngineConfig, platform: str) -> N
         "moe_backend": chosen.experts,
         "linear_backend": chosen.linear,
         "glue_backend": chosen.glue,
+        "sampling_backend": chosen.sampling,
     }
     for option, kernel in parts.items():
         if kernel != "cpu":

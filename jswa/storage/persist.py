@@ -72,10 +72,11 @@ def identity(
 
 def bits_of(limits: Limits) -> str:
     """Return the further conditions of the KV's bits if the engine is deterministic, else an empty string."""
-    if not limits.one_bucket:
+    if not limits.deterministic:
         return ""
-    # The shape of the step and the compiler.
-    return f"{limits.max_rows} rows, {limits.max_tokens} tokens, jax {jax.__version__}, {jax.devices()[0].device_kind}"
+    # The shape of the step, if there is one, and the compiler.
+    shape = f"{limits.max_rows} rows, {limits.max_tokens} tokens" if limits.one_bucket else "rows alone"
+    return f"{shape}, jax {jax.__version__}, {jax.devices()[0].device_kind}"
 
 
 def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Identity) -> None:

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
 from jswa.types import MAX_LOGPROBS
+from pallas_kernels.glue import sums as own
+from pallas_kernels.glue.sums import Implementation as Sums
 
 
 class LogprobRows(NamedTuple):
@@ -25,9 +27,11 @@ class LogprobRows(NamedTuple):
     drawn: Float[Array, " N"] | None = None
 
 
-def logprob_rows(logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1) -> LogprobRows:
+def logprob_rows(
+    logits: Float[Array, "N V"], chosen: Int[Array, " N"], devices: int = 1, sums: Sums = "xla"
+) -> LogprobRows:
     """Return log probabilities of the model itself, before penalties, temperature and limits."""
-    logprobs = log_softmax(logits, devices)
+    logprobs = log_softmax(logits, devices, sums)
     own = gather_column(logprobs, jnp.maximum(chosen, 0), devices)
     values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
     rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
@@ -40,21 +44,22 @@ def prompt_logprobs(
     targets: Int[Array, " T"],
     block: int,
     devices: int,
+    sums: Sums = "xla",
 ) -> LogprobRows:
     """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
     size = min(block, len(hidden))
     pad = -len(hidden) % size
     blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
     wanted = jnp.pad(targets, (0, pad)).reshape(-1, size)
-    rows: LogprobRows = lax.map(lambda block: logprob_rows(logits(block[0]), block[1], devices), (blocks, wanted))
+    rows: LogprobRows = lax.map(lambda block: logprob_rows(logits(block[0]), block[1], devices, sums), (blocks, wanted))
     whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
     return whole
 
 
-def log_softmax(logits: Float[Array, "N V"], devices: int) -> Float[Array, "N V"]:
+def log_softmax(logits: Float[Array, "N V"], devices: int, sums: Sums = "xla") -> Float[Array, "N V"]:
     """Return log probabilities over the columns of all devices."""
     if devices == 1:
-        return jax.nn.log_softmax(logits, axis=-1)
+        return own.log_softmax(logits, sums)
     shifted = logits - pmax(logits.max(axis=-1, keepdims=True), devices)
     return shifted - jnp.log(psum(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
 

@@ -27,6 +27,8 @@ from jswa.model.collectives import (
     true_on_any,
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
+from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.glue.sums import apart, softmax, sums_from
 from pallas_kernels.sampling import api as kernels
 from pallas_kernels.sampling.plan import Limits
 
@@ -115,7 +117,7 @@ def sample(
         finite: whether what this device has computed for the row besides its logits is finite.
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
-        sampler: the implementation of what follows the constraints. "triton" is for one device.
+        sampler: the implementation of what follows the constraints. "triton" and "cpu" are for one device.
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
     constrained, given = rows.extras < len(extras["seen"]), logits
@@ -129,12 +131,14 @@ def sample(
 
     logits, own = _for_rows(constrained, (given, jnp.ones(len(given), bool)), constrain, few)
     finite &= own
-    if sampler != "xla":
+    if sampler == "triton":
         return _sample_on_kernels(logits, positions, rows, finite, constrained, few)
     finite = true_on_all(finite & (constrained | jnp.isfinite(logits).all(axis=-1)), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
-    drawn = lax.cond(random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few), lambda: greedy)
+    drawn = lax.cond(
+        random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few, sampler), lambda: greedy
+    )
     possible = true_on_any((logits > -jnp.inf).any(axis=-1), devices)
     failed = jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE)
     return jnp.where(finite & possible, drawn, failed)
@@ -148,6 +152,7 @@ def drawn_logprobs(
     extras: Extras,
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
+    sums: Sums = "xla",
 ) -> LogprobRows:
     """Return log probabilities of the tokens that `sample` has drawn from these logits at these positions."""
     random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
@@ -159,11 +164,11 @@ def drawn_logprobs(
             lambda take: apply_constraints(logits, positions, rows, extras, constrained, devices, drafts),
             0,
         )
-        kept = log_softmax(_kept(changed, rows, random, devices, 0), devices)
+        kept = log_softmax(_kept(changed, rows, random, devices, 0, sums), devices, sums)
         return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
 
     drawn = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
-    return logprob_rows(logits, tokens, devices)._replace(drawn=drawn)
+    return logprob_rows(logits, tokens, devices, sums)._replace(drawn=drawn)
 
 
 def apply_constraints(
@@ -249,16 +254,17 @@ def _draw(
     random: Bool[Array, " R"],
     devices: int,
     few: int,
+    sums: Sums,
 ) -> Int[Array, " R"]:
     """Gumbel-max over the kept tokens of the random rows (Gumbel 1954); the others keep the greedy token."""
-    kept = _kept(logits, rows, random, devices, few)
+    kept = _kept(logits, rows, random, devices, few, sums)
 
     def drawn(take: _Take) -> Int[Array, " n"]:
         whole = (kept.shape[1] * devices,)
         noise = jax.vmap(lambda key: jax.random.gumbel(key, whole, jnp.float32))(
             row_keys(*take((rows.keys, positions)))
         )
-        return argmax_columns(take(kept) + shard_columns(noise, devices), devices)
+        return argmax_columns(take(kept) + shard_columns(apart(noise, sums), devices), devices)
 
     return _for_rows(random, greedy, drawn, few)
 
@@ -291,7 +297,7 @@ def _sample_on_kernels(
 
         def plain(take: _Take) -> Int[Array, " n"]:
             scores, greedy, at, own, warm = take((logits, summary.greedy, positions, rows, random))
-            return _draw(scores, greedy, at, own, warm, devices=1, few=0)
+            return _draw(scores, greedy, at, own, warm, devices=1, few=0, sums="xla")
 
         return _for_rows(undecided & finite, tokens, plain, few)
 
@@ -300,7 +306,7 @@ def _sample_on_kernels(
 
 
 def _kept(
-    logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int
+    logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int, sums: Sums
 ) -> Float[Array, "R V"]:
     """Return the logits of the random rows by temperature, -inf for tokens that the limits do not keep."""
     # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
@@ -309,16 +315,18 @@ def _kept(
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
 
     def cut(take: _Take) -> Float[Array, "n V"]:
-        return jnp.where(within_limits(take(scaled), take(rows), devices), take(scaled), -jnp.inf)
+        return jnp.where(within_limits(take(scaled), take(rows), devices, sums), take(scaled), -jnp.inf)
 
     return _for_rows(limited, scaled, cut, few)
 
 
-def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1) -> Bool[Array, "R V"]:
+def within_limits(
+    scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1, sums: Sums = "xla"
+) -> Bool[Array, "R V"]:
     """Return which tokens the limits keep. All ties at a threshold stay, so the result needs no order."""
     vocab = scaled.shape[1] * devices
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
-    kept = (scaled >= jnp.log(rows.min_p)[:, None]) | (rows.min_p == 0.0)[:, None]
+    kept = (scaled >= apart(jnp.log(rows.min_p), sums)[:, None]) | (rows.min_p == 0.0)[:, None]
     ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
     wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
 
@@ -327,23 +335,22 @@ def within_limits(scaled: Float[Array, "R V"], rows: Sampling, devices: int = 1)
 
     kth = _largest(enough_left, len(scaled))
     kept &= ordered >= kth[:, None]
-    probability = _softmax(jnp.where(kept, scaled, -jnp.inf), devices)
+    probability = _softmax(jnp.where(kept, scaled, -jnp.inf), devices, sums)
     # Without top-p every token stays, also tokens whose probability rounds to 0. And a top_p that float32 (or a
     # device without subnormals) takes for zero still keeps one.
     enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
 
     def complete(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
-        shares = jnp.where(ordered[:, None] >= threshold[..., None], probability[:, None], 0.0)
-        return psum(shares.sum(axis=-1), devices) >= enough[:, None]
+        return psum(sums_from(probability, ordered, threshold, sums), devices) >= enough[:, None]
 
     edge = _largest(complete, len(scaled))
     return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
 
 
-def _softmax(scaled: Float[Array, "R V"], devices: int) -> Float[Array, "R V"]:
+def _softmax(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R V"]:
     """Softmax of logits that are shifted so that each row's maximum is 0."""
     if devices == 1:
-        return jax.nn.softmax(scaled, axis=-1)
+        return softmax(scaled, sums)
     share = jnp.exp(scaled)
     return share / psum(share.sum(axis=-1, keepdims=True), devices)
 

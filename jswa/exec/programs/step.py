@@ -115,7 +115,7 @@ def finish_half(
     rows, devices = half.rows, config.model.devices
 
     def run() -> Draws:
-        head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear)
+        head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear, config.backends.sums)
         return draw(
             head.logits,
             half.hidden,
@@ -200,7 +200,8 @@ def _forward_rows(
             # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
             block = config.bucket.rows if config.deterministic else _LOGPROB_BLOCK
             logits = decoder_of(config, params).logits
-            prompt = prompt_logprobs(logits, hidden, inputs.targets, block, config.model.devices)
+            sums = config.backends.sums
+            prompt = prompt_logprobs(logits, hidden, inputs.targets, block, config.model.devices, sums)
     places = _places(indices, bucket)
     beside = Beside(prompt)
     if experts is not None:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.exec.programs.extras import Extras
 from jswa.exec.programs.logprobs import LogprobRows
 from jswa.exec.programs.sampling import Sampling, drawn_logprobs, few_rows, sample
+from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampler
 
 ABSENT = -3  # among drafts: there is none; no draw is -3
@@ -82,6 +83,8 @@ def draw(
     before = jnp.where(place[..., :-1][:, None] < place[..., None], drafts[:, None], ABSENT)
     parts = hidden, first[:, None] + place, wide, finite, before
 
+    sums: Sums = "cpu" if sampler == "cpu" else "xla"
+
     def block(part: tuple[Float[Array, "N M"], Int[Array, " N"], Sampling, Bool[Array, " N"], Array]) -> Draws:
         vectors, positions, own, whole, drafted = part
         ahead = drafted if places > 1 else None
@@ -93,7 +96,7 @@ def draw(
         with jax.named_scope("logprobs"):
             return Draws(
                 tokens,
-                drawn_logprobs(scores, tokens, positions, own, extras, devices, ahead) if want_logprobs else None,
+                drawn_logprobs(scores, tokens, positions, own, extras, devices, ahead, sums) if want_logprobs else None,
             )
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):

@@ -13,7 +13,7 @@ import pytest
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits
 from jswa.errors import ConfigError
-from jswa.exec.backends import Backends, choose_backends
+from jswa.exec.backends import Backends, choose_backends, computes_rows_alone
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import compile_step
 from jswa.exec.pack import PackSpec
@@ -31,7 +31,7 @@ from tests.support.oracles import random_params
 from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
-OPTIONS = ("attention_backend", "moe_backend", "linear_backend", "glue_backend")
+OPTIONS = ("attention_backend", "moe_backend", "linear_backend", "glue_backend", "sampling_backend")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,26 @@ def test_kernels_of_the_cpu_are_for_one_cpu(monkeypatch: pytest.MonkeyPatch) -> 
             choose_backends(EngineConfig(**named), float32, "gpu", "7.0")
         with pytest.raises(ConfigError, match=f"{option} = 'cpu': is for one device"):
             choose_backends(EngineConfig(**named, **several), float32, "cpu", None)
+
+
+def test_a_deterministic_engine_on_a_cpu_adds_by_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then rows are computed alone, unless XLA multiplies by some matrix, or does another part."""
+    monkeypatch.setattr(library, "digest", lambda: "built")
+    given, same = (jnp.dtype("float32"), "cpu", None), EngineConfig(deterministic=True)
+    chosen = choose_backends(same, *given)
+    assert (chosen.sampling, chosen.sums) == ("cpu", "cpu")
+    assert choose_backends(EngineConfig(), *given).sums == "xla"
+    assert choose_backends(same, given[0], "gpu", "9.0").sums == "xla"
+    params = {
+        "embed": jnp.ones((8, 4)),
+        "layers.0.mlp.down": jnp.ones((1, 4, 32)),
+        "layers.0.mlp.up_bias": jnp.ones((2, 4)),
+    }
+    assert computes_rows_alone(chosen, params)
+    assert computes_rows_alone(chosen._replace(glue="xla"), params), "norms add by what `sums` says"
+    assert not computes_rows_alone(chosen, {**params, "layers.0.mlp.down.lora_a": jnp.ones((4, 2))})
+    for part in ("attention", "experts", "linear", "sampling"):
+        assert not computes_rows_alone(chosen._replace(**{part: "xla"}), params)
 
 
 def test_glue_runs_on_its_kernels_only_if_they_are_named() -> None:
