@@ -5,7 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AltUp, Norm, PerLayerInput
-from jswa.model.layers import Normalize, zeros
+from jswa.model.layers import Normalize, linear, zeros
 from pallas_kernels.experts.glu import activate
 
 _LEAST_MAGNITUDE = 1e-5
@@ -24,7 +24,7 @@ class PerLayerEmbedding(nnx.Module):
         """Return the numbers that each layer mixes in; x is the scaled ordinary embedding of the tokens."""
         config, embed = self.config, self.embed[...]
         own = embed[jnp.where(tokens < config.vocab_size, tokens, 0)] * jnp.asarray(config.dim**0.5, embed.dtype)
-        projected = (x @ self.project[...]) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
+        projected = linear(x, self.project, None) * jnp.asarray(x.shape[-1] ** -0.5, x.dtype)
         projected = self.norm(projected.reshape(len(tokens), -1, config.dim))
         return (projected + own.reshape(projected.shape)) * jnp.asarray(2**-0.5, x.dtype)
 
@@ -40,7 +40,8 @@ class PerLayerMix(nnx.Module):
 
     def __call__(self, x: Float[Array, "T M"], own: Float[Array, "T P"]) -> Float[Array, "T M"]:
         """Return the summand of the residual stream x; `own` is this layer's per-layer embedding."""
-        return self.norm((activate(self.config.activation, x @ self.gate[...]) * own) @ self.project[...])
+        gated = activate(self.config.activation, linear(x, self.gate, None)) * own
+        return self.norm(linear(gated, self.project, None))
 
 
 class Streams(nnx.Module):

@@ -17,7 +17,7 @@ from jswa.architecture import MoeConfig
 from jswa.model.collectives import shard_start
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.glue.routing import Choice, route, router_of, router_parts
-from jswa.model.layers import Mlp, Normalize, normed, zeros
+from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.experts import mixture
@@ -157,7 +157,7 @@ class Moe(nnx.Module):
                 return out
             shared = self.shared(x, adapters)
             if self.shared_gate is not None:
-                shared = shared * jax.nn.sigmoid(x @ self.shared_gate[...])
+                shared = shared * jax.nn.sigmoid(linear(x, self.shared_gate, None))
             return (out + shared) * jnp.asarray(0.5, x.dtype) if self.config.mean else out + shared
 
     def branch(

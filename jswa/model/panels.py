@@ -21,10 +21,12 @@ from pallas_kernels.fp8 import UNIT
 
 # The names from eh_proj on are those of drafters.
 _MATRIX = re.compile(
-    r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.router|gate_up|down|eh_proj)|^(lm_head|fc|pre|post))(\.values|\.codes)?$"
+    r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.(router|shared_gate)|per_layer\.(gate|project)|gate_up|down|eh_proj)"
+    r"|^(lm_head|fc|pre|post|per_layer\.project))(\.values|\.codes)?$"
 )
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
-_NO_FACTOR = re.compile(r"(^embed(\.values)?|_bias|scales|\.group_zeros)$")  # has two axes, and no product on XLA
+# They have two axes, and no product on XLA.
+_NO_FACTOR = re.compile(r"((^|^per_layer\.)embed(\.values)?|_bias|scales|\.group_zeros)$")
 OUTPUTS_FIRST = ".rows"  # ends the name of a matrix in float8 with outputs first
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page

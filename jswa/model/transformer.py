@@ -220,6 +220,7 @@ class Decoder(nnx.Module):
         config = self.config
         x = self.inputs_of(tokens)
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
+        ropes = {rope: (apart(cos, self.sums), apart(sin, self.sums)) for rope, (cos, sin) in ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters)
         if self.glue != "xla":
@@ -228,7 +229,7 @@ class Decoder(nnx.Module):
             x = self.streams.split(x)
         for index, layer in enumerate(self.layers):
             if index == config.tail and select is not None:
-                x, run = x[select], run.only(select)
+                x, run = apart(x[select], self.sums), run.only(select)
             if tap is not None:
                 tap(index, x)
             own = run if routed is None else run._replace(routed=partial(routed, index))

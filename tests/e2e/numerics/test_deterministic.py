@@ -34,8 +34,12 @@ OPTIONS: dict[str, Any] = {
     "block_size": 4,
     "kv_cache_memory_bytes": 1 << 22,
 }
-# Full and sliding layers; sinks and experts; sliding layers only; chunks and experts; a stream of its own, shared KV.
-MODELS = ("mistral_layer_types", "gpt_oss_base", "mistral_w8", "llama4_text_every_second", "gemma3n_text_base")
+# Full and sliding layers; sinks and experts; sliding layers only; chunks and experts; a stream of its own, shared KV; an
+# embedding per layer, shared KV; attention beside the feed-forward.
+MODELS = (
+    *("mistral_layer_types", "gpt_oss_base", "mistral_w8", "llama4_text_every_second", "gemma3n_text_base"),
+    *("gemma4_text_base", "cohere2_base"),
+)
 ONE_SHAPE = {"gemma3n_text_base"}  # layers that the CPU's glue does not serve
 # Attention takes blocks of 128 keys. So windows span two of them, or three: wherever a block begins, it is seen.
 WINDOW = 160
@@ -115,7 +119,7 @@ def preempt_some(seed: int) -> Callable[[Engine], None]:
 
 
 # One in float32 in every run: bfloat16 rounds small differences away. One in bfloat16 in every fourth.
-CASES = [*by_turns(MODELS, 5, "float32"), *by_turns(MODELS, 20, "bfloat16")]
+CASES = [*by_turns(MODELS, 7, "float32"), *by_turns(MODELS, 28, "bfloat16")]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
