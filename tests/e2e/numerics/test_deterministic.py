@@ -34,8 +34,8 @@ OPTIONS: dict[str, Any] = {
     "block_size": 4,
     "kv_cache_memory_bytes": 1 << 22,
 }
-# Full and sliding layers; sinks and experts; sliding layers only; chunks and experts; a stream of its own, shared KV; an
-# embedding per layer, shared KV; attention beside the feed-forward.
+# Full and sliding layers; sinks and experts; sliding layers only; chunks and experts; a stream of its own, shared KV;
+# an embedding per layer, shared KV; attention beside the feed-forward.
 MODELS = (
     *("mistral_layer_types", "gpt_oss_base", "mistral_w8", "llama4_text_every_second", "gemma3n_text_base"),
     *("gemma4_text_base", "cohere2_base"),
