@@ -343,18 +343,18 @@ class Runner:
         for number in [program - STEP for program, _ in launches if program >= STEP]:
             self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_once(number)
         outputs = None
-        # In steady state nothing is traced, and only explicit puts move data to the device.
-        with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            for program, arrays in launches:
+        for program, arrays in launches:
+            if program >= STEP and self._on_cpu:
+                # The call takes a numpy array in 2 µs; `device_put` took 50 to 430, as its code had left the caches.
+                with jax.no_tracing(True):
+                    outputs = self._run_step(program - STEP, *arrays)
+                continue
+            # In steady state nothing is traced, and only explicit puts move data to the device.
+            with jax.transfer_guard("disallow"), jax.no_tracing(True):
                 if program == SET_ADAPTER and self._adapters is not None:
                     self.params = self._adapters.run(self.params, arrays)
-                    continue
-                if program < STEP:
+                elif program < STEP:
                     self._run_beside(program, self._put(arrays))
-                elif self._on_cpu:
-                    # The call takes an array of numpy in 2 µs, `device_put` 50 to 430, as its code leaves the caches.
-                    with jax.transfer_guard_host_to_device("allow"):
-                        outputs = self._run_step(program - STEP, *arrays)
                 else:
                     outputs = self._run_step(program - STEP, *self._put(arrays))
         return outputs

@@ -245,9 +245,9 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
 
 
 def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of moves or of rows is one explicit upload; a step's call takes its packed array from the host itself.
+    """A batch of moves or of rows is one explicit upload; every other transfer is disallowed beside the steps.
 
-    Every other transfer is disallowed.
+    A step's call takes its packed array from the host itself.
     The donated state is gone; every token is finite, though the arena began full of NaN.
     """
     _, _, layout, limits, runner = small_engine_parts()
