@@ -97,7 +97,8 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 16,
     "block_size": 4,
     "kv_cache_memory_bytes": 1 << 21,
-    "deterministic": True,  # one program
+    "deterministic": True,  # one program, as XLA adds up what draws need
+    "sampling_backend": "xla",
 }
 ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
 

@@ -19,9 +19,10 @@ from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
 from tests.support.turns import by_turns
 
-# deterministic: one program to compile, and tokens that do not depend on how prompts are cut into chunks.
+# deterministic: tokens that do not depend on how prompts are cut into chunks; as XLA adds, one program to compile.
 OPTIONS: dict[str, Any] = {
     "deterministic": True,
+    "sampling_backend": "xla",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 16,
     "max_model_len": 96,
