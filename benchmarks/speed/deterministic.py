@@ -12,7 +12,7 @@ other work.
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import result_file
 from benchmarks.speed.offline import TimedRunner, run
-from benchmarks.speed.speculation import is_compiling
+from benchmarks.speed.speculation import run_until_compiled
 from jswa.engine import Engine
 from jswa.llm import LLM
 
@@ -54,23 +54,11 @@ def compare(model: str, step_tokens: int, args: argparse.Namespace) -> list[dict
             engines.append((engine, timed))
         for load, count in LOADS.items():
             prompts = [random.integers(3, usual.engine.model.vocab_size, args.input).tolist() for _ in range(count)]
-            settle(engines, prompts, args.output)
+            run_until_compiled([(one[0], partial(timed_run, *one, prompts, args.output)) for one in engines])
             runs = [[timed_run(*one, prompts, args.output) for one in engines] for _ in range(args.repeats)]
             first, second = zip(*runs, strict=True)
             rows.append({"load": load, "step_tokens": step_tokens, "usual": first, "deterministic": second})
     return rows
-
-
-def settle(engines: Sequence[tuple[Engine, TimedRunner]], prompts: list[list[int]], output: int) -> None:
-    """Run the prompts until the programs that their steps want are compiled, which happens beside the steps."""
-    quiet = 0
-    while quiet < 2:
-        before = [engine.step_stats().compiled_beside for engine, _ in engines]
-        for engine, timed in engines:
-            timed_run(engine, timed, prompts, output)
-        while is_compiling():
-            pass
-        quiet = quiet + 1 if [engine.step_stats().compiled_beside for engine, _ in engines] == before else 0
 
 
 def spread(numbers: list[float]) -> dict[str, float]:

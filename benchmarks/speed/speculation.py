@@ -20,13 +20,14 @@ ends another begins, so that many steps run prompts too.
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from benchmarks import result_file
-from jswa.engine import DraftingRunner
+from jswa.engine import DraftingRunner, Engine
 from jswa.llm import LLM
 from jswa.text.speculation import PROGRAMS
 from jswa.types import SamplingParams, StructuredOutputsParams
@@ -155,20 +156,26 @@ def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int, *, ar
 
 def settle(both: Sequence[LLM], kind: str, rows: int, *, arrivals: bool = False) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
-    runner, quiet = both[1].engine.runner, 0
+    runner = both[1].engine.runner
     assert isinstance(runner, DraftingRunner)
     while runner.lengths(rows, tokens=0, split=kind == "forms", logprobs=False) != PROGRAMS:
         time.sleep(0.5)
+    run_until_compiled([(llm.engine, partial(rate, llm, kind, rows, 0, arrivals=arrivals)) for llm in both])
+
+
+def run_until_compiled(runs: Sequence[tuple[Engine, Callable[[], object]]]) -> None:
+    """Run engines until nothing has been compiled beside their steps in two turns."""
+    quiet = 0
     while quiet < 2:
-        before = [llm.engine.step_stats().compiled_beside for llm in both]
-        for llm in both:
-            rate(llm, kind, rows, 0, arrivals=arrivals)
-        while is_compiling():
+        before = [engine.step_stats().compiled_beside for engine, _ in runs]
+        for _, run in runs:
+            run()
+        while _is_compiling():
             pass
-        quiet = quiet + 1 if [llm.engine.step_stats().compiled_beside for llm in both] == before else 0
+        quiet = quiet + 1 if [engine.step_stats().compiled_beside for engine, _ in runs] == before else 0
 
 
-def is_compiling() -> bool:
+def _is_compiling() -> bool:
     """Return whether the process computes while no request runs: it compiles what the last steps wanted."""
     before = time.process_time()
     time.sleep(0.5)

@@ -43,7 +43,7 @@ class Backends(NamedTuple):
 
     @property
     def sums(self) -> Sums:
-        """What adds up along rows outside of these kernels."""
+        """The implementation of sums along rows outside of these kernels."""
         return "cpu" if self.sampling == "cpu" else "xla"
 
     @property

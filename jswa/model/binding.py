@@ -69,14 +69,14 @@ def bind(
             CPU's in any case, and those in tiles Hopper's.
         glue: the implementation of residuals, norms, rotary embedding and KV writes.
         routing: the implementation of the choice of experts.
-        sums: what adds up along rows outside of these.
+        sums: the implementation of sums along rows outside of these.
     """
     held = Experts(experts, storage_of(params), sms, routing)
     return _with_sums(sums, bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, sms=sms))
 
 
 def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
-    """Return the decoder, all modules of which add along rows by `sums`."""
+    """Return the decoder after setting the implementation of sums along rows in all its modules."""
     for _, module in nnx.iter_modules(decoder):
         if isinstance(module, Decoder | Moe | Normalize):
             module.sums = sums

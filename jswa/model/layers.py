@@ -37,7 +37,7 @@ class Normalize(nnx.Module):
     """RMS norm (Zhang and Sennrich 2019) or LayerNorm over the last axis, in float32; see `Norm`.
 
     Attributes:
-        sums: what adds up along the axis.
+        sums: the implementation of sums along the axis.
     """
 
     sums: Sums = "xla"

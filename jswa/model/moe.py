@@ -104,7 +104,7 @@ class Moe(nnx.Module):
     """Mixture of experts [E, M, 2F] (gate and up halves) and [E, F, M] with a router [M, E]; may have a shared expert.
 
     With tensor parallelism each device stores E / devices experts and all of the router, and its output is one summand
-    of the result. `sums`: what adds up along rows.
+    of the result. `sums`: the implementation of sums along rows.
     """
 
     sums: Sums = "xla"

@@ -175,7 +175,7 @@ class Decoder(nnx.Module):
     """The model: embedding, layers, final norm and logits.
 
     Attributes:
-        sums: what adds up along rows, in the norms and routers too.
+        sums: the implementation of sums along rows; norms and routers have the same.
     """
 
     sums: Sums = "xla"

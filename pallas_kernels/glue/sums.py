@@ -1,8 +1,8 @@
 """Sums along rows, and what is made of them, on XLA or in the library of CPU kernels.
 
-How XLA adds the numbers of a row depends on how many rows there are, and on what is compiled around the sum. So does
-what it computes for an exponential or a logarithm: inside of a loop that adds up or compares, the last bit may be
-another than elsewhere. In the library a row depends on no other row.
+The order in which XLA adds the numbers of a row depends on the number of rows, and on the operations around the sum.
+The last bit of an exponential or a logarithm depends on them too: inside of a loop that adds or compares, XLA rounds
+otherwise than elsewhere. In the library a row depends on no other row.
 """
 
 from typing import Literal
@@ -52,7 +52,7 @@ def log_softmax(x: Float[Array, "... N"], by: Implementation = "xla") -> Float[A
 
 
 def apart(x: Float[Array, "..."], by: Implementation) -> Float[Array, "..."]:
-    """Return x; if `by` is "cpu", XLA computes it in no loop with what is made of it."""
+    """Return x; if `by` is "cpu", a barrier keeps XLA from computing x inside of the loops that read it."""
     return x if by == "xla" else lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
 
 

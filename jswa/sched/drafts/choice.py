@@ -77,7 +77,7 @@ def best_length(tokens: Mapping[int, float], rows: int, seconds: Mapping[int, fl
 
 
 class _Noted(NamedTuple):
-    """What is known of steps of rows: how many, and of each the drafts, and how many of these were right."""
+    """Steps of rows that are not counted yet: by row their number, and the drafts and the right drafts of each."""
 
     row_ids: Int[np.ndarray, " R"]
     steps: Int[np.ndarray, " R"]
@@ -265,7 +265,7 @@ class Choice:
             return
         if not right.any():
             none = np.zeros(len(compared), np.int64)
-            self._noted.append(_Noted(hits.row_ids, compared, none, none))
+            self._keep(_Noted(hits.row_ids, compared, none, none))
             last, size, _ = self._kept
             if not last and self._rest == _RESTS[-1]:
                 self._kept = last, size, self._rest
@@ -283,7 +283,11 @@ class Choice:
         The arrays are kept. A step costs less than the numpy calls of counting, which take as long for many steps.
         """
         if len(row_ids):
-            self._noted.append(_Noted(row_ids, np.ones_like(drafted), drafted, right))
+            self._keep(_Noted(row_ids, np.ones_like(drafted), drafted, right))
+
+    def _keep(self, noted: _Noted) -> None:
+        """Keep what is known of steps until it is needed, or much has been kept."""
+        self._noted.append(noted)
         if len(self._noted) >= _NOTED:
             self._count_noted()
 

@@ -40,7 +40,7 @@ MODELS = (
     *("mistral_layer_types", "gpt_oss_base", "mistral_w8", "llama4_text_every_second", "gemma3n_text_base"),
     *("gemma4_text_base", "cohere2_base"),
 )
-ONE_SHAPE = {"gemma3n_text_base"}  # layers that the CPU's glue does not serve
+ONE_SHAPE = {"gemma3n_text_base"}  # XLA multiplies its streams by matrices
 # Attention takes blocks of 128 keys. So windows span two of them, or three: wherever a block begins, it is seen.
 WINDOW = 160
 Bits = dict[str, list[tuple[Any, ...]]]  # of each request: tokens, and all that is said of their probabilities

@@ -94,6 +94,13 @@ def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monke
     assert not refused.value.difference <= refused.value.bound
 
 
+def break_grouped_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the results of the Hopper kernel a tenth too large."""
+    right = hopper.grouped_matmul
+    monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
+    jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
+
+
 @pytest.mark.parametrize(
     ("kernel", "mode", "broken"),
     [
@@ -116,9 +123,7 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
     model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization=mode, experts=kernel)
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     if broken:
-        right = hopper.grouped_matmul
-        monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
-        jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
+        break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
         arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends("xla", kernel)
         if broken:
@@ -153,9 +158,7 @@ def test_linear_layers_in_tiles_are_checked(
     lay_out(params, linear="mosaic", experts=False)
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     if broken:
-        right = hopper.grouped_matmul
-        monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: right(*given, **rest) * 1.1)
-        jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
+        break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
         arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends(linear="mosaic")
         if broken:
