@@ -20,6 +20,8 @@ _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
 _RESTS = 8, 16  # steps for which the choice of no drafts holds at first and, doubled each time, at most
+_RUN = 3  # right drafts in a row, behind which a row's wrong ones before count no more
+_SOON = 4  # steps for which the choice of no drafts holds if the last token would have been drafted
 _TIMED = 4  # the last of these, which are measured
 _NEW = 4  # steps for which a choice holds at most once a row has begun: others' texts say little about its own
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
@@ -27,7 +29,7 @@ _NOTED = 64  # steps that are counted together at most
 _GAIN = 1.02  # drafts must give so many times the tokens a second
 _KEEP = 0.9  # of a row's counts, each time that it has run drafts
 _POOL_KEEP = 0.99  # of those of all rows
-_WEIGHT = 2.0  # steps for which the counts of all rows stand for a row that has none of its own
+_WEIGHT = 1.2  # steps for which the counts of all rows stand for a row that has none of its own
 _STALE = 16  # steps of a size after which a time may be measured again
 _FORGOTTEN = 1_024  # after which it is unknown again: the machine may have been busy
 _FIRST = 3  # measurements of which the least counts, and before which nothing is known
@@ -57,7 +59,7 @@ class Chances(NamedTuple):
         drafts = tuple(lengths)
         each = np.array(drafts, float)
         if self.most:
-            finding = max(float(self.first.sum()) / self.precise, 1e-9)
+            finding = _where_any(float(self.first.sum()) / self.precise, len(self.first))
             each = np.minimum(each * (len(self.first) / finding), self.most)
         further = np.minimum(self.further, _NEVER_WRONG)
         right = (1 - further ** each[:, None]) @ (self.first / (1 - further))
@@ -74,6 +76,12 @@ def best_length(tokens: Mapping[int, float], rows: int, seconds: Mapping[int, fl
     speed = {drafts: (rows + tokens[drafts]) / max(time, 1e-9) for drafts, time in seconds.items()}
     best = max(speed, key=lambda drafts: speed[drafts])
     return best if speed[best] > _GAIN * speed[0] else 0
+
+
+def _where_any(finding: float, rows: int) -> float:
+    """Return how many of the rows find drafts where any does, if on average so many do, each by itself."""
+    share = min(finding / rows, 1.0)
+    return finding / -math.expm1(rows * math.log1p(-share)) if 1e-9 < share < 1 else max(finding, 1.0)
 
 
 class _Noted(NamedTuple):
@@ -196,7 +204,7 @@ class Choice:
         drafting, further = finding * rows, min(float(self._pool[1, 0] / self._pool[1, 1]), _NEVER_WRONG)
 
         def speed(drafts: int) -> float:
-            each = min(float(self._most), drafts * rows / max(drafting, 1e-9))
+            each = min(float(self._most), drafts * rows / _where_any(drafting, rows))
             tokens = rows + drafting * self._precise * float(1 - further**each) / (1 - further)
             return tokens / known[drafts]
 
@@ -258,7 +266,8 @@ class Choice:
     def watched(self, hits: Hits) -> None:
         """Count, of rows that run no drafts, which of their next tokens would have been drafted.
 
-        If none would have been, for some time, the choice of no drafts holds on.
+        If none would have been, for some time, the choice of no drafts holds on. If the last one would, the next look
+        comes soon.
         """
         right, compared = hits.right, hits.compared
         if not len(compared):
@@ -274,6 +283,12 @@ class Choice:
         behind = (right[:, 1:] & right[:, :-1]).sum(axis=1)
         self._count_noted()
         self._add(hits.row_ids, np.stack([good, compared, behind, tried_behind], axis=1), compared, int(good.sum()))
+        # A row that follows an earlier text by now does so for a while, whatever it did before.
+        runs = np.where(right.all(axis=1), right.shape[1], right[:, ::-1].argmin(axis=1))
+        follows = runs >= _RUN
+        self._counts[hits.row_ids[follows]] = runs[follows, None, None]
+        if runs.any():
+            self._rest = _SOON
 
     def note(
         self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]

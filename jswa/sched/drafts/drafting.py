@@ -184,6 +184,8 @@ class Drafting:
             return self._fitting(kept, len(row_ids))
         self._features = features
         lengths = self.lengths(len(row_ids), tokens=0, split=features[0], logprobs=features[1])
+        if not self.choice.last:
+            self._finding = 1.0  # since no step has looked for drafts for a while
         drafting = row_ids[rows.speculative[row_ids] > 0]
         return self._fitting(self.choice.choose(drafting, len(row_ids), lengths), len(row_ids))
 

