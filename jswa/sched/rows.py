@@ -270,17 +270,25 @@ class Rows:
 
         A step runs at least one position of a row, unless that has reached its limit.
         """
-        row_ids = row_ids[self.ahead[row_ids] > 0]
-        launched = self.known[row_ids] - 1
+        ahead = self.ahead.take(row_ids) > 0
+        row_ids = row_ids if ahead.all() else row_ids[ahead]
+        launched = self.known.take(row_ids) - 1
         end = launched.copy()
         for flight in self.flights if len(row_ids) else ():
-            counts, own = np.zeros(self.max_rows, int), self.generation[flight.row_ids] == flight.generations
-            counts[flight.row_ids[own]] = flight.counts[own]
-            launched += counts[row_ids] > 0
-            end += counts[row_ids]
+            counts = self._counts_in(flight, row_ids)
+            launched += counts > 0
+            end += counts
         self.launched[row_ids] = launched
-        self.ahead[row_ids] = np.minimum(end, self.limit[row_ids] - 1) - launched
+        self.ahead[row_ids] = np.minimum(end, self.limit.take(row_ids) - 1) - launched
         self.unsettled, self.moved = bool(self.ahead.any()), True
+
+    def _counts_in(self, flight: Flight, row_ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Return how many positions of each row a step runs for its present sequence."""
+        if flight.departures == self.departures and np.array_equal(flight.row_ids, row_ids):
+            return flight.counts
+        counts, own = np.zeros(self.max_rows, int), self.generation[flight.row_ids] == flight.generations
+        counts[flight.row_ids[own]] = flight.counts[own]
+        return counts.take(row_ids)
 
     def settle_at(self, row: int, length: int) -> None:
         """Set the length of a row on the device, if it was not known: no step in flight runs the row."""

@@ -80,7 +80,7 @@ class StepPrograms:
         self.news = Event()  # set when programs are wanted often
         self._wanted: dict[tuple[int, ...], int] = {}  # programs that plans would have run in, and how many plans
         self._by_drafts: dict[tuple[int, bool, bool], dict[int, tuple[int, ...]]] = {}  # `_drafting` of decode steps
-        self._by_rows: dict[tuple[int, Logprobs, bool], tuple[int, ...]] = {}  # those of decode steps, once compiled
+        self._of_decode: dict[tuple[object, ...], tuple[int, ...]] = {}  # those of decode steps, once compiled
         self._chosen = 0
         adapters = has_adapters(params)
 
@@ -147,10 +147,10 @@ class StepPrograms:
         They may not be compiled, if none of their family has been prepared.
         """
         self._chosen += 1
-        key = plan.num_rows, plan.logprobs, bool(plan.late)
-        is_decode = plan.num_tokens == plan.num_rows and not plan.drafts
-        if is_decode and key in self._by_rows:
-            return self._by_rows[key]
+        key = plan.num_rows, plan.num_places, plan.drafts, plan.logprobs, bool(plan.late)
+        is_decode = not plan.runs_prompts if plan.drafts else plan.num_tokens == plan.num_rows
+        if is_decode and key in self._of_decode:
+            return self._of_decode[key]
         families: tuple[Family, ...] = (("step", plan.logprobs),)
         if self._deterministic or plan.late:
             prompt, sampled = plan.logprobs == "prompt", plan.logprobs != "none"
@@ -164,7 +164,7 @@ class StepPrograms:
         best = programs(pick_bucket(self.buckets, plan))
         if self._are_compiled(best):
             if is_decode:
-                self._by_rows[key] = best
+                self._of_decode[key] = best
             return best
         if not self._covered.issuperset(families):
             return best
