@@ -246,7 +246,7 @@ class Launch(Shape):
         stored = self.tuning.stages * self.tuning.block * self.row if self.upcast else 0
         keys = self.tuning.stages * self.tuning.block * self.row * size
         out = rows * (self.v_width * out_size + (4 * self.column_parts if self.in_parts else 0))
-        return queries + stored + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
+        return stored + max(queries + keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
 
 
 def launch(shape: Shape, tuning: Tuning) -> Launch:
