@@ -72,7 +72,7 @@ def scratch(plan: Launch) -> Shared:
         queries_ready=plgpu.Barrier(num_arrivals=row_parts),
         met=plgpu.Barrier(num_arrivals=consumers) if consumers > 1 else None,
         schedule=plgpu.Barrier(num_arrivals=row_parts) if row_parts > 1 else None,
-        drained=plgpu.Barrier(num_arrivals=consumers) if plan.listed and producer else None,
+        drained=plgpu.Barrier(num_arrivals=consumers) if plan.tuning.workers and producer else None,
     )
 
 
