@@ -22,9 +22,8 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels.attention.api import paged_attention
-from pallas_kernels.attention.hopper import splits
-from pallas_kernels.attention.hopper.plan import Shape
+from pallas_kernels.attention.hopper import call, splits
+from pallas_kernels.attention.hopper.plan import Launch, Shape
 from pallas_kernels.attention.rows import Rows, Tiles
 from tools import gates
 from tools.aot import device
@@ -37,7 +36,7 @@ from tools.cases.kernels.attention_shapes import arguments
 GATES, KERNEL_GATES = "steps.json", "attention.json"
 SAMPLE = (
     *("gemma-3-27b local", "gpt-oss-20b full, one row", "gemma-4-31B full", "fp8, gemma-3-27b local"),
-    *("splits, gpt-oss-20b full", "splits, gemma-3-27b full", "prefill, gemma-3-27b full"),
+    *("splits, gpt-oss-20b full", "splits, prefill, gemma-3-27b full", "prefill, gemma-3-27b full"),
     *("prefill, gpt-oss-20b local", "prefill, MiMo-V2-Flash local"),
 )
 
@@ -75,20 +74,15 @@ def main() -> None:
 
 
 def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
-    """Compile a layer's attention. Return its kernel, and the seconds to trace, lower and compile the call."""
-    given = arguments(layer, device.h200())
+    """Compile a layer's attention. Return its kernel, and the seconds to trace, lower and compile the call.
+
+    Of prompts on "mosaic_splits" that is the kernel of tiles of several tokens; rows of one token have that of decode.
+    """
+    given, tuning = arguments(layer, device.h200()), plan_of(layer).tuning
 
     def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
-        out: jax.Array = paged_attention(
-            q,
-            kv,
-            rows,
-            tiles,
-            layer_index=given.layer_index,
-            attend=given.attend,
-            sinks=sinks,
-            implementation=layer.implementation,
-            sms=device.SMS,
+        out: jax.Array = call.paged_attention(
+            q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, tuning=tuning
         )
         return out
 
@@ -99,13 +93,16 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
     return facts, time.perf_counter() - begin
 
 
+def plan_of(layer: Layer) -> Launch:
+    """Return the launch of a layer."""
+    given = arguments(layer)
+    shape = Shape.of(given.q, given.kv, given.rows, given.tiles, given.attend)
+    return call.plan_of(shape, device.SMS) if layer.implementation == "mosaic" else splits.plan_of(shape, device.SMS)
+
+
 def workers_of(layer: Layer) -> int:
     """Return the thread blocks that must fit on a multiprocessor: those that share a work list, or one."""
-    given = arguments(layer)
-    if layer.implementation == "mosaic":
-        return 1
-    plan = splits.plan_of(Shape.of(given.q, given.kv, given.rows, given.tiles, given.attend), device.SMS)
-    return max(1, plan.tuning.workers // device.SMS)
+    return max(1, plan_of(layer).tuning.workers // device.SMS)
 
 
 def print_kernels(kernels: list[tuple[Layer, KernelFacts, float]]) -> None:

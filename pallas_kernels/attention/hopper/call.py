@@ -162,17 +162,15 @@ def _attend(
     Jitted by itself, so that the layers of a kind share one trace and hence one kernel: two traces differ in the scopes
     that they are called in, which for the compiler makes them two kernels.
     """
-    splits, size = plan.tuning.splits, (plan.items, plan.kv_heads)
-    whole = ((*size, plan.stored_rows, plan.v_width), plan.dtype)
-    count = (plan.entries, plan.kv_heads) if plan.listed else (splits, *size)
+    whole = ((plan.items, plan.kv_heads, plan.stored_rows, plan.v_width), plan.dtype)
+    grid, count = _grid(plan)
     parts = ((*count, plan.stored_rows, plan.v_width), jnp.dtype(jnp.float32))
     lse = ((*count, plan.padded_rows), jnp.dtype(jnp.float32))
-    grid = {"split": splits, "head": plan.kv_heads, "item": plan.items}
     run = mosaic.kernel(
         partial(kernel.body, plan, sinks is not None),
         name="paged_attention",
         outputs=[parts, lse] if plan.in_parts else [whole],
-        grid={"worker": plan.tuning.workers} if plan.listed else grid,
+        grid=grid,
         num_threads=plan.consumers + plan.tuning.producer,
         scratch={"shared": scratch(plan)},
     )
@@ -188,3 +186,13 @@ def _attend(
     if work is not None:
         return combine_entries(work, plan.most_splits, split_out, split_lse).astype(plan.dtype)
     return combine(split_out, split_lse).astype(plan.dtype)
+
+
+def _grid(plan: Launch) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Return the grid of thread blocks, and the sizes of the axes that count the parts of a result."""
+    if plan.listed:
+        workers = plan.tuning.workers or plan.entries * plan.kv_heads
+        return {"worker": workers}, (plan.entries, plan.kv_heads)
+    splits = plan.tuning.splits
+    grid = {"split": splits, "head": plan.kv_heads, "item": plan.items}
+    return grid, (splits, plan.items, plan.kv_heads)

@@ -2,12 +2,10 @@
 
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
 from pallas_kernels.attention.splits import splits
-from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
 _MOST_STAGES = 4
-SPLIT_KEYS = 1_024  # of a work list: a thread block reads them in some 16 µs if all run, in 5 if few do
-_FEW_KEYS = 2_048  # queries that see no more are not split, where a row's splits are its own
+_MOST_PART_BYTES = 131_072  # for a token: 256 MB in steps of 2,048 tokens, beside tiles that rows leave partly empty
 _FEW_BLOCKS = 6  # of keys: fewer do not make up for a thread block's start and end
 
 
@@ -17,24 +15,29 @@ def tile_tokens(group: int) -> int:
 
 
 def list_tuning(shape: Shape, sms: int = SMS) -> Tuning | None:
-    """Return the tuning of a work list, or None if the shape's queries see few keys.
+    """Return the tuning of a work list, or None if the shape's queries see too few keys to be split.
 
-    Block and stages are those of `default_tuning`. As many thread blocks as run at once share the list.
+    Block and stages are those of `default_tuning`.
 
-    Raises NoKernel for values of more than 256 columns, whose two consumers spill registers around the loop over the
-    list, and if parts of a result in float32 do not fit into shared memory.
+    * A split has 1,024 keys: a thread block reads them in some 16 µs if all run, in 5 if few do. If a tile has more
+      than 64 rows its splits have 4,096, since its many products make up for a thread block's start and end, and there
+      are 4 at most, or 2, since its parts in float32 take memory.
+    * As many thread blocks as run at once share the list, if they have one consumer each. With two consumers an entry
+      has a thread block of its own: the loop over the list makes the compiler spill registers, with values of more than
+      256 columns or scores ahead, and the GPU gives a long entry's place to the next one anyway.
     """
-    if shape.most_blocks(1, shape.queries) <= _FEW_KEYS:
+    several = shape.queries * shape.group > WARPGROUP_ROWS
+    keys, few = (4_096, 16_384) if several else (1_024, 2_048)
+    if shape.most_blocks(1, shape.queries) <= few:
         return None
-    base = default_tuning(shape, sms, split=2)  # whose output is staged in float32 too
+    part_bytes = shape.kv_heads * shape.group * shape.v_dim * 4  # of a token
+    most = max(2, min(4, _MOST_PART_BYTES // part_bytes)) if several else 16
+    base = default_tuning(shape, sms, split=2)._replace(splits=1, split_keys=keys, most_splits=most)
     plan = Launch.of_shape(shape, base)
-    if shape.column_parts > 1 or plan.smem_bytes > SMEM_BYTES:
-        raise NoKernel(
-            f"head sizes {shape.head_dim} and {shape.v_dim} over pages of {shape.stored}: implementation = "
-            f"'mosaic_splits' has no room for them where queries see more than {_FEW_KEYS} keys"
-        )
+    if plan.consumers > 1:
+        return base._replace(ahead=_has_room_ahead(plan, base.stages))
     two = not base.producer and 2 * (plan.smem_bytes + BLOCK_SMEM_BYTES) <= SM_SMEM_BYTES
-    return base._replace(splits=1, workers=(2 if two else 1) * sms, split_keys=SPLIT_KEYS)
+    return base._replace(workers=(2 if two else 1) * sms)
 
 
 def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tuning:
@@ -78,10 +81,17 @@ def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tu
     stages = min(out.stages, max(1, -(-fit.most_blocks(block, fit.chunk_queries) // split)))
     while stages > 1 and Launch.of_shape(shape, out._replace(stages=stages)).smem_bytes > budget:
         stages -= 1
-    # Two blocks of scores, output and page ids must fit into the registers, beside another thread block's if small.
-    room = shape.v_dim <= 128 and fit.page_boxes <= 4 and not (shape.upcast and row_parts == 1)
-    ahead = room and split == 1 and stages > row_parts and shape.queries > 1
-    return out._replace(stages=stages, ahead=ahead)
+    return out._replace(stages=stages, ahead=split == 1 and _has_room_ahead(fit, stages))
+
+
+def _has_room_ahead(plan: Launch, stages: int) -> bool:
+    """Return whether scores may be formed ahead.
+
+    Two blocks of scores, output and page ids must fit into the registers, beside another thread block's if small.
+    """
+    row_parts = plan.tuning.row_parts
+    room = plan.v_dim <= 128 and plan.page_boxes <= 4 and not (plan.upcast and row_parts == 1)
+    return room and stages > row_parts and plan.queries > 1
 
 
 def _splits(plan: Launch, sms: int) -> int:

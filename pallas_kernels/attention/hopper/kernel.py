@@ -71,15 +71,17 @@ Carry = tuple[Float[Array, "64 V"], Float[Array, " 64"], Float[Array, " 64"]]
 def body(plan: Launch, has_sinks: bool, *arrays: Ref, shared: Shared) -> None:
     """Run a thread block. Dead chunks of several queries write nothing, dead single queries (decode) write zeros."""
     refs = Refs.of(plan, has_sinks, arrays, shared)
-    if plan.listed:
+    if plan.tuning.workers:
         _run(plan, refs, partial(each_item, plan, refs))
         return
-    item = Item.of(plan, refs)
-    run = partial(_run, plan, refs, lambda role, **_: role(item))
-    if plan.queries == 1:
-        run()
+    if plan.listed:
+        assert refs.entries is not None
+        number = lax.axis_index("worker")
+        item, live = Item.of_list(plan, refs, number), number < refs.entries[0] * plan.kv_heads
     else:
-        pl.when(item.end > 0)(run)
+        item = Item.of(plan, refs)
+        live = plan.queries == 1 or item.end > 0
+    pl.when(live)(partial(_run, plan, refs, lambda role, **_: role(item)))
 
 
 def _run(plan: Launch, refs: Refs, each: Callable[..., None]) -> None:

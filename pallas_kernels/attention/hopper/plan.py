@@ -11,7 +11,6 @@ from pallas_kernels.attention.rows import Attend, Rows, Tiles
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
-MOST_SPLITS = 16  # of an item in a work list
 _BARRIER_BYTES = 256  # shared memory of all barriers, at most
 
 
@@ -27,8 +26,9 @@ class Tuning(NamedTuple):
         row_parts: consumers with 64 rows of their own each: 1 or 2.
         ahead: the scores of a block are formed during the softmax of the block before (FlashAttention 3's overlap
             within a warpgroup).
-        workers: thread blocks that share a list of splits; see `worklist`. 0: one for each item, KV head and split.
-        split_keys: keys of a split in such a list, for rows that are not too long.
+        split_keys: keys of a split in a work list, for rows that are not too long; see `worklist`. 0: no list.
+        most_splits: of an item in such a list.
+        workers: thread blocks that share such a list. 0: one for each KV head of each entry that the shapes allow.
     """
 
     block: int
@@ -37,8 +37,9 @@ class Tuning(NamedTuple):
     producer: bool
     row_parts: int = 1
     ahead: bool = False
-    workers: int = 0
     split_keys: int = 0
+    most_splits: int = 0
+    workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ class Launch(Shape):
 
     @property
     def listed(self) -> bool:
-        """Whether thread blocks share a work list."""
-        return self.tuning.workers > 0
+        """Whether thread blocks take their work from a list."""
+        return self.tuning.split_keys > 0
 
     @property
     def in_parts(self) -> bool:
@@ -168,7 +169,7 @@ class Launch(Shape):
     def most_splits(self) -> int:
         """Entries of an item in a work list at most."""
         share = self.tuning.split_keys // self.tuning.block
-        return min(MOST_SPLITS, -(-self.most_blocks(self.tuning.block, self.chunk_queries) // share))
+        return min(self.tuning.most_splits, -(-self.most_blocks(self.tuning.block, self.chunk_queries) // share))
 
     @property
     def entries(self) -> int:
@@ -246,7 +247,7 @@ class Launch(Shape):
         stored = self.tuning.stages * self.tuning.block * self.row if self.upcast else 0
         keys = self.tuning.stages * self.tuning.block * self.row * size
         out = rows * (self.v_width * out_size + (4 * self.column_parts if self.in_parts else 0))
-        return queries + stored + max(keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
+        return stored + max(queries + keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
 
 
 def launch(shape: Shape, tuning: Tuning) -> Launch:
@@ -269,8 +270,7 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     # behind and still holds its block, and with `ahead` a consumer wants the next block before it releases this one.
     if tuning.stages < tuning.row_parts + tuning.ahead:
         raise ValueError(f"{tuning} needs {tuning.row_parts + tuning.ahead} stages")
-    if out.listed:
-        _check_list(tuning)
+    _check_list(out)
     if out.upcast and not (tuning.producer and tuning.block % 64 == 0):
         raise ValueError(f"8-bit pages need a producer and blocks of a multiple of 64 keys, not {tuning}")
     if out.smem_bytes > SMEM_BYTES:
@@ -278,11 +278,14 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     return out
 
 
-def _check_list(tuning: Tuning) -> None:
-    if tuning.splits > 1 or tuning.row_parts > 1 or tuning.ahead:
-        raise ValueError(f"workers need splits = 1, row_parts = 1 and no ahead, not {tuning}")
-    if tuning.split_keys < tuning.block or tuning.split_keys % tuning.block:
+def _check_list(plan: Launch) -> None:
+    tuning = plan.tuning
+    if tuning.split_keys % tuning.block:
         raise ValueError(f"split_keys = {tuning.split_keys} must be a multiple of block = {tuning.block}")
+    if plan.listed and (tuning.splits > 1 or tuning.most_splits < 1):
+        raise ValueError(f"a work list needs splits = 1 and most_splits > 0, not {tuning}")
+    if tuning.workers and not plan.listed:
+        raise ValueError(f"workers need split_keys > 0, not {tuning}")
 
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:

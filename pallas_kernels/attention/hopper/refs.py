@@ -26,8 +26,8 @@ class Shared(NamedTuple):
     """Shared memory and barriers: their types in the kernel's scratch, and references to them in its body.
 
     Attributes:
-        keys_or_out: stages of K and V [stage, key, column]; or, after the main loop, the staged output [consumer, row,
-            column], with splits also its log-sum-exp [consumer, row].
+        inputs_or_out: queries [consumer of rows, row, column] and stages of K and V [stage, key, column]; or, after the
+            main loop, the staged output [consumer, row, column], with splits also its log-sum-exp [consumer, row].
         ring: of the stages of K and V.
         queries_ready: the queries have arrived.
         met: a barrier of two consumers; see `kernel.sync_consumers`.
@@ -35,8 +35,7 @@ class Shared(NamedTuple):
         drained: all consumers have finished an entry of a work list; see `kernel.each_item`.
     """
 
-    queries: Ref
-    keys_or_out: Ref
+    inputs_or_out: Ref
     stored: Stored | None
     ring: Ring
     queries_ready: Ref
@@ -57,9 +56,12 @@ def scratch(plan: Launch) -> Shared:
     if plan.upcast:
         memory = mosaic.tiled((stages, block, plan.row), plan.stored, plan.stored_columns)
         stored = Stored(memory, Ring.scratch(stages, plan.page_boxes))
+    inputs = [
+        mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
+        mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle),
+    ]
     return Shared(
-        queries=mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
-        keys_or_out=plgpu.RefUnion(mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle), staged),
+        inputs_or_out=plgpu.RefUnion(inputs, staged),
         stored=stored,
         ring=Ring.scratch(
             stages,
@@ -70,7 +72,7 @@ def scratch(plan: Launch) -> Shared:
         queries_ready=plgpu.Barrier(num_arrivals=row_parts),
         met=plgpu.Barrier(num_arrivals=consumers) if consumers > 1 else None,
         schedule=plgpu.Barrier(num_arrivals=row_parts) if row_parts > 1 else None,
-        drained=plgpu.Barrier(num_arrivals=consumers) if plan.listed and producer else None,
+        drained=plgpu.Barrier(num_arrivals=consumers) if plan.tuning.workers and producer else None,
     )
 
 
@@ -122,7 +124,7 @@ class Refs:
         entries = left.pop(0) if plan.listed else None
         sinks = left.pop(0) if has_sinks else None
         out, *lse = left
-        keys, (staged_out, *staged_lse) = shared.keys_or_out
+        (queries, keys), (staged_out, *staged_lse) = shared.inputs_or_out
         return cls(
             q=q,
             kv=kv,
@@ -134,7 +136,7 @@ class Refs:
             out=out,
             staged_out=staged_out,
             lse=Lse(lse[0], staged_lse[0]) if lse else None,
-            queries=shared.queries,
+            queries=queries,
             queries_ready=shared.queries_ready,
             keys=keys,
             ring=shared.ring,

@@ -1,14 +1,14 @@
 """Attention over a list of splits ("mosaic_splits"): a row's result and its cost are its own; see `worklist`.
 
-Queries that see many keys run over a list if a thread block of 64 rows holds their tile, as it does in decode and for
-drafts. In other steps tiles have 128 rows: there the rows of one token run over a list too, as if they were a decode
-step, and tiles of several tokens as "mosaic" runs them. Their splits follow from the shapes of the step.
+In steps with prompts, whose tiles have more than 64 rows, the rows of one token run in a launch of their own, as if
+they were a decode step. Tiles of several tokens have splits by their own keys too. So neither other rows nor the size
+of a step change a bit of a row's result.
 """
 
 from functools import partial
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
@@ -33,30 +33,32 @@ def paged_attention(
     if isinstance(q, Packed):
         return run(q, kv, rows, tiles, tuning=plan_of(call.shape_of(q, kv, rows, tiles, attend), sms).tuning)
     shape = Shape.of(q, kv, rows, tiles, attend)
+    tuning = plan_of(shape, sms).tuning
     if shape.queries * shape.group <= WARPGROUP_ROWS:
-        return run(q, kv, rows, tiles, tuning=plan_of(shape, sms).tuning)
-    tuning, ones, alone = default_tuning(shape, sms or SMS), _ones(rows, tiles), q[tiles.tokens[:, 0]]
-    if list_tuning(Shape.of(alone, kv, rows, ones, attend), sms or SMS) is None:
         return run(q, kv, rows, tiles, tuning=tuning)
     several = rows._replace(counts=jnp.where(rows.counts == 1, 0, rows.counts))
     out = run(q, kv, several, tiles, tuning=tuning)
+    tile_of, ones = _ones(rows, tiles)
+    alone = q[tiles.tokens[tile_of, 0]]
     own = paged_attention(alone, kv, rows, ones, layer_index=layer_index, attend=attend, sinks=sinks, sms=sms)
-    tile = tiles.flat_index // shape.queries
-    is_alone = rows.counts[tiles.row[tile]] == 1
-    return jnp.where(is_alone[:, None, None], own[tile], out)
+    row = tiles.row[tiles.flat_index // shape.queries]
+    return jnp.where((rows.counts[row] == 1)[:, None, None], own[row], out)
 
 
 def plan_of(shape: Shape, sms: int | None = None) -> Launch:
-    """Return the launch for a shape whose tiles a thread block of 64 rows holds.
-
-    Queries that see few keys are not split.
-    """
+    """Return the launch for a shape. Queries that see few keys are not split."""
     tuning = list_tuning(shape, sms or SMS)
     return launch(shape, tuning or default_tuning(shape, sms or SMS, split=1))
 
 
-def _ones(rows: Rows, tiles: Tiles) -> Tiles:
-    """Return a tile of one token for each tile: live if it is the only token of its row."""
-    index = jnp.arange(len(tiles.row), dtype=jnp.int32)
-    counts = rows.counts[tiles.row]
-    return Tiles(tiles.row, jnp.where(counts == 1, tiles.offset, counts), index[:, None], index)
+def _ones(rows: Rows, tiles: Tiles) -> tuple[Int[Array, " R"], Tiles]:
+    """Return the tile of each row of one token (0 for other rows), and a tile of one token for each row.
+
+    The latter is live if the row has one token.
+    """
+    index, tile = (jnp.arange(len(array), dtype=jnp.int32) for array in (rows.counts, tiles.row))
+    is_alone = (rows.counts[tiles.row] == 1) & (tiles.offset == 0)
+    at = jnp.where(is_alone, tiles.row, len(index) + tile)  # others are distinct too, and dropped
+    tile_of = jnp.zeros_like(index).at[at].set(tile, mode="drop", unique_indices=True)
+    ones = Tiles(index, jnp.where(rows.counts == 1, 0, rows.counts), index[:, None], index)
+    return tile_of, ones

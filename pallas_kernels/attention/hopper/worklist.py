@@ -1,8 +1,8 @@
 """A list of splits of keys that thread blocks share, made on the device, so that a long row costs its share.
 
 A row's splits depend on its own length alone: `Tuning.split_keys` keys each, doubled until there are at most
-`MOST_SPLITS`. So neither other rows nor the size of a step change a bit of a row's result, and memory for the parts is
-bounded. The entries of the longest items come first, and those of an item lie side by side.
+`Tuning.most_splits`, and then made equal. So neither other rows nor the size of a step change a bit of a row's result,
+and memory for the parts is bounded. The entries of the longest items come first, and those of an item lie side by side.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.hopper.plan import MOST_SPLITS, Launch
+from pallas_kernels.attention.hopper.plan import Launch
 
 _TINY = 1e-30
 
@@ -56,13 +56,14 @@ def work_list(plan: Launch, items: Int[Array, "I 6"]) -> WorkList:
 
 
 def _blocks_of_a_split(plan: Launch, blocks: Int[Array, " I"]) -> Int[Array, " I"]:
-    """Return the blocks of keys of each item's splits."""
-    share = plan.tuning.split_keys // plan.tuning.block
+    """Return the blocks of keys of each item's splits, which are equal but for the last."""
+    share, most = plan.tuning.split_keys // plan.tuning.block, plan.tuning.most_splits
     out = jnp.full_like(blocks, share)
-    while share * MOST_SPLITS < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
-        out = jnp.where(-(-blocks // out) > MOST_SPLITS, 2 * share, out)
+    while share * most < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
+        out = jnp.where(-(-blocks // out) > most, 2 * share, out)
         share *= 2
-    return out
+    splits = jnp.maximum(-(-blocks // out), 1)
+    return jnp.maximum(-(-blocks // splits), 1)
 
 
 def combine_entries(

@@ -101,11 +101,12 @@ def test_kernels_of_the_glue_have_gates() -> None:
 
 
 def test_attention_over_a_list_has_gates() -> None:
-    """Two thread blocks fit on a multiprocessor, except with a producer that casts pages."""
+    """Two thread blocks fit on a multiprocessor, except with two consumers or a producer that casts pages."""
     committed = json.loads((FOLDER / "attention.json").read_text())["figures"]
     for layer in SPLIT_LAYERS:
         assert committed[layer.name]["spills"] == 0
-        assert committed[layer.name]["blocks_per_sm"] >= (1 if layer.kv_dtype else 2)
+        alone = layer.kv_dtype or layer.count or layer.heads[3] > 256
+        assert committed[layer.name]["blocks_per_sm"] >= (1 if alone else 2)
 
 
 def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -> None:

@@ -94,9 +94,11 @@ ALIGNED = (
 LONG_EXTEND = (RowSpec(30, 150), RowSpec(0, 0), RowSpec(300, 20, 290))
 LONG_AMONG_SHORT = (RowSpec(1_499, 1), RowSpec(0, 1), RowSpec(70, 1), RowSpec(0, 0), RowSpec(129, 1))
 LONG_BESIDE_PROMPT = (RowSpec(1_499, 1), RowSpec(30, 17), RowSpec(129, 1))
+LONG_PROMPT = (RowSpec(70, 9), RowSpec(1_499, 1), RowSpec(4_200, 9))
 SINKS = (0.5, -1.0, 3.0, 0.0)
 FAR_SINKS = (90.0, -90.0, 1e4, -1e4)
 RAGGED_DECODE, RAGGED_STEP = "16 bits, ragged, decode", "16 bits, ragged, beside a prompt"
+RAGGED_PROMPT = "16 bits, ragged, a prompt of a long row"
 RAGGED = (PREFILL, CHUNKS, MIXED, PADDED)
 
 CASES = (
@@ -359,7 +361,7 @@ CASES = (
         tile=32,
         dtype="bfloat16",
     ),
-    # Rows of very different lengths: splits of "mosaic_splits" are of 1,024 keys.
+    # Rows of very different lengths: splits of "mosaic_splits" are of 1,024 keys, those of prompts of 4,096.
     Case(
         RAGGED_DECODE,
         (LONG_AMONG_SHORT,),
@@ -380,6 +382,17 @@ CASES = (
         sinks=SINKS,
         tile=17,
         page_columns=33,
+        dtype="bfloat16",
+    ),
+    Case(
+        RAGGED_PROMPT,
+        (LONG_PROMPT,),
+        20,
+        64,
+        heads=(4, 1, 64, 64),
+        sinks=SINKS,
+        tile=17,
+        page_columns=257,
         dtype="bfloat16",
     ),
 )

@@ -112,13 +112,15 @@ FP8_LAYERS = tuple(
 LAYERS = (*DECODE_LAYERS, *PREFILL_LAYERS, *FP8_LAYERS)
 _SPLIT_NAMES = (
     *("gpt-oss-20b full", "gpt-oss-20b full, one row", "gemma-3-27b full", "gemma-3-27b full, tiles of 8"),
-    *("MiMo-V2-Flash full", "Llama-4-Scout local", "80/80, softcap, sinks, page 16"),
-    *("gemma-3-27b local, one row", "fp8, gemma-3-27b full"),
+    *("MiMo-V2-Flash full", "Llama-4-Scout local", "80/80, softcap, sinks, page 16", "gemma-4-31B full"),
+    *("512/512 without overlap", "gemma-3-27b local, one row", "fp8, gemma-3-27b full", "fp8, gemma-4-31B full"),
 )
-# One kernel each; the prefill is two.
+_SPLIT_PREFILL_NAMES = (
+    *("prefill, gemma-3-27b full", "prefill, gpt-oss-20b full", "prefill, MiMo-V2-Flash full"),
+    *("prefill, gemma-4-31B full", "fp8, prefill, gemma-3-27b full", "fp8, prefill, gemma-4-31B full"),
+)
 SPLIT_LAYERS = tuple(
     replace(layer, name=f"splits, {layer.name}", implementation="mosaic_splits")
     for layer in LAYERS
-    if layer.name in _SPLIT_NAMES
+    if layer.name in (*_SPLIT_NAMES, *_SPLIT_PREFILL_NAMES)
 )
-SPLIT_PREFILL = replace(PREFILL_LAYERS[1], name="splits, prefill, gemma-3-27b full", implementation="mosaic_splits")

@@ -14,6 +14,7 @@ from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, shape_of
 from tests.support.turns import by_turns, whose_turn
+from tools.aot.measures.tma import recorded
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 from tools.cases.kernels.attention_layers import LAYERS
@@ -101,6 +102,15 @@ def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
 def test_layers_lower_for_hopper(name: str) -> None:
     """Lowering needs no GPU packages; `make gpu-compile` runs the rest of the compilation."""
     lower(LAYER[name])
+
+
+@pytest.mark.parametrize("name", by_turns(list(LAYER), 8))
+def test_all_copies_are_swizzled(name: str) -> None:
+    """Those of outputs too, whose shared memory names no tiles: Mosaic chooses them. Else rows would share banks."""
+    with recorded() as found:
+        lower(LAYER[name])
+    assert found
+    assert {descriptor.swizzle for descriptor in found} <= {32, 64, 128}
 
 
 def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:
