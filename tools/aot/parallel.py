@@ -182,8 +182,7 @@ def compile_shared(spec: Spec) -> Facts:
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
     mode: QuantizationMode = "fp8" if spec.quantization == "fp8" else "auto"
-    in_tiles = frozenset({2} if spec.linear == "mosaic" else ())
-    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", in_tiles) + blocks * layout.block_bytes(2)
+    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", linear=spec.linear) + blocks * layout.block_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
