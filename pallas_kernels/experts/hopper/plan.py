@@ -24,6 +24,7 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
+_SHARED_ROWS = 48  # times parts, of weights with scales of blocks: sums that leave two thread blocks their registers
 Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
 InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
 HopperWeights = Float[Array, "E K C"] | InTiles
@@ -202,6 +203,8 @@ class Launch(Shape):
     def blocks(self) -> int:
         """Thread blocks, each of which takes tiles until none is left: as many as the GPU runs at once."""
         two = not self.moves_registers and 2 * (self.smem_bytes + BLOCK_SMEM_BYTES) <= SM_SMEM_BYTES
+        if self.held == "fp8_blocks":
+            two = two and self.tuning.rows * self.tuning.parts <= _SHARED_ROWS
         return (2 if two else 1) * self.tuning.sms
 
 
