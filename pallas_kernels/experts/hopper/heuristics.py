@@ -51,6 +51,18 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     return Tuning(rows, consumers, parts, stages, depth, band, sms)
 
 
+def clustered_tuning(shape: Shape, sms: int = SMS) -> Tuning:
+    """Return the default tuning with clusters of two thread blocks: tiles have 16 rows or a multiple.
+
+    Never a default: no GPU has run it.
+    """
+    first = default_tuning(shape, sms)
+    tuning = first._replace(rows=-(-first.rows // (2 * ALIGN)) * 2 * ALIGN, cluster=2)
+    while tuning.stages > 2 and Launch.of_shape(shape, tuning).smem_bytes > SMEM_BYTES:
+        tuning = tuning._replace(stages=tuning.stages - 1)
+    return tuning
+
+
 def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     """Choose a tuning for weights that are unpacked while the product before runs.
 
