@@ -233,7 +233,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     compiler = find_ptxas() if on_gpu else None
     backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None, compiler)
     _require_memory(folder, options, device)
-    mode = options.quantization
+    mode, forms = options.quantization, (backends.linear, backends.experts == "cpu")
     room, declared = options.lora_room, load_config(folder)
     found = check_adapters(options.adapters, declared, *room[1:] if room is not None else ())
     drafts = _find_drafter(folder, options, declared)
@@ -242,9 +242,10 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
             folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
         )
     else:
-        model, params = load_checkpoint(folder, dtype, quantization=mode, experts=backends.experts, mesh=mesh)
+        model, params = load_checkpoint(
+            folder, dtype, quantization=mode, experts=backends.experts, linear=forms[0], mesh=mesh
+        )
     drafter, own = (None, {}) if drafts is None else drafts.load(model, params, dtype, mesh)
-    forms = backends.linear, backends.experts == "cpu"
     for found_params in (params, own):
         lay_out(found_params, linear=forms[0], experts=forms[1])
     require_form(params, backends.linear)

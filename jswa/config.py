@@ -36,8 +36,9 @@ class EngineConfig:
         quantization: Hold linear layers and experts in this form. auto keeps the checkpoint's own form: 8 bits with one
             scale per output, packed integers of 4 bits (W4A16, GPTQ, AWQ), MXFP4 experts. none converts all weights to
             dtype. int8 and fp8 quantize linear layers, embedding and output head at start, and keep MXFP4 experts; fp8
-            also keeps experts in fp8 with a scale per block. mxfp4 is auto for checkpoints whose experts are in MXFP4,
-            and refuses others; with load_format dummy it makes random MXFP4 experts.
+            also keeps experts in fp8 with a scale per block, and with linear_backend mosaic linear layers too. mxfp4 is
+            auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it makes random
+            MXFP4 experts.
         max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
             model's maximum.
         max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU, on GPUs of 140

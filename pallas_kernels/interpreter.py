@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _interpreting: ContextVar[bool] = ContextVar("interpreting", default=False)
 
@@ -38,21 +38,42 @@ def races_found() -> bool:
     return bool(_module().get_races().races_found)
 
 
+class Copy(NamedTuple):
+    """A copy from global to shared memory.
+
+    Attributes:
+        block: the thread block within its cluster.
+        source: the array that is copied from.
+        where: what is copied, and to where.
+    """
+
+    block: int
+    source: str
+    where: str
+
+
 @dataclass
 class Copies:
-    """The number of copies from global to shared memory that interpreted kernels have made."""
+    """The copies from global to shared memory that interpreted kernels have made; those of a thread block in order."""
 
-    count: int = 0
+    made: list[Copy]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.made)
 
 
 @contextmanager
 def counted_copies() -> Iterator[Copies]:
-    """Count the copies from global to shared memory of the kernels that are traced and interpreted inside."""
-    callbacks, copies = _module().gpu_callbacks, Copies()
+    """List the copies from global to shared memory of the kernels that are traced and interpreted inside."""
+    callbacks, copies = _module().gpu_callbacks, Copies([])
     original = callbacks.copy_gmem_to_smem
 
     def copy(*arguments: Any, **options: Any) -> Any:
-        copies.count += 1
+        source, into = (str(_tree_of_integers(options[f"{end}_transforms"])) for end in ("src", "dst"))
+        key = str(options["src_allocation_key_as_array"])
+        copies.made.append(Copy(int(options["thread"].block_id), key, f"{source} to {into}"))
         return original(*arguments, **options)
 
     callbacks.copy_gmem_to_smem = copy
@@ -60,6 +81,12 @@ def counted_copies() -> Iterator[Copies]:
         yield copies
     finally:
         callbacks.copy_gmem_to_smem = original
+
+
+def _tree_of_integers(tree: Any) -> Any:
+    import jax
+
+    return jax.tree.map(int, tree)
 
 
 def _module() -> Any:

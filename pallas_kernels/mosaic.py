@@ -34,6 +34,7 @@ def kernel(
     num_threads: int,
     scratch: Mapping[str, Any],
     reduction_scratch_bytes: int = 0,
+    cluster: Mapping[str, int] | None = None,
 ) -> Callable[..., list[Array]]:
     """Return a kernel of `num_threads` warpgroups (axis "thread") per thread block.
 
@@ -47,12 +48,15 @@ def kernel(
         scratch: shared memory and barriers, as trees of Pallas' types.
         reduction_scratch_bytes: shared memory for sums over several warps; 0, since the rows of a WGMMA's result lie
             within a warp.
+        cluster: names and sizes of the axes of a cluster of thread blocks, of which the grid is then made.
     """
     run: Callable[..., list[Array]] = plgpu.kernel(
         body,
         out_type=[jax.ShapeDtypeStruct(*output) for output in outputs],  # type: ignore[no-untyped-call]
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
+        cluster=tuple((cluster or {}).values()),
+        cluster_names=tuple(cluster or {}),
         num_threads=num_threads,
         thread_name="thread",
         scratch_types=scratch,

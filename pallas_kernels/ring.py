@@ -19,6 +19,10 @@ warpgroups of each kernel can run under them:
                t // S - 1, whose parity is (t // S - 1) % 2. A stage may be refilled then, and no earlier.
     progress   If a consumer waits for turn t + h before it releases turn t, or waits for another consumer that does,
                then S > h. With fewer stages the producer and the consumers wait for each other for ever.
+    cluster    Thread blocks of a cluster that copy parts of a stage for each other run the same turns. Such a part
+               lands in the stage of each, and arrives at ready there. Each consumer arrives at consumed[t % S] of each
+               thread block, so that this phase completes after the arrivals of all consumers of all of them: a stage
+               is filled in none before it is free in all. Its warps meet before, since one of them arrives for all.
     edge       If the producer corrects the data of turn 0 or of the last turn, then that turn's copies arrive at
                edges[min(t, 1)] instead of ready[t % S]. The producer waits for that barrier once, corrects the stage,
                and makes all arrivals at ready[t % S] itself. It may fill later turns in between, but not turn t + S:
@@ -66,13 +70,19 @@ class Ring:
     edges: Ref | None
 
     @classmethod
-    def scratch(cls, stages: int, arrivals: int, *, consumers: int = 0, edges: bool = False) -> "Ring":
-        """Return the types of the barriers. Without `consumers` the only consumer refills the ring itself."""
+    def scratch(
+        cls, stages: int, arrivals: int, *, consumers: int = 0, edges: bool = False, cluster: str | None = None
+    ) -> "Ring":
+        """Return the types of the barriers. Without `consumers` the only consumer refills the ring itself.
+
+        `cluster`: the axis along which thread blocks copy parts of stages for each other.
+        """
+        consumed = plgpu.Barrier if cluster is None else partial(plgpu.ClusterBarrier, collective_axes=(cluster,))
         return cls(
             stages,
             arrivals,
             plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=consumers, num_barriers=stages) if consumers else None,
+            consumed(num_arrivals=consumers, num_barriers=stages) if consumers else None,
             plgpu.Barrier(num_arrivals=arrivals, num_barriers=2) if edges else None,
         )
 

@@ -80,7 +80,7 @@ def choose_backends(
     triton = importlib.util.find_spec("jax_triton") is not None
     if options.attention_backend == "triton" and not triton:
         raise ConfigError("attention_backend", "triton", "needs jax-triton: install jswa[cuda12] or jswa[cuda13]")
-    hopper = platform == "gpu" and capability == "9.0" and dtype.itemsize == 2
+    hopper = on_hopper(platform, capability, dtype)
     attention: Attention = "mosaic" if hopper else "xla"
     if platform == "gpu" and not hopper and capability is not None and float(capability) >= 8.0:
         if triton:
@@ -125,6 +125,11 @@ def choose_backends(
                 limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
                 raise ConfigError(option, kernel, limit)
     return chosen
+
+
+def on_hopper(platform: str, capability: str | None, dtype: jnp.dtype) -> bool:
+    """Return whether a device's kernels of attention and experts are Mosaic's, if the user names no others."""
+    return platform == "gpu" and capability == "9.0" and dtype.itemsize == 2
 
 
 def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dtype: jnp.dtype) -> Backends:

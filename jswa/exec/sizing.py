@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
-from jswa.exec.backends import Backends
+from jswa.exec.backends import Backends, on_hopper
 from jswa.exec.buckets import Bucket, bucket_table
 from jswa.exec.compile.program import compile_step
 from jswa.exec.mesh import mesh_of
@@ -24,14 +24,15 @@ from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.schemes import Scheme, Schemes
+from jswa.model.hf.schemes import Layers, Scheme
 from jswa.model.hf.tensor_map import sources
 from jswa.model.lora import has_adapters
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Params
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import ENDS, LINEAR, QuantizationMode
 from jswa.model.weights.lora_files import room_bytes
 from jswa.plan import Logprobs
+from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.mxfp4 import BLOCK
 
 _log = logging.getLogger("jswa")
@@ -52,7 +53,7 @@ def require_memory(
     """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file."""
     shares = options.tensor_parallel_size
     part, room = shard_config(model, shares), options.lora_room
-    size = weight_bytes(part, stored, options.quantization, dtype, _axes_in_tiles(options))
+    size = weight_bytes(part, stored, options.quantization, dtype, *_kernels(options, dtype, device))
     size += 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
     if device.platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -70,10 +71,12 @@ def require_memory(
         )
 
 
-def _axes_in_tiles(options: EngineConfig) -> frozenset[int]:
-    """Return the number of axes of matrices whose packed integers lie in tiles: of linear layers, and of experts."""
-    named = {2: options.linear_backend == "mosaic", 3: options.moe_backend == "mosaic_overlap"}
-    return frozenset(axes for axes, found in named.items() if found)
+def _kernels(options: EngineConfig, dtype: str, device: jax.Device) -> tuple[Experts, Linear]:
+    """Return the implementations of experts and linear layers, as far as they decide how weights are held."""
+    capability = getattr(device, "compute_capability", None)
+    default: Experts = "mosaic" if on_hopper(device.platform, capability, jnp.dtype(dtype)) else "xla"
+    experts = default if options.moe_backend == "auto" else options.moe_backend
+    return experts, "xla" if options.linear_backend == "auto" else options.linear_backend
 
 
 def weight_bytes(
@@ -81,7 +84,8 @@ def weight_bytes(
     stored: Quantization | None,
     mode: QuantizationMode,
     dtype: str,
-    in_tiles: frozenset[int] = frozenset(),
+    experts: Experts = "xla",
+    linear: Linear = "xla",
 ) -> int:
     """Return the bytes of the parameters that one device holds, as far as the config tells.
 
@@ -89,47 +93,58 @@ def weight_bytes(
         stored: how the checkpoint stores quantized weights. Matrices with a scale per tensor or row stay in 8 bits,
             packed integers of 4 bits and experts in MXFP4 in 4; others are held in `dtype`.
         mode: the option `quantization`.
-        in_tiles: the number of axes of matrices whose packed integers have a scale for each 32 inputs, as in tiles.
+        experts, linear: the kernels. Those of Hopper that unpack weights while they multiply keep matrices in float8
+            with scales of blocks too, and have a scale for each 32 inputs of packed integers; "mosaic" and "triton"
+            have stored experts but those in MXFP4 widened, unless the mode names 8 bits.
     """
     kept = None if mode == "none" else stored
     packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
     shapes = param_shapes(part, jnp.dtype(dtype), "mxfp4" if packed else "plain")
     rounded = mode in ("int8", "fp8")
-    eight = rounded or (kept is not None and not (packed or kept.blocks or kept.schemes))
-    by_name = {} if rounded or kept is None or kept.schemes is None else _schemes(part, kept.schemes)
+    schemes = {} if rounded or packed or kept is None else _schemes(part, kept, shapes)
     total = 0
     for name, shape in shapes.items():
-        narrow = eight and (LINEAR.search(name) or (rounded and name in ENDS))
-        most = BLOCK if len(shape.shape) in in_tiles else None
-        total += math.prod(shape.shape) if narrow else _matrix_bytes(shape, by_name.get(name), most)
+        if rounded and (LINEAR.search(name) or name in ENDS):
+            total += math.prod(shape.shape)
+        else:
+            total += _matrix_bytes(shape, schemes.get(name), experts if len(shape.shape) == 3 else linear)
     return total
 
 
-def _schemes(part: ModelConfig, schemes: Schemes) -> dict[str, Scheme]:
+def _schemes(part: ModelConfig, stored: Quantization, names: Iterable[str]) -> dict[str, Scheme]:
     """Return the scheme of each linear layer whose tensors have the same, or groups of different sizes."""
-    table = {}
-    for name, source in sources(part).items():
-        found = [schemes.of(one.key) for one in source.parts] if LINEAR.search(name) else []
+    linear = list(filter(LINEAR.search, names))
+    if stored.schemes is None:
+        return dict.fromkeys(linear, Scheme(Layers(), "blocks" if stored.blocks else "8 bits"))
+    table, tensors = {}, sources(part)
+    for name in linear:
+        found = [stored.schemes.of(one.key) for one in tensors[name].parts]
         known = [scheme for scheme in found if scheme is not None]
         if known and len(known) == len(found) and len({scheme.held for scheme in known}) == 1:
-            table[name] = min(known, key=lambda scheme: scheme.group or source.parts[0].shape[-1])
+            table[name] = min(known, key=lambda scheme: scheme.group or tensors[name].parts[0].shape[-1])
     return table
 
 
-def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None, most: int | None = None) -> int:
+def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None, kernel: Experts | Linear) -> int:
     """Return the bytes of a parameter, held by a scheme or in its dtype; a scale of 4-bit weights has 16 bits.
 
-    `most`: inputs that share a scale at most; None: as many as the scheme says.
+    `kernel`: that runs the matrix, or the stack of experts.
     """
     size: int = math.prod(shape.shape)
+    is_stack = len(shape.shape) == 3
     held = None if scheme is None else scheme.held
+    in_tiles = kernel == ("mosaic_overlap" if is_stack else "mosaic")
+    if held == "mxfp4" and is_stack:
+        return size // 2 + size // BLOCK
+    if is_stack and kernel in ("mosaic", "triton"):
+        held = None  # they have other experts widened
     if held == "8 bits":
         return size + 4 * size // int(shape.shape[-2])
-    if held == "mxfp4" and len(shape.shape) == 3:
-        return size // 2 + size // BLOCK
+    if held == "blocks" and in_tiles:
+        return size
     if held == "int4" and scheme is not None:
         inputs = int(shape.shape[-2])
-        groups = -(-inputs // min(scheme.group or inputs, most or inputs))
+        groups = -(-inputs // min(scheme.group or inputs, BLOCK if in_tiles else inputs))
         return size // 2 + 3 * groups * (size // inputs)
     return size * int(shape.dtype.itemsize)
 

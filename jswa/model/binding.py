@@ -17,8 +17,6 @@ from jswa.model.transformer import Decoder, Linear, Params
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
 from pallas_kernels.experts.dense import DenseTiles
-from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
-from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
@@ -104,7 +102,7 @@ def bound[M: nnx.Module](
             stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
             matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
         elif (tiles := tiles_of(name, params)) is not None:
-            return tiles if len(shape) == 3 else with_adapters(name, _one_matrix(tiles, sms), params)
+            return tiles if len(shape) == 3 else with_adapters(name, DenseTiles(tiles, sms), params)
         elif f"{name}.rows" in params:
             return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
         elif f"{name}.block_scales" in params:
@@ -144,11 +142,6 @@ def bind_head(
     """
     names = frozenset(head_names(config, params))
     return _with_sums(sums, bound(lambda: Decoder(config, dtype, Experts(), linear), params, names))
-
-
-def _one_matrix(tiles: Tiles8 | BlockTiles8 | Int4Tiles, sms: int | None) -> DenseTiles:
-    assert not isinstance(tiles, BlockTiles8), "linear layers have no scales of blocks"
-    return DenseTiles(tiles, sms)
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -137,7 +137,8 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     if side == "inputs":
         return None if form == "scales" else Cut(-2, _even(shape[-2], devices))
     if layer is not None and last in ("qkv", "qkv_bias"):
-        return Cut(-1, _qkv_columns(layer.attention, devices))
+        columns = _qkv_columns(layer.attention, devices)
+        return Cut(-1, _in_blocks(columns, shape[-1]) if form == "block_scales" else columns)
     if layer is not None and last == "kv":  # one scale per KV head
         return Cut(-1, tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices)))
     return Cut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
@@ -178,6 +179,12 @@ def _kv_heads(a: AttentionConfig, device: int, devices: int) -> Range:
     """Return the range of KV heads that a device stores."""
     first = device * a.num_kv_heads // devices
     return first, first + max(1, a.num_kv_heads // devices)
+
+
+def _in_blocks(columns: tuple[tuple[Range, ...], ...], count: int) -> tuple[tuple[Range, ...], ...]:
+    """Return the blocks of columns of each device, of `count` equal ones; no device shares one with another."""
+    each = max(end for ranges in columns for _, end in ranges) // count
+    return tuple(tuple((begin // each, end // each) for begin, end in ranges) for ranges in columns)
 
 
 def _qkv_columns(a: AttentionConfig, devices: int) -> tuple[tuple[Range, ...], ...]:

@@ -8,6 +8,7 @@ from typing import get_args
 import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
+from jswa.model.transformer import Linear
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
@@ -41,7 +42,9 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
         raise CheckpointError(f"{target} must be neither inside the checkpoint {source} nor a parent of it")
     _require_replaceable(target)
     chosen = jnp.dtype(_own_dtype(source) if dtype == "auto" else dtype)
-    model, params = load_checkpoint(source, chosen, quantization=quantization)
+    # As for the kernel that reads most forms: a folder with a scale per block serves the others too.
+    linear: Linear = "mosaic" if quantization == "fp8" else "xla"
+    model, params = load_checkpoint(source, chosen, quantization=quantization, linear=linear)
 
     def write(folder: Path) -> None:
         for path in sorted(source.iterdir()):

@@ -82,7 +82,12 @@ class WeightsStager:
     def _read(self, folder: Path) -> Params:
         try:
             model, params = load_checkpoint(
-                folder, self.dtype, quantization=self.quantization, experts=self.experts, mesh=self.placement.mesh
+                folder,
+                self.dtype,
+                quantization=self.quantization,
+                experts=self.experts,
+                linear=self.linear,
+                mesh=self.placement.mesh,
             )
         except CheckpointError as error:
             raise WeightsError("weights", str(folder), str(error)) from error

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.errors import NoLinearKernel
 from pallas_kernels.experts import api
 from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
-from pallas_kernels.experts.eight_bits import TILE, Tiles8
+from pallas_kernels.experts.eight_bits import TILE, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, list_one_group
 from pallas_kernels.experts.int4_tiles import Int4Tiles
@@ -31,11 +31,11 @@ class DenseTiles:
     """One matrix in the tiles that the Hopper kernel reads.
 
     Attributes:
-        tiles: without an axis of experts.
+        tiles: without an axis of experts; of 8 bits with a scale per output or per block.
         sms: multiprocessors of the device. None: as many as an H200 has.
     """
 
-    tiles: Tiles8 | Int4Tiles
+    tiles: Tiles8 | BlockTiles8 | Int4Tiles
     sms: int | None = None
 
     @property
@@ -79,7 +79,7 @@ def matmul(x: Float[Array, "T K"], weights: DenseTiles, gated: Glu | None = None
     return out[:tokens]
 
 
-def _stack(weights: DenseTiles) -> Tiles8 | Int4Tiles:
+def _stack(weights: DenseTiles) -> Tiles8 | BlockTiles8 | Int4Tiles:
     """Return the tiles of one expert."""
-    out: Tiles8 | Int4Tiles = jax.tree.map(lambda array: array[None], weights.tiles)
+    out: Tiles8 | BlockTiles8 | Int4Tiles = jax.tree.map(lambda array: array[None], weights.tiles)
     return out

@@ -43,7 +43,7 @@ from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
-from tests.support.checkpoints.sharded_tiles import check_tiles
+from tests.support.checkpoints.sharded_tiles import check_blocks, check_tiles
 from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
 from tools.aot.programs import collectives
@@ -265,6 +265,7 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
                 assert np.array_equal(np.asarray(part), expected), f"{key} on device {number}"
         if mode == "fp8" and name == "llama":
             check_tiles()
+            check_blocks(folder)
             check_fp8(load_checkpoint(where, float32, quantization="fp8", mesh=make_mesh(2))[1])
         if mode == "none":
             check_staged(

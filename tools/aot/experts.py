@@ -25,15 +25,24 @@ from flax import nnx
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
 from jswa.model.moe import Experts, Moe, Storage
-from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import Groups
+from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.call import plan_of
+from pallas_kernels.experts.hopper.heuristics import clustered_tuning
 from pallas_kernels.experts.hopper.plan import Shape
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level
 from tools.cases.hub_configs import CONFIGS
-from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, MIDDLE_TOKENS, PREFILL_TOKENS, Layer
+from tools.cases.kernels.experts import (
+    CLUSTER_TOKENS,
+    CLUSTERED,
+    DECODE_TOKENS,
+    LAYERS,
+    MIDDLE_TOKENS,
+    PREFILL_TOKENS,
+    Layer,
+)
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
 
 GATES = "experts.json"
@@ -103,6 +112,12 @@ def main() -> None:
         for count in sorted({*tokens, *(MIDDLE_TOKENS if layer.overlap and not options.sample else ())})
         for matrix in MATRICES
     ]
+    compiled += [
+        (f"{layer.name} {matrix}, {count} tokens", *compile_matrix(layer, matrix, count))
+        for layer in CLUSTERED
+        for count in (() if options.sample or options.only not in layer.name else CLUSTER_TOKENS)
+        for matrix in MATRICES
+    ]
     kernels = [(name, facts, seconds) for name, facts, _, seconds in compiled]
     print_kernels(kernels)
     named = [layer for layer in layers if layer.name in _MODELS and not options.sample]
@@ -128,12 +143,11 @@ def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFac
     lower and compile the call.
     """
     given: Any = arguments(layer, matrix, tokens, device.h200())  # shapes
-    plan = plan_of(Shape.of(given.x, given.weights, given.bias, given.gated), device.SMS)
+    shape = Shape.of(given.x, given.weights, given.bias, given.gated)
+    plan = plan_of(shape, device.SMS, clustered_tuning(shape, device.SMS) if layer.cluster > 1 else None)
 
-    def multiply(x: jax.Array, weights: jax.Array, groups: Groups, bias: jax.Array | None) -> jax.Array:
-        out: jax.Array = grouped_matmul(
-            x, weights, groups, bias=bias, gated=given.gated, implementation=layer.implementation, sms=device.SMS
-        )
+    def multiply(x: jax.Array, weights: Any, groups: Groups, bias: jax.Array | None) -> jax.Array:
+        out: jax.Array = hopper(x, weights, groups, bias, given.gated, plan.tuning, device.SMS)
         return out
 
     begin = time.perf_counter()

@@ -38,10 +38,11 @@ from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Linear
 from jswa.model.weights.formats import QuantizationMode
-from jswa.model.weights.packed.tiles import INT4_TILES
+from jswa.model.weights.packed.blocks import BLOCK_SCALES
+from jswa.model.weights.packed.tiles import INT4_TILES, TILES
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
-from pallas_kernels.experts.mxfp4 import TILE
+from pallas_kernels.experts.eight_bits import DEEP, TILE
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import copies, launches, top_level
@@ -84,7 +85,7 @@ class Spec:
         kind = f"{self.tokens} rows" if self.decode else f"prefill {self.tokens}"
         hosts = "" if self.hosts == 1 else f" of {self.hosts} hosts"
         more = f", {self.drafts} drafts" * bool(self.drafts)
-        more += f", {self.quantization}" * (self.quantization in ("fp8", "int4"))
+        more += f", {self.quantization}" * (self.quantization in ("fp8", "fp8_blocks", "int4"))
         more += f", linear layers on {self.linear}" * (self.linear != "xla")
         return f"{self.model} on {self.devices}{hosts}, {self.layers} layers{more}, {kind}"
 
@@ -104,6 +105,7 @@ SPECS = (
     replace(_MODELS[0], quantization="fp8", linear="fp8"),
     replace(_MODELS[3], quantization="fp8"),
     replace(_MODELS[0], quantization="int4", linear="mosaic"),
+    replace(_MODELS[3], devices=4, layers=3, quantization="fp8_blocks", linear="mosaic"),
 )
 _WEIGHTS = {"type": "int", "num_bits": 4, "symmetric": True, "strategy": "group", "group_size": GROUP}
 W4A16 = {
@@ -181,9 +183,8 @@ def compile_shared(spec: Spec) -> Facts:
     found = collectives(text)
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
-    mode: QuantizationMode = "fp8" if spec.quantization == "fp8" else "auto"
-    in_tiles = frozenset({2} if spec.linear == "mosaic" else ())
-    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", in_tiles) + blocks * layout.block_bytes(2)
+    mode: QuantizationMode = "fp8" if spec.quantization in ("fp8", "fp8_blocks") else "auto"
+    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", linear=spec.linear) + blocks * layout.block_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
@@ -226,17 +227,20 @@ def bucket_of(spec: Spec) -> Bucket:
 def _placed(where: Placement, name: str, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Return a parameter's shape with its sharding; a matrix with outputs first is cut as before it was turned.
 
-    So are the tiles of a linear layer.
+    So are the tiles of a linear layer and their scales.
     """
-    tiled = name.endswith(f".{INT4_TILES}") and len(shape.shape) == 4
+    base, _, field = name.rpartition(".")
+    axes, deep = {INT4_TILES: (4, TILE), TILES: (4, TILE), BLOCK_SCALES: (2, DEEP)}.get(field, (0, 0))
+    tiled = len(shape.shape) == axes
     if not tiled and not name.endswith(OUTPUTS_FIRST):
         return where.shape(name, shape)
-    sides = [side * (TILE if tiled else 1) for side in shape.shape[1::-1]]
-    before = jax.ShapeDtypeStruct(tuple(sides), shape.dtype)  # type: ignore[no-untyped-call]
-    cut = where.shape(f"{name.rpartition('.')[0]}.values", before).sharding
+    outputs, inputs = shape.shape[:2]
+    sides = (inputs * deep, outputs * TILE) if tiled else (inputs, outputs)
+    before = jax.ShapeDtypeStruct(sides, shape.dtype)  # type: ignore[no-untyped-call]
+    cut = where.shape(f"{base}.values", before).sharding
     assert isinstance(cut, NamedSharding)
-    inputs, outputs = (*cut.spec, None, None)[:2]
-    turned = NamedSharding(cut.mesh, PartitionSpec(outputs, inputs))  # type: ignore[no-untyped-call]
+    along, across = (*cut.spec, None, None)[:2]
+    turned = NamedSharding(cut.mesh, PartitionSpec(across, along))  # type: ignore[no-untyped-call]
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=turned)  # type: ignore[no-untyped-call]
 
 

@@ -26,13 +26,15 @@ from jswa.model.hf.config import parse_config
 from jswa.model.lora import adapter_params
 from jswa.model.panels import OUTPUTS_FIRST, fp8_names
 from jswa.model.transformer import Linear, Params
-from jswa.model.weights.formats import LINEAR, reformat
+from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
+from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.packed.int4 import CODES, SCALES, ZEROS
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
-from pallas_kernels.experts import int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.int4 import Int4
+from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest
 from tools.aot.measures import traffic
@@ -57,6 +59,7 @@ _FORMATS: dict[Held, Formats] = {
     "mxfp4": FORMATS["mxfp4"],
     "int8": FORMATS["fp8"],
     "fp8": FORMATS["fp8"],
+    "fp8_blocks": FORMATS["fp8"],
     "int4": Formats(weights=4 + 24 / GROUP, experts=4 + 24 / 32),
 }
 
@@ -236,8 +239,11 @@ def _held(model: ModelConfig, params: Params, mode: Held, linear: Linear) -> Par
     for name, value in params.items():
         if mode == "int4":
             held |= _in_4_bits(name, value, linear) if LINEAR.search(name) else {name: value}
+        elif mode == "fp8_blocks" and LINEAR.search(name) and (value.ndim == 3 or linear == "mosaic"):
+            held |= _in_blocks(name, value)
         else:
-            held |= reformat(name, {name: value}, Placement(model), mode, "mosaic")
+            rounded: QuantizationMode = "fp8" if mode == "fp8_blocks" else mode
+            held |= reformat(name, {name: value}, Placement(model), rounded, "mosaic")
     return held
 
 
@@ -250,6 +256,18 @@ def _in_4_bits(name: str, matrix: jax.Array, linear: Linear) -> Params:
     if lead or linear == "mosaic":
         return {f"{name}.int4_tiles": int4_tiles.tiles(Int4(codes, scales, zeros)).tiles}
     return {f"{name}.{CODES}": codes, f"{name}.{SCALES}": scales, f"{name}.{ZEROS}": zeros}
+
+
+def _in_blocks(name: str, matrix: jax.Array) -> Params:
+    """Return a matrix of zeros in e4m3 and tiles: with scales of blocks, but attention's output."""
+    *lead, inputs, outputs = matrix.shape
+    values = jnp.zeros(matrix.shape, jnp.uint8)
+    if name.endswith("attention.out"):
+        codes, scales = eight_bits.tiles(Quantized(values, jnp.ones((*lead, outputs))))
+        return {f"{name}.tiles": codes, f"{name}.scales": scales}
+    blocks = jnp.ones((*lead, inputs // eight_bits.DEEP, outputs // eight_bits.TILE))
+    codes, scales = eight_bits.block_tiles(QuantizedBlocks(values, blocks))
+    return {f"{name}.tiles": codes, f"{name}.{BLOCK_SCALES}": scales}
 
 
 def _outputs_first(held: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:

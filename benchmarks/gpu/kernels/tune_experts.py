@@ -1,10 +1,11 @@
 """Sweep of the Hopper grouped matmul: the default tuning and the best one, for layers and batches of released models.
 
-    python -m benchmarks.gpu.kernels.tune_experts [--only NAME] [--seconds 80] [--json FILE] [--smoke]
+    python -m benchmarks.gpu.kernels.tune_experts [--only NAME] [--seconds 80] [--json FILE] [--clusters] [--smoke]
 
 Tokens choose their experts at random. Every tuning that fits the GPU is timed once while the time of its measure lasts,
 and the best few again beside the default, which is the baseline. `bytes` are the weights of the experts that have rows,
-each read once; `share` is that of a large copy in the same run. --smoke runs a tiny layer on XLA, on any machine.
+each read once; `share` is that of a large copy in the same run. --clusters tries thread blocks that copy rows for each
+other too, which no GPU has run. --smoke runs a tiny layer on XLA, on any machine.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="gpt-oss-20b, 4 bits", help="only layers whose name contains this")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(_TOKENS), help="tokens of a step")
     parser.add_argument("--seconds", type=float, default=80, help="of all measures, which share it")
+    parser.add_argument("--clusters", action="store_true", help="try clusters of two thread blocks too")
     parser.add_argument("--smoke", action="store_true", help="a tiny layer on any machine; the figures mean nothing")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args(words)
@@ -57,14 +59,17 @@ def main(words: Sequence[str] | None = None) -> None:
     end, rows = time.monotonic() + args.seconds, []
     for done, (layer, tokens, matrix) in enumerate(work):
         until = time.monotonic() + max(0.0, (end - time.monotonic()) / (len(work) - done))
-        rows.append(sweep(layer, tokens, matrix, roof["copy_bytes_per_s"], until, smoke=args.smoke))
+        row = sweep(layer, tokens, matrix, roof["copy_bytes_per_s"], until, smoke=args.smoke, clusters=args.clusters)
+        rows.append(row)
         print(rows[-1], flush=True)
         if args.json:
             device = jax.devices()[0].device_kind
             result_file.write(args.json, {"device": device, "ceilings": roof, "experts": rows})
 
 
-def sweep(layer: Layer, tokens: int, matrix: Matrix, roof: float, until: float, *, smoke: bool) -> dict[str, Any]:
+def sweep(
+    layer: Layer, tokens: int, matrix: Matrix, roof: float, until: float, *, smoke: bool, clusters: bool = False
+) -> dict[str, Any]:
     """Return the row of one measure: the default's time, the best tuning's, and how many were tried."""
     given = arguments(layer, matrix, tokens)
     sizes = _sizes(layer, tokens)
@@ -75,7 +80,8 @@ def sweep(layer: Layer, tokens: int, matrix: Matrix, roof: float, until: float, 
     row: dict[str, Any] = {"layer": layer.name, "matrix": matrix, "tokens": tokens, "bytes": size}
     shape = Shape.of(*arrays[0][:2], arrays[0][3], given.gated)
     first = default_tuning(shape)
-    default, (best, fastest), tried = _search(_caller(given.gated, smoke=smoke), calls, shape, first, until)
+    tunings = candidates(shape, first, clusters=clusters)
+    default, (best, fastest), tried = _search(_caller(given.gated, smoke=smoke), calls, tunings, first, until)
     return {
         **row,
         "default": {**asdict(default), "tuning": first._asdict()},
@@ -87,12 +93,12 @@ def sweep(layer: Layer, tokens: int, matrix: Matrix, roof: float, until: float, 
 
 
 def _search(
-    call: Callable[..., Any], calls: Sequence[Arrays], shape: Shape, first: Tuning, until: float
+    call: Callable[..., Any], calls: Sequence[Arrays], tunings: Iterator[Tuning], first: Tuning, until: float
 ) -> tuple[Timing, tuple[Tuning, Timing], int]:
     """Return the default's time, the best tuning with its time, and the number of tunings that were tried."""
     default, wanted = time_calls(partial(call, first), calls), _result(partial(call, first), calls[0])
     quick: dict[Tuning, Timing] = {}
-    for tuning in candidates(shape, first):
+    for tuning in tunings:
         if time.monotonic() > until:
             break
         quick[tuning] = time_calls(partial(call, tuning), calls, repeats=1)
@@ -105,14 +111,14 @@ def _search(
     return default, best, len(quick)
 
 
-def candidates(shape: Shape, first: Tuning) -> Iterator[Tuning]:
-    """Yield the tunings that fit the shared memory, those that are like the default first."""
+def candidates(shape: Shape, first: Tuning, *, clusters: bool = False) -> Iterator[Tuning]:
+    """Yield the tunings that fit the shared memory, those that are like the default first; also with `clusters`."""
     found = []
     sizes = sorted({8, 16, 32, 64, 128, first.rows})
-    for rows, consumers, stages, depth in itertools.product(sizes, (1, 2, 3), (2, 3, 4, 6), (1, 2, 3)):
-        tuning = first._replace(
-            rows=rows, consumers=consumers, stages=stages, depth=1 if shape.held == "plain" else depth
-        )
+    ways = itertools.product(sizes, (1, 2, 3), (2, 3, 4, 6), (1, 2, 3), (1, 2) if clusters else (1,))
+    for rows, consumers, stages, depth, cluster in ways:
+        depth = 1 if shape.held == "plain" else depth
+        tuning = first._replace(rows=rows, consumers=consumers, stages=stages, depth=depth, cluster=cluster)
         try:
             launch(shape, tuning)
         except ValueError:

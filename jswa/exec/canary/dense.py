@@ -38,7 +38,6 @@ def dense_cases(
     for name in in_tiles(params, LINEAR):
         tiles = tiles_of(name, params)
         assert tiles is not None
-        assert not isinstance(tiles, BlockTiles8)
         weights = DenseTiles(tiles, sms)
         unit = None if f"{name}.lora_a" in params else _unit(model, name, params, weights)
         for bucket in buckets:
@@ -72,7 +71,7 @@ def _results(
         return dense.matmul(x, weights, unit)[:, :_OUTPUTS]
 
     @jax.jit
-    def expected(x: Array, tiles: Tiles8 | Int4Tiles) -> Float[Array, "T n"]:
+    def expected(x: Array, tiles: Tiles8 | BlockTiles8 | Int4Tiles) -> Float[Array, "T n"]:
         untiled: Any = int4_tiles.untiled if isinstance(tiles, Int4Tiles) else eight_bits.untiled
         out = jnp.matmul(x.astype(jnp.float32), untiled(tiles).T, precision="highest")
         return out if unit is None else glu(unit, *jnp.split(out, 2, axis=1))
@@ -80,11 +79,13 @@ def _results(
     return found(x, weights), expected(x, _first(weights.tiles, 1 if unit is None else 2))
 
 
-def _first(tiles: Tiles8 | Int4Tiles, parts: int) -> Tiles8 | Int4Tiles:
+def _first(tiles: Tiles8 | BlockTiles8 | Int4Tiles, parts: int) -> Tiles8 | BlockTiles8 | Int4Tiles:
     """Return the tiles of the first outputs of each of so many equal parts of a matrix."""
     count = tiles[0].shape[0] // parts
     chosen = [part * count + index for part in range(parts) for index in range(min(count, _OUTPUTS // TILE))]
     at = jnp.asarray(chosen)
     if isinstance(tiles, Int4Tiles):
         return Int4Tiles(tiles.tiles[at])
+    if isinstance(tiles, BlockTiles8):
+        return BlockTiles8(tiles.codes[at], tiles.scales[at])
     return Tiles8(tiles.codes[at], tiles.scales.reshape(-1, TILE)[at].reshape(-1))

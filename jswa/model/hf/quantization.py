@@ -126,8 +126,10 @@ def _scheme(weights: Fields, form: str, layers: Layers, *, has_blocks: bool) -> 
     if form == "pack-quantized":
         group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
         return Scheme(layers, "int4" if weights.integer("num_bits", 8) == 4 else None, max(0, group))
-    symmetric = weights.string("type", "int") == "float" or weights.boolean("symmetric", True)
-    return Scheme(layers, "8 bits" if symmetric and not has_blocks else None)
+    is_float = weights.string("type", "int") == "float"
+    if has_blocks:
+        return Scheme(layers, "blocks" if is_float else None)
+    return Scheme(layers, "8 bits" if is_float or weights.boolean("symmetric", True) else None)
 
 
 def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:

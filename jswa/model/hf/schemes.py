@@ -43,12 +43,13 @@ class Scheme:
 
     Attributes:
         held: how the engine holds them if `quantization` is "auto": packed integers in 4 bits, numbers of 8 bits with a
-            scale per output, MXFP4 (experts only), or in its own dtype (None).
+            scale per output, MXFP4 (experts only), or in its own dtype (None). "blocks": float8 with scales of blocks,
+            if the kernel reads that.
         group: inputs that share a scale, for "int4"; 0: all.
     """
 
     layers: Layers
-    held: Literal["int4", "8 bits", "mxfp4"] | None
+    held: Literal["int4", "8 bits", "blocks", "mxfp4"] | None
     group: int = 0
 
 

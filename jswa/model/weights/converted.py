@@ -29,9 +29,10 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.model.binding import param_shapes
-from jswa.model.transformer import Params
+from jswa.model.transformer import Linear, Params
+from jswa.model.weights.formats import LINEAR
 from jswa.model.weights.kv_scales import scales_name
-from jswa.model.weights.packed.blocks import BLOCK_SCALES
+from jswa.model.weights.packed.blocks import BLOCK_SCALES, cut_blocks, rounded
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.json_object import read_object, shown
@@ -83,6 +84,7 @@ def load_converted(
     dtype: jnp.dtype,
     reformat: Callable[[str, Params, Placement], Params],
     mesh: Mesh | None = None,
+    linear: Linear = "xla",
 ) -> tuple[ModelConfig, Params]:
     """Load the parameters of a converted checkpoint.
 
@@ -94,6 +96,7 @@ def load_converted(
         dtype: floating-point parameters of another dtype are cast to it.
         reformat: changes the storage format of a matrix (`formats.reformat`).
         mesh: each of its devices gets its tensor parallel shard.
+        linear: the kernel of linear layers. But for "mosaic" those with scales of blocks get a scale per output.
     """
     manifest = _read_manifest(folder)
     model = dataclasses.replace(model, tie_embeddings=manifest.get("tied") is True)
@@ -123,6 +126,9 @@ def load_converted(
             devices = placement.input_shards(f"{name}.{CODES}", arrays[f"{name}.{CODES}"].shape)
             own = for_devices(name, {key.rpartition(".")[2]: array for key, array in arrays.items()}, devices)
             arrays = {f"{name}.{field}": array for field, array in own.items()}
+        if f"{name}.{BLOCK_SCALES}" in arrays:
+            kept = len(shapes[name].shape) == 3 or linear == "mosaic"
+            arrays = cut_blocks(name, arrays, placement) if kept else rounded(name, arrays, shapes[name])
         return reformat(name, {key: placement.put(key, array) for key, array in arrays.items()}, placement)
 
     return model, load_all(load, shapes)
@@ -179,11 +185,11 @@ def _int4_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object])
 
 
 def _block_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
-    """Return the form of experts in e4m3 with scales of blocks, which must divide the matrices."""
+    """Return the form of a matrix, or a stack, in e4m3 with scales of blocks, which must divide the matrices."""
     *lead, inputs, outputs = shape
-    entry = listed.get(f"{name}.{BLOCK_SCALES}")
+    entry = listed.get(f"{name}.{BLOCK_SCALES}") if LINEAR.search(name) else None
     found = entry.get("shape") if isinstance(entry, dict) else None
-    blocks = found[-2:] if isinstance(found, list) and len(found) == len(shape) == 3 else [0, 0]
+    blocks = found[-2:] if isinstance(found, list) and len(found) == len(shape) else [0, 0]
     sides = zip((inputs, outputs), blocks, strict=True)
     if not all(isinstance(count, int) and 0 < count <= side and side % count == 0 for side, count in sides):
         return []

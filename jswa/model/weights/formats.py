@@ -18,7 +18,7 @@ import numpy as np
 from jswa.errors import CheckpointError, ConfigError
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.tensor_map import Part, Source
-from jswa.model.transformer import Params
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
 from jswa.model.weights.packed.blocks import (
     BLOCK_SCALES,
@@ -57,6 +57,7 @@ def choose_formats(
     mode: QuantizationMode,
     experts: Implementation,
     reader: Reader,
+    linear: Linear = "xla",
 ) -> dict[str, Format]:
     """Return the storage format of each matrix that is not stored in the engine's dtype.
 
@@ -66,28 +67,29 @@ def choose_formats(
     have their experts in MXFP4. Experts for kernels that are the default of a device ("mosaic") or read no other
     form ("triton") are held in the engine's dtype unless they are in MXFP4 or the mode names 8 bits: no GPU has
     measured the others yet. Experts in e4m3 with scales of blocks stay so in mode "fp8", but for the kernels of a CPU,
-    and in mode "auto" for the kernel that reads no 16 bits ("mosaic_overlap"). Raises ConfigError for other checkpoints
-    in mode "mxfp4", and for experts in 8 bits if Triton's kernel runs them.
+    and in mode "auto" for the kernel that reads no 16 bits ("mosaic_overlap"). So do linear layers in both modes if
+    "mosaic" runs them (`linear`). Raises ConfigError for other checkpoints in mode "mxfp4", and for experts in 8 bits
+    if Triton's kernel runs them.
     """
     if mode == "none":
         return {}
     found: dict[str, Format] = {}
-    linear = [name for name in table if LINEAR.search(name)]
+    matrices = [name for name in table if LINEAR.search(name)]
     if mode in ("int8", "fp8"):
         found |= {name: mode for name in ENDS if name in table}
-    stacks = [name for name in linear if len(shapes[name].shape) == 3]
+    stacks = [name for name in matrices if len(shapes[name].shape) == 3]
     packed = bool(stacks) and all(isinstance(weights[x.key], Packed) for name in stacks for x in table[name].parts)
     for name in stacks:
         _require_mxfp4(name, mode, stored=packed)
-    for name in linear:
+    for name in matrices:
         if packed and name in stacks:
             found[name] = "mxfp4"
         elif mode in ("int8", "fp8"):
             _require_runnable(mode, len(shapes[name].shape), experts)
-            kept = mode == "fp8" and name in stacks and experts != "cpu"
+            kept = mode == "fp8" and (experts != "cpu" if name in stacks else linear == "mosaic")
             found[name] = (blocks_of(table[name], weights) if kept else None) or mode
         elif name not in stacks or experts not in ("mosaic", "triton"):
-            kept = name in stacks and experts == "mosaic_overlap"
+            kept = experts == "mosaic_overlap" if name in stacks else linear == "mosaic"
             blocks = blocks_of(table[name], weights) if kept else None
             stored = blocks or _stored_format(name, table[name], weights, reader)
             found |= {} if stored is None else {name: stored}
@@ -123,6 +125,8 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
     if kind == "mxfp4":
         return _mxfp4_params(name, blocks, experts, placement)
     _require_runnable(mode, values.ndim, experts)
+    if in_blocks and values.ndim == 2:
+        return found
     if in_blocks and mode == "auto" and experts == "cpu":
         limit = f"{name} has a scale per block, which it cannot read: must be xla, or quantization must be fp8"
         raise ConfigError("moe_backend", experts, limit)

@@ -25,7 +25,7 @@ from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
 from jswa.model.moe import Storage
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Params
+from jswa.model.transformer import Linear, Params
 from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
@@ -48,6 +48,7 @@ def load_checkpoint(
     adapt: Callable[[ModelConfig], ModelConfig] = lambda config: config,
     quantization: QuantizationMode = "none",
     experts: Implementation = "xla",
+    linear: Linear = "xla",
     mesh: Mesh | None = None,
 ) -> tuple[ModelConfig, Params]:
     """Read a Hugging Face checkpoint (config.json and safetensors) or a converted one.
@@ -59,8 +60,8 @@ def load_checkpoint(
 
     Args:
         adapt: changes how the config says that parameters and KV are stored.
-        quantization, experts: the storage format of matrices, and the kernel that runs experts; see
-            `formats.choose_formats`.
+        quantization, experts, linear: the storage format of matrices, and the kernels that run experts and linear
+            layers; see `formats.choose_formats`.
         mesh: each of its devices gets its shard of every parameter (`jswa.model.partition`).
 
     Returns:
@@ -75,7 +76,8 @@ def load_checkpoint(
     _require_experts(declared, quantization)
     shard_config(declared, 1 if mesh is None else mesh.size)  # raises before anything is read
     if is_converted(folder):
-        return load_converted(folder, declared, dtype, partial(reformat, mode=quantization, experts=experts), mesh)
+        held = partial(reformat, mode=quantization, experts=experts)
+        return load_converted(folder, declared, dtype, held, mesh, linear)
     stored = parse_quantization(read_object(folder / "config.json"))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
     ignored = unused_names(config, tensors)
@@ -95,7 +97,9 @@ def load_checkpoint(
             config, table = declared, sources(declared, tensors)
         shapes = param_shapes(config, dtype)
         placement = Placement(config, mesh)
-        params = load_table(table, weights, shapes, reader, placement, quantization=quantization, experts=experts)
+        params = load_table(
+            table, weights, shapes, reader, placement, quantization=quantization, experts=experts, linear=linear
+        )
         return config, params | read_scales(scales, reader, placement)
 
 
@@ -108,16 +112,17 @@ def load_table(
     *,
     quantization: QuantizationMode = "none",
     experts: Implementation = "xla",
+    linear: Linear = "xla",
 ) -> Params:
     """Read the parameters of a table of sources.
 
     Args:
         weights: of the tensors of all sources (`weights_of`).
         shapes: of the whole parameters, as they are held if a matrix is not quantized.
-        quantization, experts: see `load_checkpoint`.
+        quantization, experts, linear: see `load_checkpoint`.
     """
     assert table.keys() == shapes.keys(), "the table and the module must have the same parameters"
-    formats = choose_formats(table, weights, shapes, quantization, experts, reader)
+    formats = choose_formats(table, weights, shapes, quantization, experts, reader, linear)
 
     def load(name: str) -> Params:
         shape, read = shapes[name], row_reader(weights, reader)

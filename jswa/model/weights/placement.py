@@ -64,7 +64,7 @@ class Placement:
         if self.mesh is None:
             out: jax.Array = jax.device_put(array, may_alias=True)
             return out
-        cut = self._cut(name, array.shape)
+        cut = self.cut(name, array.shape)
         local = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
         shards = [(array if cut is None else _shard(array, cut, number), device) for number, device in local]
         return self.from_shards(name, [jax.device_put(shard, device) for shard, device in shards])
@@ -73,7 +73,7 @@ class Placement:
         """Return a parameter that is whole on each device of the mesh in shards; nothing passes through the host."""
         if self.mesh is None:
             return whole
-        cut = self._cut(name, whole.shape)
+        cut = self.cut(name, whole.shape)
         local = [pair for pair in enumerate(self.mesh.devices.flat) if pair[1] in self.mesh.local_devices]
         copies = self.shards(whole)
         parts = [one if cut is None else _shard(one, cut, n) for (n, _), one in zip(local, copies, strict=True)]
@@ -104,7 +104,7 @@ class Placement:
         """Return shape, dtype and sharding of the array that `put` returns for a parameter of shape `whole`."""
         if self.mesh is None:
             return whole
-        shape, cut = list(whole.shape), self._cut(name, whole.shape)
+        shape, cut = list(whole.shape), self.cut(name, whole.shape)
         axis = self._axis(name, whole.shape)
         if cut is not None and axis is not None:
             shape[axis] = cut.size * self.mesh.size
@@ -116,14 +116,15 @@ class Placement:
 
     def input_shards(self, name: str, shape: tuple[int, ...]) -> int:
         """Return over how many devices the inputs of a matrix [..., inputs, outputs] are split."""
-        cut = self._cut(name, shape)
+        cut = self.cut(name, shape)
         return len(cut.ranges) if cut is not None and cut.axis == -2 else 1
 
-    def _cut(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+    def cut(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+        """Return how a parameter is split, of its whole shape; None if it is whole on each device."""
         return None if self.mesh is None else cut_of(name, shape, self.model, self.mesh.size)
 
     def _axis(self, name: str, shape: tuple[int, ...]) -> int | None:
-        cut = self._cut(name, shape)
+        cut = self.cut(name, shape)
         return None if cut is None else cut.axis % len(shape)
 
     def _sharding(self, axis: int | None) -> NamedSharding:

@@ -53,7 +53,8 @@ def _run(
         partial(kernel.body, plan),
         name="grouped_matmul",
         outputs=[((plan.rows, plan.outputs), plan.dtype)],
-        grid={"block": min(plan.blocks, plan.most_tiles * plan.columns)},
+        grid={"block": min(plan.blocks // plan.tuning.cluster, plan.most_tiles * plan.column_groups)},
+        cluster={kernel.CLUSTER: plan.tuning.cluster} if plan.tuning.cluster > 1 else None,
         num_threads=plan.tuning.consumers + 1,
         scratch={"shared": kernel.scratch(plan)},
     )

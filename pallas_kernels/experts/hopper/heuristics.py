@@ -51,6 +51,18 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     return Tuning(rows, consumers, parts, stages, depth, band, sms)
 
 
+def clustered_tuning(shape: Shape, sms: int = SMS) -> Tuning:
+    """Return the default tuning with clusters of two thread blocks: tiles have 16 rows or a multiple.
+
+    Never a default: no GPU has run it.
+    """
+    first = default_tuning(shape, sms)
+    tuning = first._replace(rows=-(-first.rows // (2 * ALIGN)) * 2 * ALIGN, cluster=2)
+    while tuning.stages > 2 and Launch.of_shape(shape, tuning).smem_bytes > SMEM_BYTES:
+        tuning = tuning._replace(stages=tuning.stages - 1)
+    return tuning
+
+
 def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     """Choose a tuning for weights that are unpacked while the product before runs.
 
@@ -64,14 +76,15 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
       are gates and ups.
     """
     spread = mean + 2 * math.isqrt(mean - 1) + 2  # the root is rounded up
-    rows = min(_MOST_ROWS, -(-spread // ALIGN) * ALIGN, shape.rows)
+    in_blocks = shape.held == "fp8_blocks"
+    most = _MOST_BLOCK_ROWS if in_blocks and shape.gated is not None else _MOST_ROWS
+    rows = min(most, -(-spread // ALIGN) * ALIGN, shape.rows)
     consumers = 2 if shape.outputs >= 2 * UNIT else 1
     parts = 2 if shape.gated is not None or shape.outputs >= 2 * consumers * UNIT else 1
+    if in_blocks and rows > _MOST_BLOCK_ROWS:
+        parts = 1
     if shape.experts == 1:
         consumers, parts = _of_one_matrix(shape, rows, sms)
-    in_blocks = shape.held == "fp8_blocks"
-    if in_blocks and rows > _MOST_BLOCK_ROWS:
-        rows, parts = (rows, 1) if shape.gated is None else (_MOST_BLOCK_ROWS, parts)
     budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
     fitting = []
@@ -99,11 +112,13 @@ def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
         count = -(-shape.rows // rows) * Launch.of_shape(shape, Tuning(rows, *found, stages=2)).columns
         return float(max(-(-count // sms) * each, 2 * count * each / sms))
 
+    in_blocks = shape.held == "fp8_blocks"
     pairs = [(2, 2), (1, 2)] if shape.gated is not None else [(2, 2), (2, 1), (1, 1)]
     fitting = [
         (consumers, parts)
         for consumers, parts in pairs
         if Launch.of_shape(shape, Tuning(rows, consumers, parts, stages=2)).step <= shape.outputs
-        and (consumers == 2 or rows * parts // 2 <= _MOST_SUMS)
+        and (consumers == 2 or rows * parts // (1 if in_blocks else 2) <= _MOST_SUMS)
+        and (parts == 1 or not in_blocks or rows <= _MOST_BLOCK_ROWS)
     ]
     return min(fitting or pairs[-1:], key=time)

@@ -40,6 +40,7 @@ from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
 _SWIZZLE = 128
+CLUSTER = "cluster"  # the axis of a cluster's thread blocks
 
 Part = Scalar | int  # number of a consumer
 Sums = list[Float[Array, "64 rows"]]  # of each part, columns of the weights by rows of x
@@ -80,8 +81,12 @@ def scratch(plan: Launch) -> Shared:
         x=mosaic.tiled((stages, rows, UNIT * depth), plan.dtype, _SWIZZLE),
         weights=weights,
         staged=mosaic.tiled((consumers, plan.out_parts, rows, UNIT), plan.dtype, _SWIZZLE),
-        ring=Ring.scratch(stages, 1 + copies, consumers=consumers),
+        ring=Ring.scratch(stages, 1 + copies, consumers=consumers, cluster=_cluster_axis(plan)),
     )
+
+
+def _cluster_axis(plan: Launch) -> str | None:
+    return CLUSTER if plan.tuning.cluster > 1 else None
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,8 @@ class _WorkTile:
 class _Scheduler:
     """The work tiles of a thread block: their number, and how to find them.
 
+    With clusters, "block" counts these: they take one tile of rows at a time, and each thread block its own columns.
+
     Attributes:
         tiles: tiles of rows in all.
         count: work tiles of this thread block.
@@ -147,7 +154,7 @@ class _Scheduler:
         """Read the number of tiles, and take this thread block's share."""
         tiles = refs.tiles[0, 0]
         blocks = lax.axis_size("block")
-        work_tiles = tiles * plan.columns - lax.axis_index("block")
+        work_tiles = tiles * plan.column_groups - lax.axis_index("block")
         return cls(plan, refs, tiles, jnp.maximum(lax.div(work_tiles + (blocks - 1), blocks), 0))
 
     @property
@@ -160,12 +167,14 @@ class _Scheduler:
 
         Within a band of columns come all columns of a tile of rows, then those of the next tile.
         """
-        plan, band = self.plan, min(self.plan.tuning.band, self.plan.columns)
+        plan, cluster = self.plan, self.plan.tuning.cluster
+        band = max(1, min(plan.tuning.band // cluster, plan.column_groups))
         number = lax.axis_index("block") + index * lax.axis_size("block")
         before = lax.div(number, self.tiles * band)
         number = number - before * self.tiles * band
-        width = jnp.minimum(band, plan.columns - before * band)
+        width = jnp.minimum(band, plan.column_groups - before * band)
         tile, column = lax.div(number, width), before * band + lax.rem(number, width)
+        column = column if cluster == 1 else column * cluster + lax.axis_index(CLUSTER)
         expert, start, own_start, own = (self.refs.tiles[1 + tile, field] for field in range(4))
         own_first = column * plan.step
         first = pl.multiple_of(jnp.minimum(own_first, plan.outputs - plan.step), UNIT)
@@ -209,7 +218,8 @@ def _produce(scheduler: _Scheduler, index: Scalar) -> None:
         ring.producer_acquire(turn)
         depth = pl.ds(pl.multiple_of(number * inputs, inputs), inputs)
         source = refs.x.at[pl.ds(tile.start, plan.tuning.rows), depth]
-        plgpu.copy_gmem_to_smem(source, refs.shared.x.at[ring.stage(turn)], ring.producer_barrier(turn))
+        target = refs.shared.x.at[ring.stage(turn)]
+        plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn), collective_axes=_cluster_axis(plan))
         for part in range(plan.tuning.parts):
             copy(plan, refs, tile, number, turn, part)
 

@@ -121,6 +121,8 @@ class Loop(NamedTuple):
                 self.ring.consumer_wait(self.first + number + 1)
                 operand = self._operand(number + 1, *items[0])
         products.wait(0)
+        if self.plan.tuning.cluster > 1:
+            plgpu.commit_smem()  # all warps have read the stage: one thread arrives for them at both thread blocks
         self.ring.consumer_release(self.first + number, self.end)
         return products.carry, operand
 

@@ -24,6 +24,7 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
+_SHARED_ROWS = 48  # times parts, of weights with scales of blocks: sums that leave two thread blocks their registers
 Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
 InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
 HopperWeights = Float[Array, "E K C"] | InTiles
@@ -41,6 +42,8 @@ class Tuning(NamedTuple):
         band: blocks of columns that are multiplied with all tiles before the next band begins. The L2 cache holds
             their weights meanwhile.
         sms: multiprocessors. Each runs one or two thread blocks, which take tiles until none is left.
+        cluster: thread blocks that multiply one tile of rows with neighbouring columns, and copy a part of its rows for
+            each other: 1 or 2. More than 1 for weights of 8 or 4 bits only, but those of "mosaic" in MXFP4.
     """
 
     rows: int
@@ -50,6 +53,7 @@ class Tuning(NamedTuple):
     depth: int = 1
     band: int = BAND
     sms: int = SMS
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,14 @@ class Launch(Shape):
         return -(-self.outputs // self.step)
 
     @property
+    def column_groups(self) -> int:
+        """Groups of neighbouring blocks of outputs, one block for each thread block of a cluster.
+
+        If blocks are no multiple, the last one of the last group is computed twice, and written once.
+        """
+        return -(-self.columns // self.tuning.cluster)
+
+    @property
     def out_parts(self) -> int:
         """Units of 64 outputs per consumer."""
         return 1 if self.gated is not None else self.tuning.parts
@@ -202,6 +214,8 @@ class Launch(Shape):
     def blocks(self) -> int:
         """Thread blocks, each of which takes tiles until none is left: as many as the GPU runs at once."""
         two = not self.moves_registers and 2 * (self.smem_bytes + BLOCK_SMEM_BYTES) <= SM_SMEM_BYTES
+        if self.held == "fp8_blocks":
+            two = two and self.tuning.rows * self.tuning.parts <= _SHARED_ROWS
         return (2 if two else 1) * self.tuning.sms
 
 
@@ -222,6 +236,7 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     # The law of progress in `ring`: a consumer waits for the next stage before it releases this one.
     if tuning.stages < 2:
         raise ValueError(f"stages = {tuning.stages} must be at least 2")
+    _check_cluster(out)
     if shape.gated is not None and tuning.parts != 2:
         raise ValueError(f"parts = {tuning.parts} must be 2 for gates and ups")
     if out.step > shape.outputs:
@@ -229,6 +244,22 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out
+
+
+def _check_cluster(plan: Launch) -> None:
+    """Raise ValueError if thread blocks cannot share the copies of rows."""
+    cluster = plan.tuning.cluster
+    if cluster not in (1, 2):
+        raise ValueError(f"cluster = {cluster} must be 1 or 2")
+    if cluster == 1:
+        return
+    if not plan.overlaps:
+        raise ValueError(f"cluster = {cluster} must be 1, except for weights that are unpacked meanwhile")
+    # Each thread block copies its part of the rows in whole tiles of shared memory, which have eight.
+    if plan.tuning.rows % (ALIGN * cluster):
+        raise ValueError(f"cluster = {cluster} needs tiles of a multiple of {ALIGN * cluster} rows")
+    if plan.columns < cluster:
+        raise ValueError(f"cluster = {cluster} needs as many blocks of outputs, of which there are {plan.columns}")
 
 
 def _check(

@@ -64,14 +64,21 @@ def fp8_block(x: np.ndarray, block: tuple[int, int]) -> tuple[np.ndarray, np.nda
     return codes, scale, exact
 
 
-def experts_in_blocks(tensors: Tensors, block: tuple[int, int], kind: str = "float32") -> dict[str, np.ndarray]:
-    """Return the tensors of a checkpoint with its experts in float8, and their scales per block in the type `kind`."""
+def in_blocks(
+    tensors: Tensors, block: tuple[int, int], kind: str = "float32", named: str = r"_proj\.weight$"
+) -> dict[str, np.ndarray]:
+    """Return a checkpoint's tensors, those that are named in float8 with scales per block in the type `kind`."""
     out = dict(tensors)
     for key, value in tensors.items():
-        if re.search(r"\.(experts|moe)\..*(proj|w\d)", key):
+        if re.search(named, key):
             out[key], scales, _ = fp8_block(value, block)
             out[f"{key}_scale_inv"] = scales.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     return out
+
+
+def experts_in_blocks(tensors: Tensors, block: tuple[int, int], kind: str = "float32") -> dict[str, np.ndarray]:
+    """Return the same with the experts in float8."""
+    return in_blocks(tensors, block, kind, r"\.(experts|moe)\..*(proj|w\d)")
 
 
 def int8_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -1,5 +1,8 @@
 """Linear layers in tiles on several devices: each device lays out, and multiplies, its own part of a matrix."""
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,16 +12,21 @@ from jswa.exec.mesh import make_mesh, specs_of
 from jswa.model.collectives import AXIS
 from jswa.model.panels import lay_out
 from jswa.model.transformer import Params
+from jswa.model.weights.load import load_checkpoint
+from jswa.model.weights.placement import Placement
+from jswa.storage.convert import convert
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.dense import DenseTiles, matmul
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.int4 import Int4, dequantized
-from pallas_kernels.quantized import Quantized, quantize
+from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 from pallas_kernels.quantized import dequantized as dequantized_8_bits
+from tests.support.checkpoints.quantized import in_blocks, plain_tensors, write
 from tests.support.kernels.device import hopper
 
 INPUTS, OUTPUTS, GROUPS = 256, 384, 8
+BLOCKS = 2, 6  # of 128 inputs by 64 outputs, so that no device shares one with another
 # Specs of N.codes and N.values [inputs, outputs]: a layer whose inputs are split, and one whose outputs are.
 SPECS = {"layers.0.mlp.down": (AXIS, None), "layers.0.attention.qkv": (None, AXIS)}
 
@@ -32,15 +40,20 @@ def check_tiles() -> None:
     codes = jnp.asarray(rng.integers(0, 256, (INPUTS // 2, OUTPUTS), np.uint8))
     four = Int4(codes, jnp.asarray(scales, jnp.bfloat16), jnp.asarray(zeros, jnp.uint8))
     eight = quantize(jnp.asarray(normal), "int8")
+    blocks = QuantizedBlocks(quantize(jnp.asarray(normal), "fp8").values, jnp.asarray(rng.uniform(0.5, 2, BLOCKS)))
     x = jnp.asarray(rng.standard_normal((5, INPUTS)), jnp.bfloat16)
     for name, sides in SPECS.items():
         spread = NamedSharding(mesh, PartitionSpec(*sides))  # type: ignore[no-untyped-call]
         by_outputs = NamedSharding(mesh, PartitionSpec(sides[1]))  # type: ignore[no-untyped-call]
-        for weights in (four, eight):
+        for weights in (four, eight, blocks):
             params: Params
             if isinstance(weights, Int4):
                 whole = dequantized(weights, jnp.dtype(jnp.bfloat16)).astype(jnp.float32)
                 fields = zip(("codes", "group_scales", "group_zeros"), weights[:3], strict=True)
+                params = {f"{name}.{field}": jax.device_put(array, spread) for field, array in fields}
+            elif isinstance(weights, QuantizedBlocks):
+                whole = dequantized_blocks(weights, jnp.dtype(jnp.float32))
+                fields = zip(("values", "block_scales"), weights, strict=True)
                 params = {f"{name}.{field}": jax.device_put(array, spread) for field, array in fields}
             else:
                 whole = dequantized_8_bits(weights, jnp.dtype(jnp.float32))
@@ -51,18 +64,22 @@ def check_tiles() -> None:
 
 
 def check_parts(
-    params: Params, name: str, weights: Int4 | Quantized, whole: np.ndarray, x: jax.Array, axis: int
+    params: Params, name: str, weights: Int4 | Quantized | QuantizedBlocks, whole: np.ndarray, x: jax.Array, axis: int
 ) -> None:
     """Assert the numbers and the products of a laid-out matrix, which is split along an axis."""
-    of_4_bits = isinstance(weights, Int4)
-    fields = ("int4_tiles",) if of_4_bits else ("tiles", "scales")
+    forms: dict[type, tuple[Any, tuple[str, ...]]] = {
+        Int4: (Int4Tiles, ("int4_tiles",)),
+        Quantized: (Tiles8, ("tiles", "scales")),
+        QuantizedBlocks: (BlockTiles8, ("tiles", "block_scales")),
+    }
+    form, fields = forms[type(weights)]
     arrays = [params.pop(f"{name}.{field}") for field in fields]
     assert not params
     parts = np.split(whole, 2, axis=axis)
     inputs = np.split(np.asarray(x.astype(jnp.float32)), 2, axis=1) if axis == 0 else [np.asarray(x, np.float32)] * 2
     for number, (part, own) in enumerate(zip(parts, inputs, strict=True)):
         shards = [sorted(array.addressable_shards, key=lambda one: one.device.id)[number].data for array in arrays]
-        tiles = Int4Tiles(*shards) if of_4_bits else Tiles8(*shards)
+        tiles = form(*shards)
         untiled = int4_tiles.untiled(tiles) if isinstance(tiles, Int4Tiles) else eight_bits.untiled(tiles)
         assert np.array_equal(np.asarray(untiled).T, part), f"{name} on device {number}"
         with hopper():
@@ -71,3 +88,31 @@ def check_parts(
         assert np.abs(found - own @ part).max() < 2.0**-7 * np.abs(own @ part).max(), name
     wanted = (specs_of(arrays[0])[0] if len(specs_of(arrays[0])) else None) is not None
     assert wanted == (axis == 1), "outputs are the first axis of tiles"
+
+
+def check_blocks(folder: Path) -> None:
+    """Assert that devices have the numbers of their part of matrices with scales of blocks, also of a converted folder.
+
+    Of four devices two share a KV head, and all cut blocks of the checkpoint.
+    """
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+    config, tensors = plain_tensors("llama_one_layer", **sizes, num_attention_heads=4, num_key_value_heads=2)
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    source, float32 = folder / "in blocks", jnp.dtype(jnp.float32)
+    write(source, {**config, "quantization_config": method}, in_blocks(tensors, (128, 128)))
+    convert(source, folder / "converted blocks", "float32", "fp8")
+    for devices in (2, 4):
+        mesh = make_mesh(devices)
+        model, whole = load_checkpoint(source, float32, mesh=mesh)
+        for where in (source, folder / "converted blocks"):
+            found = load_checkpoint(where, float32, quantization="fp8", linear="mosaic", mesh=mesh)[1]
+            names = [name.removesuffix(".values") for name in found if f"{name[:-7]}.block_scales" in found]
+            assert len(names) == 4
+            for name in names:
+                fields = f"{name}.values", f"{name}.block_scales"
+                parts = zip(*(Placement(model, mesh).shards(found[field]) for field in fields), strict=True)
+                for part, own in zip(parts, Placement(model, mesh).shards(whole[name]), strict=True):
+                    assert np.array_equal(dequantized_blocks(QuantizedBlocks(*part), float32), own), name
+            if devices == 2:
+                lay_out(found, linear="mosaic", experts=False)
+                assert all(f"{name}.tiles" in found for name in names)

@@ -27,7 +27,7 @@ from pallas_kernels import interpreter
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights
 from tests.support.checkpoints.packed_integers import CASES, pack_model
-from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
+from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, mxfp4, write
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import dense_logits, quick_compiles
 
@@ -59,6 +59,8 @@ MIMO = {
 # Experts of two blocks of inputs in both matrices, stored in e4m3.
 MIMO_BLOCKS = {**MIMO, "hidden_size": 256, "moe_intermediate_size": 256}
 BLOCK = 128
+# The same in attention and in a dense feed-forward. K and V end in the middle of a checkpoint's block.
+MIMO_DENSE_BLOCKS = {**MIMO_BLOCKS, "head_dim": 192, "v_head_dim": 64, "intermediate_size": 256}
 # Interleaved pairs and norms in a chunked layer, a temperature in a full one, an expert of all tokens beside others.
 LLAMA4 = {
     "num_hidden_layers": 2,
@@ -82,6 +84,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, si
     "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
     "mimo_v2_flash in blocks": ("mimo_v2_flash_base", MIMO_BLOCKS, MILD),
+    "mimo_v2_flash all in blocks": ("mimo_v2_flash_base", MIMO_DENSE_BLOCKS, MILD),
     "llama4_text": ("llama4_text_base", LLAMA4, MILD),
     # Linear layers with sides of 64 and 128; and in packed integers of 4 bits.
     "llama4_text wide": ("llama4_text_base", {**LLAMA4, "head_dim": 32}, MILD),
@@ -112,7 +115,7 @@ def write_model(
 ) -> None:
     """Write the checkpoint: all numbers are those of `dtype`; or experts are in MXFP4, or in e4m3 if the family is.
 
-    In a family in 4 bits, linear layers are.
+    In a family in 4 bits, or all in blocks, linear layers are.
     """
     fixture, sizes, scales = FAMILIES[family]
     config = {**read_config(fixture), **sizes}
@@ -130,7 +133,7 @@ def write_model(
             tensors[f"{name}_scales"] = exponents
     if family.endswith("in blocks"):
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-        tensors = experts_in_blocks(tensors, (BLOCK, BLOCK))
+        tensors = (in_blocks if " all " in family else experts_in_blocks)(tensors, (BLOCK, BLOCK))
     if family.endswith("in 4 bits"):
         tensors, config["quantization_config"] = pack_model(CASES["compressed symmetric bf16"], tensors)
     write(folder, config, tensors)

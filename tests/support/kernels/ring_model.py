@@ -8,6 +8,8 @@ are, which land in any order. What it knows of the hardware:
                the number of completed phases is not that of n: one bit, which a barrier that runs on shows again.
     copy       writes its stage at any time after it is started, and arrives once when it has landed.
     read       lasts from its begin to its end: a WGMMA reads its stage until it is waited for.
+    cluster    Thread blocks have barriers and stages of their own. An arrival at those of another one, or of several,
+               takes its time, as a copy does. Nothing may land in a thread block that has ended.
 """
 
 from collections.abc import Iterator
@@ -18,9 +20,10 @@ from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 from pallas_kernels import ring as ring_module
+from pallas_kernels.mosaic import plgpu
 from pallas_kernels.ring import Ring
 
-Kind = Literal["wait", "arrive", "copy", "write", "read", "done"]
+Kind = Literal["wait", "arrive", "signal", "copy", "write", "read", "done"]
 Barrier = tuple[str, int]
 
 
@@ -29,7 +32,7 @@ class Wrong(Exception):
 
 
 class Step(NamedTuple):
-    """A step of a warpgroup: on a barrier, or on a stage's data of a turn; a copy on both."""
+    """A step of a warpgroup: on a barrier, or on a stage's data of a turn; a copy on both. A signal arrives later."""
 
     kind: Kind
     barrier: Barrier = ("", 0)
@@ -59,24 +62,33 @@ class Model:
     """Warpgroups, and the arrivals that complete a phase of each barrier.
 
     Attributes:
+        blocks: the thread blocks of a cluster. Names of their rings and warpgroups begin with theirs.
         parts: writes that make a stage whole, by ring.
     """
 
+    blocks: tuple[str, ...] = ()
     groups: dict[str, Group] = field(default_factory=dict)
     arrivals: dict[str, int] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     _now: str = ""
+    _clustered: set[str] = field(default_factory=set)
 
     def ring(self, kind: type[Ring], stages: int, arrivals: int, name: str = "", **options: Any) -> Any:
         """Return a ring whose barriers are recorded; their numbers of arrivals are those of `Ring.scratch`."""
         types = kind.scratch(stages, arrivals, **options)
-        self.parts[name] = arrivals
+        # A part that thread blocks copy for each other comes in as many as there are.
+        self.parts[name] = arrivals + max(0, len(self.blocks) - 1)
         fields = {}
         for barrier in ("ready", "consumed", "edges"):
             own = getattr(types, barrier)
             fields[barrier] = None if own is None else _Barriers(name + barrier)
             if own is not None:
                 self.arrivals[name + barrier] = own.num_arrivals
+        if self.blocks:
+            self.arrivals[f"{name}ready"] = self.parts[name]
+        if isinstance(types.consumed, plgpu.ClusterBarrier):
+            self.arrivals[f"{name}consumed"] *= len(self.blocks)
+            self._clustered.add(f"{name}consumed")
         return kind(types.stages, types.arrivals, **fields)
 
     @contextmanager
@@ -97,18 +109,27 @@ class Model:
         self._add(Step("wait", barrier))
 
     def arrive(self, barrier: Barrier, predicate: bool = True) -> None:
-        """Record an arrival."""
-        if predicate:
+        """Record an arrival, or of a cluster's barrier one at each thread block."""
+        if predicate and barrier[0] in self._clustered:
+            for block in self.blocks:
+                self._add(Step("signal", (f"{block}consumed", barrier[1]), ("signal", 0)))
+        elif predicate:
             self._add(Step("arrive", barrier))
 
     def wait(self, barrier: Barrier) -> None:
         """Record a wait for a barrier that is of no ring."""
         self._wait(barrier)
 
-    def copy(self, ring: Any, turn: int, barrier: Barrier, name: str = "") -> None:
-        """Record the copies of a turn, one for each arrival."""
-        for _ in range(ring.arrivals):
+    def copy(self, ring: Any, turn: int, barrier: Barrier, name: str = "", count: int | None = None) -> None:
+        """Record copies of a turn: one for each arrival, or so many."""
+        for _ in range(ring.arrivals if count is None else count):
             self._add(Step("copy", barrier, (name, turn % ring.stages), turn))
+
+    def copy_for_all(self, ring: Any, turn: int) -> None:
+        """Record the copy of a thread block's share of a part, which lands in all of the cluster."""
+        for block in self.blocks:
+            at = turn % ring.stages
+            self._add(Step("copy", (f"{block}ready", at), (block, at), turn))
 
     def write(self, ring: Any, turn: int, name: str = "") -> None:
         """Record that the warpgroup itself writes or corrects a stage."""
@@ -190,9 +211,13 @@ def _following(
     model: Model, names: list[str], programs: list[list[Step]], state: _State
 ) -> Iterator[tuple[str, _State]]:
     """Yield what can happen next, and the state after it."""
+    _require_running(model, names, programs, state)
     for copy in sorted(set(state.copies)):
         copies = list(state.copies)
         copies.remove(copy)
+        if copy.kind == "signal":
+            yield "a signal lands", _arrived(model, state._replace(copies=tuple(copies)), copy.barrier)
+            continue
         turn, parts = _data(state).get(copy.stage, (-1, 0))
         new = _with(state, copy.stage, copy.turn, parts + 1 if turn == copy.turn else 1)
         yield f"{copy.turn} lands", _arrived(model, new._replace(copies=tuple(copies)), copy.barrier)
@@ -218,6 +243,8 @@ def _run(model: Model, programs: list[list[Step]], state: _State, index: int, st
         if phases != waits + 1:
             raise Wrong(f"wait {waits} for {step.barrier} passes at phase {phases}: its parity came again")
         return state
+    if step.kind == "signal":
+        return state._replace(copies=tuple(sorted([*state.copies, step])))
     if step.kind == "arrive":
         return _arrived(model, state, step.barrier)
     turn, parts = _data(state).get(step.stage, (-1, 0))
@@ -231,6 +258,15 @@ def _run(model: Model, programs: list[list[Step]], state: _State, index: int, st
     if step.kind == "write":
         return _with(state, step.stage, step.turn, model.parts[step.stage[0]])
     return state._replace(copies=tuple(sorted([*state.copies, step])))
+
+
+def _require_running(model: Model, names: list[str], programs: list[list[Step]], state: _State) -> None:
+    """Check that nothing is under way to a thread block whose warpgroups have all ended."""
+    for block in model.blocks:
+        ends = [place == len(steps) for place, steps in zip(state.places, programs, strict=True)]
+        own = [ended for name, ended in zip(names, ends, strict=True) if name.startswith(block)]
+        if all(own) and any(copy.barrier[0].startswith(block) for copy in state.copies):
+            raise Wrong(f"something lands in thread block {block}when it has ended")
 
 
 def _require_unread(programs: list[list[Step]], state: _State, step: Step) -> None:

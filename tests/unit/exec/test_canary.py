@@ -33,7 +33,7 @@ from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.packed_integers import CASES, write_both
-from tests.support.checkpoints.quantized import experts_in_blocks, plain_tensors, write
+from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, plain_tensors, write
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
@@ -180,6 +180,32 @@ def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
     with interpreted(), quick_compiles():
         layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic")
         assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_linear_layers_with_scales_of_blocks_are_checked(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiles, as they are laid out behind the load. A wrong kernel is refused."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 256, "head_dim": 128}
+    config, tensors = plain_tensors("llama_one_layer", **sizes, num_attention_heads=2, num_key_value_heads=1)
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write(tmp_path, {**config, "quantization_config": method}, in_blocks(tensors, (128, 128)))
+    bfloat16 = jnp.dtype("bfloat16")
+    model, params = load_checkpoint(tmp_path, bfloat16, quantization="auto", linear="mosaic")
+    lay_out(params, linear="mosaic", experts=False)
+    assert "layers.0.mlp.down.block_scales" in params
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    if broken:
+        break_grouped_product(monkeypatch)
+    with interpreted(), quick_compiles():
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends(linear="mosaic")
+        if broken:
+            with pytest.raises(KernelError, match=r"linear layers 'mosaic', layers\.0\.\w+\.\w+, 2 tokens"):
+                check_kernels(*arguments, np.dtype(bfloat16))
+        else:
+            # Attention's output and the down projection are of one size, so one check serves both.
+            assert check_kernels(*arguments, np.dtype(bfloat16)) == 3
 
 
 def small_checks(

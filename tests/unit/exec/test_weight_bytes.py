@@ -1,6 +1,7 @@
 """The bytes of the weights that a config tells are those that the engine holds (jswa/exec/sizing.py)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from jswa.model.hf.quantization import parse_quantization
 from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import load_checkpoint
+from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.int4_tiles import WIDE_LINES
 from tests.support.checkpoints.packed_integers import CASES, Case, write_both
-from tests.support.checkpoints.quantized import COMPRESSED, int8_rows, plain_tensors, write
+from tests.support.checkpoints.quantized import COMPRESSED, fp8_block, int8_rows, plain_tensors, write
 
 FLOAT32 = np.dtype(np.float32)
 UNREAD = {"ignore": ["lm_head", "re:.*self_attn\\.[qkv]_proj$", "model.layers.0.self_attn.o_proj"]}
@@ -54,7 +56,7 @@ def test_linear_layers_in_tiles_count_as_they_are_held(name: str, tmp_path: Path
     raw = json.loads((folder / "config.json").read_text())
     params = load_checkpoint(folder, FLOAT32, quantization="auto")[1]
     lay_out(params, linear="mosaic", experts=False)
-    told = weight_bytes(parse_config(raw), parse_quantization(raw), "auto", "float32", frozenset({2}))
+    told = weight_bytes(parse_config(raw), parse_quantization(raw), "auto", "float32", linear="mosaic")
     rests = sum(value.nbytes // 21 for key, value in params.items() if value.shape[-2:-1] == (WIDE_LINES,))
     assert told == sum(value.nbytes for value in params.values()) - 2 * rests
 
@@ -115,3 +117,24 @@ def test_devices_share_the_bytes_of_matrices_in_4_bits() -> None:
     linear = weight_bytes(model, stored, "auto", "float32") - weight_bytes(model, stored, "none", "float32")
     own = weight_bytes(part, stored, "auto", "float32") - weight_bytes(part, stored, "none", "float32")
     assert 4 * own == linear < 0
+
+
+@pytest.mark.parametrize("experts", ["xla", "mosaic", "mosaic_overlap"])
+@pytest.mark.parametrize("stored", ["channels", "4 bits"])
+def test_experts_that_their_kernel_widens_count_in_the_engines_dtype(
+    stored: str, experts: Experts, tmp_path: Path
+) -> None:
+    """The default of Hopper reads stored experts of 8 and 4 bits in 16 bits alone, unless the mode names 8."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "intermediate_size": 128, "hidden_size": 64}
+    if stored == "channels":
+        config, tensors = plain_tensors("mixtral_base", **sizes)
+        for key in [key for key in tensors if re.search(r"(_proj|\.w\d)\.weight$", key)]:
+            tensors[key], tensors[f"{key}_scale"], _ = fp8_block(tensors[key], (1, tensors[key].shape[1]))
+        folder = tmp_path
+        write(folder, {**config, "quantization_config": {"quant_method": "fp8"}}, tensors)
+    else:
+        folder, _ = write_both(tmp_path, CASES["compressed symmetric bf16"], "mixtral_base", others={}, **sizes)
+    raw = json.loads((folder / "config.json").read_text())
+    params = load_checkpoint(folder, FLOAT32, quantization="auto", experts=experts)[1]
+    told = weight_bytes(parse_config(raw), parse_quantization(raw), "auto", "float32", experts)
+    assert told == sum(value.nbytes for value in params.values())

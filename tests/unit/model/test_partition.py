@@ -1,6 +1,7 @@
 """Tensor parallel shards: each device stores the numbers that it needs, and models that cannot be split are refused."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ def test_each_device_stores_the_kv_heads_that_its_query_heads_read(heads: int, k
         ("layers.0.mlp.down.codes", (HIDDEN // 2, 5), -2),
         ("layers.0.mlp.down.group_zeros", (4, 5), -2),
         ("layers.0.mlp.down.group_of", (HIDDEN,), -1),
+        ("layers.0.mlp.down.block_scales", (4, 5), -2),
         ("layers.1.mlp.shared.down", (HIDDEN, 5), -2),
         ("layers.1.mlp.gate_up", (EXPERTS, 5, 2 * HIDDEN), 0),
         ("layers.1.mlp.down.words", (EXPERTS, 2, 2, 4, 128), 0),
@@ -85,6 +87,20 @@ def test_shards_have_equal_shapes_and_form_the_whole_in_order(name: str, shape: 
     parts = [shard_of(cut, whole, device) for device in range(4)]
     assert np.array_equal(np.concatenate(parts, axis=axis), whole)
     assert len({part.shape for part in parts}) == 1
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "devices"), [(8, 4, 4), (8, 2, 4)])
+def test_blocks_of_qkv_are_those_of_a_device_s_columns(heads: int, kv_heads: int, devices: int) -> None:
+    """Blocks end wherever the columns of a device do; devices that store the same KV heads store their scales."""
+    model, block = model_of(heads, kv_heads), math.gcd(D, D_V)
+    columns = np.arange(heads * D + kv_heads * (D + D_V))[None]
+    scales = columns[:, ::block] // block
+    name = "layers.0.attention.qkv"
+    by_column = cut_of(f"{name}.values", columns.shape, model, devices)
+    by_block = cut_of(f"{name}.block_scales", scales.shape, model, devices)
+    for device in range(devices):
+        own = shard_of(by_column, columns, device)
+        assert np.array_equal(shard_of(by_block, scales, device).repeat(block, axis=1), own // block)
 
 
 @pytest.mark.parametrize(

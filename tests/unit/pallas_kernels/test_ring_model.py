@@ -54,17 +54,20 @@ def late_reader(model: Model, ring: Any, turns: int, name: str, tile: int) -> No
                 ring.consumer_release(turn, turns)
 
 
-def unpacking_reader(model: Model, ring: Any, turns: int, name: str, tile: int) -> None:
-    """Record a consumer that unpacks from the next turn before the products of this one are done, tile by tile."""
+def unpacking_reader(model: Model, ring: Any, turns: int, name: str, tile: int, block: str = "") -> None:
+    """Record a consumer that unpacks from the next turn before the products of this one are done, tile by tile.
+
+    `block`: its thread block, in a cluster.
+    """
     with model.recording(name):
         for turn in range(turns):
             if turn % tile == 0:
                 ring.consumer_wait(turn)
-            model.read(ring, turn, done=False)
+            model.read(ring, turn, block, done=False)
             if turn % tile < tile - 1:
                 ring.consumer_wait(turn + 1)
-                model.read(ring, turn + 1)
-            model.done(ring, turn)
+                model.read(ring, turn + 1, block)
+            model.done(ring, turn, block)
             ring.consumer_release(turn, turns)
 
 
@@ -147,6 +150,37 @@ def attention_8_bits(stages: int, turns: int) -> Model:
     for consumer in range(2):
         reader(model, ring, turns, f"consumer {consumer}")
     return model
+
+
+def cluster(
+    stages: int, turns: int, tile: int, consumers: int, *, kind: type[Ring] = Ring, axis: str | None = "cluster",
+    fewer: int = 0,
+) -> Model:  # fmt: skip
+    """Return the rings of two thread blocks of experts that copy the rows of both, and weights of their own.
+
+    `fewer`: turns that the second one lacks.
+    """
+    model = Model(blocks=("a ", "b "))
+    for block in model.blocks:
+        own = turns - (fewer if block == "b " else 0)
+        ring = model.ring(kind, stages, 2, block, consumers=consumers, cluster=axis)
+        with model.recording(f"{block}producer"):
+            for turn in range(own):
+                ring.producer_acquire(turn)
+                model.copy_for_all(ring, turn)
+                model.copy(ring, turn, ring.producer_barrier(turn), block, count=ring.arrivals - 1)
+        for consumer in range(consumers):
+            unpacking_reader(model, ring, own, f"{block}consumer {consumer}", tile, block)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("stages", "turns", "tile", "consumers"),
+    [(2, 1, 1, 1), (2, 3, 3, 1), (2, 4, 2, 1), (2, 2, 2, 2), pytest.param(3, 4, 4, 1, marks=pytest.mark.nightly)],
+)
+def test_every_order_of_a_cluster_keeps_the_laws(stages: int, turns: int, tile: int, consumers: int) -> None:
+    """Thread blocks that run apart, arrivals that take their time, and ends at different times."""
+    assert check(cluster(stages, turns, tile, consumers)) > turns
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5])
@@ -262,10 +296,18 @@ def read_early() -> Model:
         (lambda: plain(2, 3, 2, kind=AlwaysReleases), "of which .* were observed"),
         (lambda: plain(2, 4, 2, kind=WaitsTwice), "no progress|turn 0 is read"),
         (lambda: plain(2, 4, 1, edges=True, kind=CommitsTooLittle), "no progress"),
+        (lambda: cluster(2, 4, 4, 1, axis=None), "is written to .* (before turn|while a copy)"),
+        (lambda: cluster(2, 3, 3, 1, kind=NeverAcquires), "is written to .* (before turn|while a copy)"),
+        (lambda: cluster(2, 4, 4, 1, kind=AlwaysReleases), "lands in thread block . when it has ended|were observed"),
+        (lambda: cluster(2, 3, 3, 1, fewer=1), "no progress|when it has ended"),
         (released_early, "is written (to .* before turn|while it is read)"),
         (read_early, "turn 0 is read from .* parts of turn -1"),
     ],
-    ids=["no wait", "a wait too few", "a release too many", "wrong parity", "an arrival too few", "released", "read"],
+    ids=[
+        *("no wait", "a wait too few", "a release too many", "wrong parity", "an arrival too few"),
+        *("releases alone", "a cluster without waits", "a release after the end", "turns that differ"),
+        *("released", "read"),
+    ],
 )
 def test_a_wrong_ring_is_found(make: Callable[[], Model], named: str) -> None:
     """With what is wrong, and the steps that lead there."""

@@ -1,4 +1,4 @@
-"""Compile linear layers with packed integers of 4 bits for an H200 on any machine; check what the compilers report.
+"""Compile linear layers with weights of 4 and 8 bits for an H200 on any machine; check what the compilers report.
 
     .venv-gpu/bin/python -m tools.aot.small.dense [--only NAME] [--write] [--sample]
 
@@ -9,14 +9,16 @@ column of times is arithmetic, the weights at the bandwidth of a copy.
 """
 
 import argparse
+import math
 import sys
 import time
 from typing import Any
 
 import jax
 
-from pallas_kernels.experts import int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.dense import DenseTiles, matmul
+from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.call import plan_of
 from pallas_kernels.experts.hopper.plan import Launch, Shape
@@ -26,7 +28,7 @@ from tools import gates
 from tools.aot import device
 from tools.aot.experts import BYTES_PER_SECOND
 from tools.aot.facts import KernelFacts
-from tools.cases.kernels.dense import MATRICES, TOKENS, Matrix
+from tools.cases.kernels.dense import BLOCK_MATRICES, MATRICES, TOKENS, Matrix
 
 GATES = "dense.json"
 
@@ -40,11 +42,11 @@ def main() -> None:
     options = parser.parse_args()
     faults, figures = [], dict[str, dict[str, float]]()
     print(f"{'matrix':40}tile outputs blocks registers spills shared memory blocks/SM  µs of weights  seconds")
-    for matrix in (one for one in MATRICES if options.only in one.name):
+    for matrix in (one for one in (*MATRICES, *BLOCK_MATRICES) if options.only in one.name):
         for tokens in (64,) if options.sample else TOKENS:
             name, begin = f"{matrix.name}, {tokens} tokens", time.perf_counter()
             facts, plan = compile_matrix(matrix, tokens)
-            size = matrix.inputs // TILE * (matrix.outputs // TILE) * int4_tiles.LINES * TILE * 2
+            size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in _tiles(matrix))
             print(
                 f"{name:40}{plan.tuning.rows:4}{plan.step:8}{_blocks(plan):7}{facts.registers:10}{facts.spills:7}"
                 f"{facts.smem:14}{facts.blocks_per_sm:10}{size / BYTES_PER_SECOND * 1e6:15.1f}"
@@ -60,16 +62,25 @@ def main() -> None:
 
 def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
     """Compile one product; return its kernel and its launch."""
-    tiles = matrix.outputs // TILE, matrix.inputs // TILE, int4_tiles.LINES, TILE
     x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
-    lines: Any = jax.ShapeDtypeStruct(tiles, "int16")  # type: ignore[no-untyped-call]
-    held = DenseTiles(Int4Tiles(lines), device.SMS)
+    held = DenseTiles(_tiles(matrix), device.SMS)
     with device.captured() as found:
         jax.jit(matmul, static_argnames="gated").lower(*device.on_h200((x, held)), gated=matrix.gated).compile()
     (facts,) = found
     rows: Any = jax.ShapeDtypeStruct((-(-tokens // ALIGN) * ALIGN, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
-    stack: Any = jax.ShapeDtypeStruct((1, *tiles), "int16")  # type: ignore[no-untyped-call]
-    return facts, plan_of(Shape.of(rows, Int4Tiles(stack), None, matrix.gated), device.SMS)
+    return facts, plan_of(Shape.of(rows, _tiles(matrix, 1), None, matrix.gated), device.SMS)
+
+
+def _tiles(matrix: Matrix, *experts: int) -> Int4Tiles | BlockTiles8:
+    """Return the shapes of a matrix in tiles."""
+
+    def array(deep: int, *tile: int, kind: str) -> Any:
+        return jax.ShapeDtypeStruct((*experts, matrix.outputs // TILE, matrix.inputs // deep, *tile), kind)  # type: ignore[no-untyped-call]
+
+    if matrix in BLOCK_MATRICES:
+        codes = array(TILE, eight_bits.LINES, eight_bits.LINE, kind="uint8")
+        return BlockTiles8(codes, array(DEEP, kind="float32"))
+    return Int4Tiles(array(TILE, int4_tiles.LINES, TILE, kind="int16"))
 
 
 def _blocks(plan: Launch) -> int:

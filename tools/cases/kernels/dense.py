@@ -1,7 +1,7 @@
 """Cases of products of linear layers with weights of 4 and 8 bits, as plain data, for tests and compilation.
 
-`CASES` are small, and the kernel must be right on each. `MATRICES` are those of released models, to be compiled with
-`TOKENS` per step.
+`CASES` are small, and the kernel must be right on each. `MATRICES` (in integers of 4 bits) and `BLOCK_MATRICES` (in
+e4m3 with scales of blocks) are those of released models, to be compiled with `TOKENS` per step.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["int4", "int4_wide", "int8", "fp8"]  # as in `tools.cases.kernels.experts`
+Form = Literal["int4", "int4_wide", "int8", "fp8", "fp8_blocks"]  # as in `tools.cases.kernels.experts`
 SILU, GELU = Glu("silu"), Glu("gelu_tanh")
 
 
@@ -18,7 +18,7 @@ class Case:
     """One product.
 
     Attributes:
-        groups: of inputs that share a scale, of weights of 4 bits.
+        groups: of inputs that share a scale, of weights of 4 bits. A block of "fp8_blocks" has 128 inputs and outputs.
         quick: fast enough to be interpreted in every run of the tests.
     """
 
@@ -40,11 +40,15 @@ CASES = (
     Case("gates and ups", 24, 128, 256, groups=2, gated=SILU),
     Case("int8", 9, 128, 128, "int8"),
     Case("fp8, gates and ups", 16, 128, 128, "fp8", gated=GELU),
+    Case("fp8 in blocks", 9, 256, 128, "fp8_blocks"),
+    Case("fp8 in blocks, gates and ups, two tiles of tokens", 72, 128, 256, "fp8_blocks", gated=SILU),
     Case("two tiles of tokens", 136, 64, 128, groups=2),
     Case("more outputs than a thread block", 8, 128, 448, groups=2, quick=False),
     Case("two and a half tiles of tokens, gates and ups", 320, 128, 384, groups=4, gated=GELU, quick=False),
     Case("int8, two tiles of tokens", 200, 128, 192, "int8", quick=False),
     Case("fp8, one token", 1, 256, 320, "fp8", quick=False),
+    Case("fp8 in blocks, two tiles of tokens", 200, 256, 384, "fp8_blocks", quick=False),
+    Case("fp8 in blocks, one block", 1, 128, 128, "fp8_blocks", quick=False),
 )
 
 
@@ -72,5 +76,10 @@ MATRICES = (
     Matrix("gemma-3-27b", "out", 4096, 5376),
     Matrix("gemma-3-27b", "gate_up", 5376, 43008, GELU),
     Matrix("gemma-3-27b", "down", 21504, 5376),
+)
+BLOCK_MATRICES = (
+    Matrix("MiMo-V2-Flash, fp8 in blocks,", "qkv", 4096, 14848),
+    Matrix("MiMo-V2-Flash, fp8 in blocks,", "gate_up", 4096, 32768, SILU),
+    Matrix("MiMo-V2-Flash, fp8 in blocks,", "down", 16384, 4096),
 )
 TOKENS = (1, 16, 32, 64, 128, 256, 512)

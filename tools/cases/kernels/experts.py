@@ -67,6 +67,7 @@ class Layer:
 
     Attributes:
         overlap: weights in MXFP4 are unpacked while the product before runs, "mosaic_overlap"; those of 8 bits always.
+        cluster: thread blocks that copy rows for each other; see `hopper.plan.Tuning`.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Layer:
     bias: bool = False
     form: Form = "plain"
     overlap: bool = False
+    cluster: int = 1
 
     @property
     def implementation(self) -> Implementation:
@@ -151,6 +153,9 @@ LAYERS = (
     Layer("Llama-4-Scout, int4 of float16", 16, 1, 5120, 8192, SILU, form="int4_wide"),
     Layer("gemma-4-26B-A4B, int4", 128, 8, 2816, 704, Glu("gelu_tanh"), form="int4"),
 )
+# With copies of rows for two thread blocks, which no default has: compiled with `CLUSTER_TOKENS` alone.
+CLUSTERED = tuple(replace(layer, name=f"{layer.name}, clusters", cluster=2) for layer in LAYERS[6:8])
+CLUSTER_TOKENS = (128, 256, 384)
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps
 DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)
 # For the kernel on Triton: a mixture of gpt-oss held in 16 bits, many small experts, and few large ones.

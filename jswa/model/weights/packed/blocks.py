@@ -1,4 +1,4 @@
-"""Experts in e4m3 with a scale per block: N.values and N.block_scales, or for Hopper N.tiles and N.block_scales.
+"""Matrices in e4m3 with a scale per block: N.values and N.block_scales, or for Hopper N.tiles and N.block_scales.
 
 The numbers are those of the checkpoint: its bytes, and its scales in float32. `QuantizedBlocks` and `BlockTiles8` say
 what they look like.
@@ -9,16 +9,17 @@ from math import gcd
 from typing import NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Shaped
 
 from jswa.errors import ConfigError
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
 from jswa.model.weights.placement import Placement, empty, expert_by_expert
-from jswa.model.weights.quantize import of_outputs
+from jswa.model.weights.quantize import load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER, Implementation
@@ -26,7 +27,10 @@ from pallas_kernels.experts.eight_bits import DEEP, TILE, BlockTiles8
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 
 BLOCK_SCALES = "block_scales"
-_STACKS = "experts", "transposed"  # layouts of experts whose outputs are rows on disk, in the same order
+# Whose outputs are rows on disk, and their inputs in the same order.
+_LAYOUTS = "experts", "transposed", "matrix", "rank_slices"
+_FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory
 
 
 class Blocks(NamedTuple):
@@ -37,12 +41,12 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(source: Source, weights: Mapping[str, Weight]) -> Blocks | None:
-    """Return the blocks of a stack of experts that the checkpoint has in e4m3 with a scale for each, else None.
+    """Return the blocks of a matrix, or of each of a stack, that is stored in e4m3 with a scale for each, else None.
 
     Where the checkpoint's own blocks divide no matrix, or end at other outputs in gates than in ups, they are cut into
     equal ones.
     """
-    if source.layout not in _STACKS:
+    if source.layout not in _LAYOUTS or source.folds:
         return None
     inputs, outputs, wide = source.parts[0].shape[-1], 0, True
     for part in source.parts:
@@ -53,6 +57,8 @@ def blocks_of(source: Source, weights: Mapping[str, Weight]) -> Blocks | None:
         wide = wide and columns >= part.shape[-1]
         inputs = gcd(inputs, min(columns, part.shape[-1]))
         outputs = gcd(outputs, min(rows, weight.group), weight.group)
+    if source.layout == "rank_slices":  # a slice has q, k and v one behind the other, and all slices' q come first
+        outputs = gcd(outputs, *(rows // RANK_SLICES for rows in source.rows))
     return None if wide else Blocks(inputs, outputs)
 
 
@@ -60,7 +66,7 @@ def load_blocks(
     name: str, blocks: Blocks, source: Source, reader: Reader, weights: Mapping[str, Weight],
     shape: jax.ShapeDtypeStruct, placement: Placement,
 ) -> Params:  # fmt: skip
-    """Read a stack of experts as the checkpoint stores it, and return its parameters."""
+    """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
     *lead, inputs, outputs = shape.shape
     groups = inputs // blocks.inputs
     # One per output while they are put in order, as only then gates and ups are in one matrix.
@@ -76,9 +82,56 @@ def load_blocks(
 
     assemble(of_outputs(source, groups), scales, factors)
     values = stored_values(source, reader, weights, shape, np.dtype(np.uint8))
-    names = f"{name}.values", f"{name}.{BLOCK_SCALES}"
-    arrays = values, np.ascontiguousarray(scales[..., :: blocks.outputs])
-    return {field: placement.put(field, array) for field, array in zip(names, arrays, strict=True)}
+    arrays = dict(zip(_names(name), (values, scales[..., :: blocks.outputs]), strict=True))
+    return {field: placement.put(field, array) for field, array in cut_blocks(name, arrays, placement).items()}
+
+
+def cut_blocks(name: str, arrays: Arrays, placement: Placement) -> Arrays:
+    """Return a matrix with its blocks cut into smaller equal ones where devices would share a block."""
+    values, scales = (arrays[field] for field in _names(name))
+    (inputs, outputs), (groups, shares) = values.shape[-2:], scales.shape[-2:]
+    cut = placement.cut(f"{name}.values", values.shape)
+    edges = [] if cut is None else [edge for ranges in cut.ranges for one in ranges for edge in one]
+    if cut is not None and cut.axis == -2:
+        scales = scales.repeat(inputs // groups // gcd(inputs // groups, *edges), axis=-2)
+    if cut is not None and cut.axis == -1:
+        scales = scales.repeat(outputs // shares // gcd(outputs // shares, *edges), axis=-1)
+    return dict(zip(_names(name), (values, np.ascontiguousarray(scales)), strict=True))
+
+
+def rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
+    """Return a matrix rounded again, with a scale per output: what loading its checkpoint gives other kernels.
+
+    Args:
+        shape: shape and type of the matrix if it is not quantized.
+    """
+    values, scales = (arrays[field] for field in _names(name))
+    (inputs, outputs), (groups, shares) = values.shape, scales.shape
+
+    def read(_: Part, begin: int, end: int) -> Float32[np.ndarray, "rows inputs"]:
+        own = scales[:, np.arange(begin, end) * shares // outputs].repeat(inputs // groups, axis=0)
+        wide = values[:, begin:end].view(_FLOAT8).astype(np.float32) * own
+        return np.ascontiguousarray(wide.T)
+
+    source = Source((Part(name, (outputs, inputs)),), "matrix")
+    return dict(zip((f"{name}.values", f"{name}.scales"), load_quantized("fp8", source, shape, read), strict=True))
+
+
+def _names(name: str) -> tuple[str, str]:
+    return f"{name}.values", f"{name}.{BLOCK_SCALES}"
+
+
+def blocks_limit(sides: tuple[int, int], counts: tuple[int, int]) -> str | None:
+    """Return why a matrix, or each of a stack, with scales of blocks has no tiles; None if it has.
+
+    Args:
+        sides: inputs and outputs.
+        counts: of blocks along both.
+    """
+    if eight_bits.blocks_fit(*sides, *counts):
+        return None
+    inputs, outputs = (side // count for side, count in zip(sides, counts, strict=True))
+    return f"has blocks of {inputs} inputs by {outputs} outputs and needs multiples of {DEEP} by {TILE}"
 
 
 def stored_values(
@@ -102,18 +155,16 @@ def blocks_for_kernel(name: str, found: Params, experts: Implementation, placeme
     A CPU's library reads no scales of blocks, so for it the numbers are rounded a second time. Raises ConfigError if
     blocks do not fit tiles.
     """
-    fields = f"{name}.values", f"{name}.{BLOCK_SCALES}"
+    fields = _names(name)
     values, scales = (found[field] for field in fields)
     made: tuple[str, ...]
     convert: Callable[[QuantizedBlocks], Quantized | BlockTiles8]
     if experts == "cpu":
         made, convert = (fields[0], f"{name}.scales"), _per_output
     elif experts in HOPPER:
-        (_, inputs, outputs), (_, groups, shares) = values.shape, scales.shape
-        if not eight_bits.blocks_fit(inputs, outputs, groups, shares):
-            block = f"blocks of {inputs // groups} inputs by {outputs // shares} outputs"
-            limit = f"{name} has {block} and needs multiples of {DEEP} by {TILE}: must be xla"
-            raise ConfigError("moe_backend", experts, limit)
+        (_, *sides), (_, *counts) = values.shape, scales.shape
+        if (limit := blocks_limit((sides[0], sides[1]), (counts[0], counts[1]))) is not None:
+            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
         made, convert = (f"{name}.tiles", fields[1]), eight_bits.block_tiles
     else:
         return found

@@ -1,7 +1,7 @@
 """Matrices of 4 and 8 bits in the tiles that the Hopper kernels read: what fits, and how linear layers get there.
 
-Checkpoints, converted or not, keep their own form. Linear layers become N.int4_tiles, or N.tiles beside N.scales, once
-they are on the devices; each device's part is laid out where it is.
+Checkpoints, converted or not, keep their own form. Linear layers become N.int4_tiles, or N.tiles beside N.scales or
+N.block_scales, once they are on the devices; each device's part is laid out where it is.
 """
 
 import re
@@ -14,13 +14,14 @@ from jaxtyping import Array
 
 from jswa.errors import ConfigError
 from jswa.model.transformer import Params
+from jswa.model.weights.packed.blocks import BLOCK_SCALES, blocks_limit
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE
 from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from pallas_kernels.quantized import Quantized, QuantizedBlocks
 
 INT4_TILES, TILES = "int4_tiles", "tiles"
 
@@ -66,7 +67,8 @@ def lay_out_tiles(params: Params, linear: re.Pattern[str]) -> None:
     for name in [name for name in params if name.endswith((f".{CODES}", ".values")) and params[name].ndim == 2]:
         base, _, form = name.rpartition(".")
         if linear.search(base):
-            (_lay_out_int4 if form == CODES else _lay_out_8_bits)(base, params)
+            of_8_bits = _lay_out_blocks if f"{base}.{BLOCK_SCALES}" in params else _lay_out_8_bits
+            (_lay_out_int4 if form == CODES else of_8_bits)(base, params)
 
 
 def _lay_out_int4(name: str, params: Params) -> None:
@@ -76,7 +78,7 @@ def _lay_out_int4(name: str, params: Params) -> None:
     _refuse(name, int4_limit((2 * half, outputs), groups, _on_devices(scales), act_order=act_order))
     parts = map(Int4, *map(_on_devices, (codes, scales, zeros)))
     tiled: list[Int4Tiles] = [_int4_tiled(part) for part in parts]
-    params[f"{name}.{INT4_TILES}"] = _joined(codes, 2 * codes.shape[0], [one.tiles for one in tiled])
+    params[f"{name}.{INT4_TILES}"] = _joined(codes, [one.tiles for one in tiled])
     for field in (CODES, SCALES, ZEROS):
         del params[f"{name}.{field}"]
 
@@ -86,9 +88,19 @@ def _lay_out_8_bits(name: str, params: Params) -> None:
     _refuse(name, eight_bits_limit(_own_sides(values)))
     parts = map(Quantized, *map(_on_devices, (values, scales)))
     tiled: list[Tiles8] = [_8_bits_tiled(part) for part in parts]
-    params[f"{name}.{TILES}"] = _joined(values, values.shape[0], [one.codes for one in tiled])
+    params[f"{name}.{TILES}"] = _joined(values, [one.codes for one in tiled])
     by_device = jax.make_array_from_single_device_arrays
     params[f"{name}.scales"] = by_device(scales.shape, scales.sharding, [one.scales for one in tiled])
+    del params[f"{name}.values"]
+
+
+def _lay_out_blocks(name: str, params: Params) -> None:
+    values, scales = params[f"{name}.values"], params[f"{name}.{BLOCK_SCALES}"]
+    _refuse(name, blocks_limit(_own_sides(values), _own_sides(scales)))
+    parts = map(QuantizedBlocks, *map(_on_devices, (values, scales)))
+    tiled: list[BlockTiles8] = [_blocks_tiled(part) for part in parts]
+    params[f"{name}.{TILES}"] = _joined(values, [one.codes for one in tiled])
+    params[f"{name}.{BLOCK_SCALES}"] = _joined(values, [one.scales for one in tiled])
     del params[f"{name}.values"]
 
 
@@ -108,16 +120,18 @@ def _on_devices(array: Array) -> list[Array]:
     return [shard.data for shard in sorted(array.addressable_shards, key=lambda shard: shard.device.id)]
 
 
-def _joined(matrix: Array, inputs: int, parts: list[Array]) -> Array:
-    """Return the tiles [across, along, ...] of all devices, sharded as `matrix` [..., outputs] is."""
+def _joined(matrix: Array, parts: list[Array]) -> Array:
+    """Return the tiles [across, along, ...] of all devices, or their scales, sharded as `matrix` [K, C] is."""
     sharding = matrix.sharding
     if not isinstance(sharding, NamedSharding):
         return parts[0]
     along, across = (*sharding.spec, None, None)[:2]
     spread = NamedSharding(sharding.mesh, PartitionSpec(across, along))  # type: ignore[no-untyped-call]
-    shape = matrix.shape[1] // TILE, inputs // TILE, *parts[0].shape[2:]
-    return jax.make_array_from_single_device_arrays(shape, spread, parts)
+    tall, wide, *rest = parts[0].shape
+    shape = tall * (1 if across is None else sharding.mesh.size), wide * (1 if along is None else sharding.mesh.size)
+    return jax.make_array_from_single_device_arrays((*shape, *rest), spread, parts)
 
 
 _int4_tiled, _8_bits_tiled = jax.jit(int4_tiles.tiles), jax.jit(eight_bits.tiles)
+_blocks_tiled = jax.jit(eight_bits.block_tiles)
 _scales_fit = jax.jit(int4_tiles.scales_fit)

@@ -13,25 +13,31 @@ from jaxtyping import Float
 from pallas_kernels.errors import NoLinearKernel
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.dense import DenseTiles, gates_fit, matmul
+from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.int4 import Int4, dequantized
-from pallas_kernels.quantized import Quantized, quantize
+from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 from pallas_kernels.quantized import dequantized as dequantized_8_bits
 from tests.support.kernels.device import hopper
-from tools.cases.kernels.dense import CASES, MATRICES, TOKENS, Case
+from tools.cases.kernels.dense import BLOCK_MATRICES, CASES, MATRICES, TOKENS, Case
 
 FLOAT32, BFLOAT16 = jnp.dtype("float32"), jnp.dtype("bfloat16")
 BOUND = 2.0**-6  # of results of about unit size: roundings of a result, and of both factors of a unit
 
 
-def weights_of(case: Case) -> Int4 | Quantized:
+Weights = Int4 | Quantized | QuantizedBlocks
+
+
+def weights_of(case: Case) -> Weights:
     """Return random weights, whose results are of about unit size."""
     rng = np.random.default_rng(case.outputs)
-    if case.form in ("int8", "fp8"):
+    if case.form in ("int8", "fp8", "fp8_blocks"):
         normal = rng.standard_normal((case.inputs, case.outputs)).astype(np.float32) * case.inputs**-0.5
-        return quantize(jnp.asarray(normal), "int8" if case.form == "int8" else "fp8")
+        found = quantize(jnp.asarray(normal), "int8" if case.form == "int8" else "fp8")
+        blocks = rng.uniform(0.5, 2, (case.inputs // DEEP, case.outputs // DEEP)) * case.inputs**-0.5 / 120
+        return QuantizedBlocks(found.values, jnp.asarray(blocks, FLOAT32)) if case.form == "fp8_blocks" else found
     codes = rng.integers(0, 256, (case.inputs // 2, case.outputs), np.uint8)
     scales = rng.uniform(0.5, 1, (case.groups, case.outputs)) * case.inputs**-0.5 / 5
     zeros = rng.integers(6, 11, (case.groups, case.outputs)).astype(np.uint8)
@@ -40,8 +46,10 @@ def weights_of(case: Case) -> Int4 | Quantized:
     )
 
 
-def in_tiles(weights: Int4 | Quantized) -> DenseTiles:
+def in_tiles(weights: Weights) -> DenseTiles:
     """Return them as the kernel reads them."""
+    if isinstance(weights, QuantizedBlocks):
+        return DenseTiles(eight_bits.block_tiles(weights))
     return DenseTiles(int4_tiles.tiles(weights) if isinstance(weights, Int4) else eight_bits.tiles(weights))
 
 
@@ -50,10 +58,12 @@ def tokens_of(case: Case) -> Float[jax.Array, "T K"]:
     return jnp.asarray(np.random.default_rng(1).standard_normal((case.tokens, case.inputs)), BFLOAT16)
 
 
-def expect(x: Float[jax.Array, "T K"], weights: Int4 | Quantized, case: Case) -> Float[np.ndarray, "T N"]:
+def expect(x: Float[jax.Array, "T K"], weights: Weights, case: Case) -> Float[np.ndarray, "T N"]:
     """Return the product in float32, of weights in bfloat16 if that is what the kernel multiplies."""
     if isinstance(weights, Int4):
         matrix = dequantized(weights, BFLOAT16).astype(FLOAT32)
+    elif isinstance(weights, QuantizedBlocks):
+        matrix = dequantized_blocks(weights, FLOAT32)
     else:
         matrix = dequantized_8_bits(weights, FLOAT32)
     out = jnp.matmul(x.astype(FLOAT32), matrix, precision="highest")
@@ -95,6 +105,15 @@ def test_a_missing_input_and_a_wrong_zero_point_are_found() -> None:
         assert np.abs(found - expected).max() > 3 * BOUND
 
 
+def test_the_scale_of_another_block_is_found() -> None:
+    """The bound of the first test is exceeded by scales of two blocks of inputs that have changed places."""
+    case = next(case for case in CASES if case.form == "fp8_blocks")
+    x, weights = tokens_of(case), weights_of(case)
+    assert isinstance(weights, QuantizedBlocks)
+    moved = run(x, in_tiles(weights._replace(scales=weights.scales[::-1])), case)
+    assert np.abs(moved - expect(x, weights, case)).max() > 3 * BOUND
+
+
 def test_nan_in_one_token_stays_there() -> None:
     """It does not reach others of its tile, nor the padding."""
     case = CASES[1]
@@ -132,3 +151,16 @@ def test_tunings_of_released_models(matrix: Any, tokens: int) -> None:
     pairs = [(2, 2), (1, 2)] if matrix.gated else [(2, 2), (2, 1), (1, 1)]
     few = [Tuning(plan.tuning.rows, *pair, stages=2) for pair in pairs if pair[0] == 2 or tokens * pair[1] <= 128]
     assert most(plan.tuning._replace(stages=2, depth=1)) == min(map(most, few))
+
+
+@pytest.mark.parametrize("matrix", BLOCK_MATRICES, ids=lambda matrix: matrix.name)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_tunings_of_matrices_with_scales_of_blocks(matrix: Any, tokens: int) -> None:
+    """A turn is a block; two parts have 64 tokens at most, and one has 128."""
+    outputs = matrix.outputs // (1 if matrix.gated is None else 2)
+    shape = Shape(-(-tokens // 8) * 8, 1, matrix.inputs, outputs, BFLOAT16, matrix.gated, False, "fp8_blocks")
+    tuning = launch(shape, default_tuning(shape)).tuning
+    assert tuning.rows == min(128 if matrix.gated is None else 64, shape.rows)
+    assert tuning.parts == 1 or tuning.rows <= 64
+    assert tuning.depth == 2
+    assert tuning.stages >= 3

@@ -218,6 +218,8 @@ def test_rows_and_weights_of_two_types_are_an_error() -> None:
         (Tuning(8, 4, 2, 2), "takes 256 outputs at a time, of 192"),
         (Tuning(8, 2, 2, 8), "needs .* bytes of shared memory"),
         (Tuning(8, 1, 2, 2, depth=2), "depth = 2 must be 1, except for weights of 8 and 4 bits"),
+        (Tuning(16, 1, 2, 2, cluster=2), "cluster = 2 must be 1, except for weights that are unpacked meanwhile"),
+        (Tuning(16, 1, 2, 2, cluster=3), "cluster = 3 must be 1 or 2"),
     ],
 )
 def test_a_tuning_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:

@@ -11,7 +11,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.hopper import overlap
-from pallas_kernels.experts.hopper.heuristics import default_tuning
+from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
 from pallas_kernels.int4 import Int4
@@ -62,6 +62,42 @@ def test_all_tunings_of_other_forms_give_the_same_bits(case: Case, tuning: Tunin
     out = run(call, case, NAME, tuning)
     check(out, call, case)
     np.testing.assert_array_equal(out[call.owned], run(call, case, "mosaic")[call.owned])
+
+
+@pytest.mark.parametrize(
+    ("case", "tuning"),
+    [
+        (replace(GATED, sizes=(9, 0, 17)), Tuning(16, 1, 2, 2, cluster=2)),  # three blocks of outputs
+        (replace(PLAIN, sizes=(9, 0, 40)), Tuning(32, 1, 1, 3, depth=2, sms=2, band=1, cluster=2)),
+        (replace(GATED, form="fp8_blocks", sizes=(9, 20), outputs=256), Tuning(16, 2, 2, 2, depth=2, cluster=2)),
+        (replace(PLAIN, form="int4", sizes=(17,)), Tuning(16, 1, 2, 2, depth=3, sms=2, cluster=2)),
+    ],
+    ids=str,
+)
+def test_a_cluster_gives_the_same_bits(case: Case, tuning: Tuning) -> None:
+    """Two thread blocks release a stage for each other, also where the last outputs are computed twice.
+
+    The interpreter lets each thread block make a shared copy for itself: see `test_ring_model` for what lands where.
+    """
+    call = make_call(case)
+    out = run(call, case, NAME, tuning)
+    check(out, call, case)
+    np.testing.assert_array_equal(out[call.owned], run(call, case, NAME, tuning._replace(cluster=1))[call.owned])
+
+
+def test_the_copies_of_a_cluster_have_the_same_rows() -> None:
+    """Its thread blocks ask for the same source and the same stage in each turn, as a multicast needs."""
+    case, tuning = replace(GATED, sizes=(9, 0, 17)), Tuning(16, 1, 2, 2, sms=2, cluster=2)
+    call = make_call(case)
+    with interpreter.counted_copies() as copies:
+        run(call, case, NAME, tuning)
+    rows = copies.made[0].source
+    first, second = ([copy for copy in copies.made if copy.block == block] for block in range(2))
+    shared = [copy.where for copy in first if copy.source == rows]
+    assert shared == [copy.where for copy in second if copy.source == rows]
+    assert len(shared) == 3 * 2 * 2  # tiles of rows, groups of columns, turns
+    weights = [{copy.where for copy in made if copy.source != rows} for made in (first, second)]
+    assert weights[0] != weights[1]
 
 
 @pytest.mark.nightly
@@ -146,6 +182,34 @@ def test_a_turn_of_other_inputs_than_a_block_is_an_error() -> None:
     shape = Shape(8, 1, 384, 256, jnp.dtype(jnp.bfloat16), None, False, "fp8_blocks")
     with pytest.raises(ValueError, match="depth = 3 must be 2 for weights with scales of blocks"):
         launch(shape, Tuning(8, 1, 1, 2, depth=3))
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        (Tuning(24, 1, 2, 2, cluster=2), "cluster = 2 needs tiles of a multiple of 16 rows"),
+        (Tuning(16, 3, 2, 2, cluster=2), "cluster = 2 needs as many blocks of outputs, of which there are 1"),
+    ],
+)
+def test_a_cluster_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -> None:
+    """Thread blocks copy whole eights of rows, and have columns of their own."""
+    shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, True, "mxfp4_joined")
+    with pytest.raises(ValueError, match=message):
+        launch(shape, tuning)
+
+
+@pytest.mark.parametrize("tokens", [65, 96, 256, 511])
+@pytest.mark.parametrize("gated", [None, GPT_OSS_GLU], ids=["plain", "gpt-oss"])
+def test_clusters_have_the_default_s_tiles_in_sixteens(tokens: int, gated: Any) -> None:
+    """With as many stages as fit; a default has no cluster."""
+    shape = Shape(
+        -(-4 * tokens // 8) * 8 + 7 * 32, 32, 2880, 2880, jnp.dtype(jnp.bfloat16), gated, True, "mxfp4_joined"
+    )
+    first, tuning = default_tuning(shape), clustered_tuning(shape)
+    assert (first.cluster, tuning.cluster) == (1, 2)
+    assert first.rows <= tuning.rows < first.rows + 16
+    assert launch(shape, tuning).column_groups == -(-launch(shape, first).columns // 2)
+    assert 3 <= tuning.stages <= first.stages
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 65, 96, 128, 256, 384, 511])
