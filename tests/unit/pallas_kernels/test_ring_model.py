@@ -149,6 +149,30 @@ def attention_8_bits(stages: int, turns: int) -> Model:
     return model
 
 
+def attention_8_bits_alone(stages: int, turns: int, *, refills_early: bool = False) -> Model:
+    """Return the ring of 8-bit pages whose only consumer casts each block into one stage, which nobody waits for."""
+    model = Model()
+    stored, ring = model.ring(Ring, stages, 2, "stored "), model.ring(Ring, 1, 1)
+
+    def copy(turn: int) -> None:
+        if turn < turns:
+            model.copy(stored, turn, stored.producer_barrier(turn), "stored ")
+
+    with model.recording("consumer"):
+        for turn in range(stages):
+            copy(turn)
+        for turn in range(turns):
+            stored.consumer_wait(turn)
+            if refills_early:
+                copy(turn + stages)
+            model.read(stored, turn, "stored ")
+            model.write(ring, turn)
+            if not refills_early:
+                copy(turn + stages)
+            model.read(ring, turn)
+    return model
+
+
 @pytest.mark.parametrize("turns", [1, 2, 5])
 @pytest.mark.parametrize("stages", DEPTHS)
 def test_every_order_keeps_the_laws(stages: int, turns: int) -> None:
@@ -156,6 +180,7 @@ def test_every_order_keeps_the_laws(stages: int, turns: int) -> None:
     assert check(plain(stages, turns, 2)) > turns
     assert check(plain(stages, turns, 1, edges=True)) > turns
     assert check(attention_8_bits(stages, turns)) > turns
+    assert check(attention_8_bits_alone(stages, turns)) > turns
     assert check(plain(stages, turns, 2, edges=True)) > turns
     if stages > 1:
         assert check(experts(stages, 2 * turns, turns, 2)) > turns
@@ -262,10 +287,14 @@ def read_early() -> Model:
         (lambda: plain(2, 3, 2, kind=AlwaysReleases), "of which .* were observed"),
         (lambda: plain(2, 4, 2, kind=WaitsTwice), "no progress|turn 0 is read"),
         (lambda: plain(2, 4, 1, edges=True, kind=CommitsTooLittle), "no progress"),
+        (lambda: attention_8_bits_alone(2, 4, refills_early=True), "is written to .* before turn 0 has been read"),
         (released_early, "is written (to .* before turn|while it is read)"),
         (read_early, "turn 0 is read from .* parts of turn -1"),
     ],
-    ids=["no wait", "a wait too few", "a release too many", "wrong parity", "an arrival too few", "released", "read"],
+    ids=[
+        *("no wait", "a wait too few", "a release too many", "wrong parity", "an arrival too few"),
+        *("refilled before the cast", "released", "read"),
+    ],
 )
 def test_a_wrong_ring_is_found(make: Callable[[], Model], named: str) -> None:
     """With what is wrong, and the steps that lead there."""
