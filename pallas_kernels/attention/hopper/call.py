@@ -15,9 +15,9 @@ from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
+from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import SMS
-
-_MOST = 65_504.0  # greatest float16
+from pallas_kernels.quantized import cut
 
 
 def paged_attention(
@@ -34,16 +34,19 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`. Tiles may have any size; those of `heuristics.tile_tokens` waste the least.
 
-    Over pages of 8 bits everything is float16, the output too. Queries beyond its range are cut to ±65,504.
+    Over pages of 8 bits everything is float16, the output too. Queries beyond its range are cut to ±65,504; packed ones
+    must be float16.
 
-    Raises NoKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
+    Raises NoKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit them.
     """
     if isinstance(q, Packed):
         plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
+        if q.values.dtype != plan.dtype:
+            raise NoKernel(f"packed queries are {q.values.dtype}: must be {plan.dtype} for pages of {kv.dtype}")
         return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(len(q.values), -1, plan.v_dim)
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:
-        q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
+        q = cut(q.astype(jnp.float32), jnp.dtype(jnp.float16))
     plan = plan_of(Shape.of(q, kv, rows, tiles, attend), sms, tuning)
     out = _run(plan, _pack(plan, q, tiles), kv, rows, tiles, layer_index, sinks)
     if plan.queries == 1:
