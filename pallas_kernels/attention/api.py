@@ -96,8 +96,8 @@ def paged_attention(
     wide = q if isinstance(q, Packed) else q.astype(jnp.float32)
     if kv_scales is None:
         return function(wide, kv).astype(q.dtype)
-    if isinstance(wide, Packed):
-        out, group = function(wide, kv), wide.group
+    if isinstance(wide, Packed):  # in the type of the values, as V's scales come before the last rounding
+        out, group = function(wide._replace(dtype=wide.values.dtype), kv), wide.group
     else:
         group, v_dim = wide.shape[1] // kv.shape[2], attend.value_size(kv.shape[-1], wide.shape[2])
         scales = _column_scales(kv_scales, kv.shape[-1], v_dim).repeat(group, axis=0)

@@ -60,7 +60,7 @@ class Packed(NamedTuple):
         values: the heads of each KV head's group side by side; rows beyond them may hold anything. For pages of 8 bits
             they have been multiplied by K's scales.
         group: query heads per KV head.
-        dtype: of the result.
+        dtype: of the result, of 16 bits.
     """
 
     values: Float[Array, "T K M D"]

@@ -45,11 +45,11 @@ class Shared(NamedTuple):
     drained: Ref | None
 
 
-def scratch(plan: Launch) -> Shared:
-    """Return the types of a thread block's shared memory and barriers."""
+def scratch(plan: Launch, result: jnp.dtype) -> Shared:
+    """Return the types of a thread block's shared memory and barriers. `result`: the type of whole results."""
     block, stages, _, producer, row_parts, *_ = plan.tuning
     swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
-    out_type = jnp.float32 if plan.in_parts else plan.dtype
+    out_type = jnp.float32 if plan.in_parts else result
     staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
     if plan.in_parts:
         staged.append(plgpu.SMEM((consumers, WARPGROUP_ROWS), jnp.float32))

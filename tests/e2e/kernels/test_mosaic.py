@@ -128,6 +128,25 @@ def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic", glue_backend="mosaic") < BOUND
 
 
+KV: dict[str, Any] = {"kv_cache_dtype": "fp8", "linear_backend": "xla", "moe_backend": "xla"}
+
+
+@in_turn(3, 8)
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
+def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With scales of K and V, which packed queries are multiplied by too: not twice as far from float32 as XLA."""
+    kernel, plain = (
+        worst(
+            *(tmp_path / name, monkeypatch, "gpt_oss with scales of KV"),
+            **KV | {"dtype": dtype, "attention_backend": name, "glue_backend": name},
+        )
+        for name in ("mosaic", "xla")
+    )
+    assert 0 < kernel < 2 * plain
+
+
 def drop_sinks(given: dict[str, Any]) -> dict[str, Any]:
     """The softmax begins without its sinks."""
     return given | {"sinks": None}

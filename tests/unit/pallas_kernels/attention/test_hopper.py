@@ -12,7 +12,7 @@ from pallas_kernels import interpreter, mosaic
 from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_tokens
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
-from tests.support.kernels.calls import check, lower, make_call, run, shape_of
+from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
 from tests.support.turns import by_turns, whose_turn
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
@@ -207,6 +207,16 @@ def test_8_bit_pages_are_cast_64_keys_at_a_time_into_one_stage_or_by_a_producer(
         launch(shape, Tuning(64, 2, 1, producer=False, ahead=True))
     few, many = (launch(shape, Tuning(64, stages, 1, producer=False)).smem_bytes for stages in (1, 4))
     assert many - few == 3 * 64 * shape.row, "stages of 8 bits alone"
+
+
+@pytest.mark.parametrize("case", [EIGHT_BITS, UNSCALED], ids=["scales", "no scales"])
+def test_packed_queries_over_8_bit_pages(case: Case) -> None:
+    """With scales the bits are those of queries by token; without, the result is rounded once, to its own type."""
+    call = make_call(case, case.rows[0])
+    out = run_packed(call, case)
+    check(out, call, case)
+    if case.kv_scales is not None:
+        np.testing.assert_array_equal(out[: len(call.rows)], run(call, case, "mosaic")[: len(call.rows)])
 
 
 def test_queries_beyond_the_range_of_float16_are_cut() -> None:
