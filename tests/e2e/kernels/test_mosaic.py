@@ -147,6 +147,19 @@ def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
     assert 0 < kernel < 2 * plain
 
 
+@pytest.mark.nightly
+def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test before this fails clearly if K, V and packed queries do not have them."""
+    right = rope.rotate_and_write
+
+    def wrong(*given: Any) -> Any:
+        return right(*given[:6], given[6]._replace(scales=None), *given[7:])
+
+    monkeypatch.setattr(rope, "rotate_and_write", wrong)
+    options = KV | {"dtype": "bfloat16", "attention_backend": "mosaic", "glue_backend": "mosaic"}
+    assert worst(tmp_path, monkeypatch, "gpt_oss with scales of KV", **options) > 1  # 0.27 without the fault
+
+
 def drop_sinks(given: dict[str, Any]) -> dict[str, Any]:
     """The softmax begins without its sinks."""
     return given | {"sinks": None}

@@ -133,7 +133,9 @@ def write_model(
             tensors[f"{name}_scales"] = exponents
     if family.endswith("scales of KV"):
         layers = range(config["num_hidden_layers"])
-        names = {f"model.layers.{layer}.self_attn.{which}_scale": KV_SCALES[which] for layer in layers for which in "kv"}
+        names = {
+            f"model.layers.{layer}.self_attn.{which}_scale": KV_SCALES[which] for layer in layers for which in "kv"
+        }
         tensors |= {name: np.full(1, scale, np.float32) for name, scale in names.items()}
     if family.endswith("in blocks"):
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
