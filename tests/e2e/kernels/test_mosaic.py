@@ -137,12 +137,9 @@ def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With scales of K and V, which packed queries are multiplied by too: not twice as far from float32 as XLA."""
+    named = {name: KV | {"dtype": dtype, "attention_backend": name, "glue_backend": name} for name in ("mosaic", "xla")}
     kernel, plain = (
-        worst(
-            *(tmp_path / name, monkeypatch, "gpt_oss with scales of KV"),
-            **KV | {"dtype": dtype, "attention_backend": name, "glue_backend": name},
-        )
-        for name in ("mosaic", "xla")
+        worst(tmp_path / name, monkeypatch, "gpt_oss with scales of KV", **options) for name, options in named.items()
     )
     assert 0 < kernel < 2 * plain
 
@@ -150,7 +147,7 @@ def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
 @pytest.mark.nightly
 def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test before this fails clearly if K, V and packed queries do not have them."""
-    right = rope.rotate_and_write
+    right: Callable[..., Any] = rope.rotate_and_write
 
     def wrong(*given: Any) -> Any:
         return right(*given[:6], given[6]._replace(scales=None), *given[7:])

@@ -140,9 +140,18 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         values = cut(wide if scales is None else wide * scales[0][None, :, None, None], dtype)
         more = size - values.shape[2]
         values = jnp.pad(values, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=jnp.nan)
-        packed, given = Packed(values, grouped.shape[2], q.dtype), {"layer_index": case.layer_index, "attend": attend}
         sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
-        return paged_attention(packed, kv, rows, tiles, **given, sinks=sinks, kv_scales=scales, implementation="mosaic")
+        return paged_attention(
+            Packed(values, grouped.shape[2], q.dtype),
+            kv,
+            rows,
+            tiles,
+            layer_index=case.layer_index,
+            attend=attend,
+            sinks=sinks,
+            kv_scales=scales,
+            implementation="mosaic",
+        )
 
     with hopper():
         out = jax.jit(program, compiler_options={"xla_backend_optimization_level": 0})(q, kv)
