@@ -86,13 +86,14 @@ def upcast(plan: Launch, refs: Refs, item: Item, turn: Scalar, stored: Stored, *
     if the producer clears the blocks at the edges alone.
     """
     block, columns = plan.tuning.block, plan.stored_columns
+    tiles = plan.row // columns
     start, source, target = item.first + turn * block, stored.ring.stage(turn), refs.ring.stage(turn)
 
     @pl.loop(0, block // WARPGROUP_ROWS)
     def _rows(rows: Scalar) -> None:
         row = pl.multiple_of(rows * WARPGROUP_ROWS, WARPGROUP_ROWS)
 
-        @pl.loop(0, plan.row // columns)
+        @pl.loop(0, tiles, unroll=1 if clears else tiles)  # a producer of two consumers spills
         def _columns(part: Scalar) -> None:
             at = pl.ds(row, WARPGROUP_ROWS), pl.ds(pl.multiple_of(part * columns, columns), columns)
             values = mosaic.load_upcast(stored.memory.at[(source, *at)], plan.dtype)
