@@ -149,13 +149,20 @@ def test_queries_that_see_few_keys_have_no_list() -> None:
     """Nor have tiles of more than 64 rows."""
     wide = [layer for layer in LAYERS if layer.heads[3] > 256]
     tunings = {layer.name: list_tuning(shape_of(arguments(layer))) for layer in LAYERS if layer not in wide}
-    for name in ("gpt-oss-20b full", "gemma-3-27b full, one row", "Llama-4-Scout local", "Mistral-7B"):
+    names = (
+        "gpt-oss-20b full",
+        "gemma-3-27b full, one row",
+        "Llama-4-Scout local",
+        "Mistral-7B",
+        "fp8, gemma-3-27b full",
+    )
+    for name in names:
         tuning = tunings[name]
         assert tuning is not None
         assert tuning.workers == 264
     assert tunings["gpt-oss-20b local"] is tunings["gemma-3-27b local"] is None
     assert plan_of(shape_of(arguments(LAYER["gemma-3-27b local, one row"]))).tuning.splits == 1
-    alone = tunings["fp8, gemma-3-27b full"]
+    alone = list_tuning(shape_of(arguments(replace(LAYER["gemma-4-31B local"], window=None))))
     assert alone is not None
     assert alone.workers == 132
     assert all(default_tuning(shape_of(arguments(layer))).workers == 0 for layer in LAYERS)
