@@ -4,6 +4,8 @@ There is one scale per output, or one per block of inputs and outputs.
 
 Embeddings [V, K] have a scale per row: a row is looked up, and is an output if the matrix is the head.
 
+`cut` is for KV pages of 8 bits, and for what is computed with them.
+
 Shape letters: T rows, K inputs, C outputs; E leading axes, such as experts.
 """
 
@@ -15,6 +17,12 @@ from jaxtyping import Array, Float, Float32, Int, Int8, UInt8
 
 Kind = Literal["int8", "fp8"]
 _BLOCK = 512
+
+
+def cut(wide: Float32[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+    """Return numbers in a type of few bits, cut to its range: beyond it none becomes infinite, or NaN in e4m3."""
+    most = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    return jnp.clip(wide, -most, most).astype(dtype)
 
 
 class Quantized(NamedTuple):

@@ -19,6 +19,7 @@ from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
 from pallas_kernels.attention.triton import call as triton
 from pallas_kernels.cpu import attention as cpu
 from pallas_kernels.errors import NoKernel
+from pallas_kernels.quantized import cut
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "triton"]
 _HOPPER = ("mosaic", "mosaic_splits")
@@ -57,7 +58,7 @@ def paged_attention(
     numbers without meaning.
 
     Args:
-        q: queries of the step's tokens; or, on Hopper and for 16-bit pages, as `packed_rows` says.
+        q: queries of the step's tokens; or, on Hopper, as `packed_form` says.
         kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
@@ -80,14 +81,9 @@ def paged_attention(
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
-    if isinstance(q, Packed):
-        if implementation not in _HOPPER or kv.dtype.itemsize == 1:
-            raise NoKernel(f"packed queries, pages of {kv.dtype}: implementation = {implementation!r} takes none")
-        packed: Array = _function(implementation, sms)(
-            q, kv, rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
-        )
-        return packed
-    if q.shape[1] % kv.shape[2]:
+    if isinstance(q, Packed) and implementation not in _HOPPER:
+        raise NoKernel(f"packed queries: implementation = {implementation!r} takes none")
+    if not isinstance(q, Packed) and q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
     function = partial(
         _function(implementation, sms), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
@@ -97,16 +93,20 @@ def paged_attention(
             raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
         return function(q, kv)
     # Multiplied in float32, scales are exact: K's are applied to the queries, V's to the output.
-    group, v_dim = q.shape[1] // kv.shape[2], attend.value_size(kv.shape[-1], q.shape[2])
-    wide = q.astype(jnp.float32)
+    wide = q if isinstance(q, Packed) else q.astype(jnp.float32)
     if kv_scales is None:
         return function(wide, kv).astype(q.dtype)
-    scales = _column_scales(kv_scales, kv.shape[-1], v_dim).repeat(group, axis=0)
-    out = function(wide * scales[None, :, : q.shape[2]], kv).astype(jnp.float32)
-    return (out * scales[None, :, -v_dim:]).astype(q.dtype)
+    if isinstance(wide, Packed):  # in the type of the values, as V's scales come before the last rounding
+        out, group = function(wide._replace(dtype=wide.values.dtype), kv), wide.group
+    else:
+        group, v_dim = wide.shape[1] // kv.shape[2], attend.value_size(kv.shape[-1], wide.shape[2])
+        scales = _column_scales(kv_scales, kv.shape[-1], v_dim).repeat(group, axis=0)
+        out = function(wide * scales[None, :, : wide.shape[2]], kv)
+    of_heads = kv_scales[1].astype(jnp.float32).repeat(group)[None, :, None]
+    return (out.astype(jnp.float32) * of_heads).astype(q.dtype)
 
 
-def packed_rows(
+def packed_form(
     q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
     kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
     rows: Rows,
@@ -114,18 +114,18 @@ def packed_rows(
     attend: Attend,
     implementation: Implementation,
     sms: int | None = None,
-) -> int | None:
-    """Return M if `paged_attention` takes queries as `Packed` [T, K, M, D] of this call, else None.
+) -> tuple[int, jnp.dtype] | None:
+    """Return M and the type of the values if `paged_attention` takes this call's queries as `Packed` [T, K, M, D].
 
-    Only shapes and types are read. Raises NoKernel if the implementation cannot serve them.
+    None: it does not. Only shapes and types are read. Raises NoKernel if the implementation cannot serve them.
     """
-    if implementation not in _HOPPER or tiles.tokens.shape[1] > 1 or kv.dtype.itemsize == 1:
+    if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
         return None
     from pallas_kernels.attention.hopper import call, splits
     from pallas_kernels.attention.hopper.plan import Shape
 
     plan = (call if implementation == "mosaic" else splits).plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
-    return plan.padded_rows if plan.k_width == plan.head_dim else None
+    return (plan.padded_rows, plan.dtype) if plan.k_width == plan.head_dim else None
 
 
 def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Float[Array, "K E"]:
@@ -185,8 +185,7 @@ def write_kv(
             if v_dim is None:
                 raise ValueError("v_dim = None: must be the size of V if kv_scales are given")
             values = values / _column_scales(kv_scales, kv.shape[-1], v_dim)[None]
-        most = jnp.finfo(kv.dtype).max.astype(jnp.float32)  # type: ignore[no-untyped-call]
-        values = jnp.clip(values, -most, most)
+        values = cut(values, kv.dtype)
     values = values.astype(kv.dtype)
     if len(values) == 1:
         # XLA turns a scatter of one index into a guarded update that copies the whole lane: add one that is dropped.

@@ -54,15 +54,18 @@ class Rows(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Queries of a step with one token per tile, laid out as the kernel copies them; see `api.packed_rows`.
+    """Queries of a step with one token per tile, laid out as the kernel copies them; see `api.packed_form`.
 
     Attributes:
-        values: the heads of each KV head's group side by side; rows beyond them may hold anything.
+        values: the heads of each KV head's group side by side; rows beyond them may hold anything. For pages of 8 bits
+            they have been multiplied by K's scales.
         group: query heads per KV head.
+        dtype: of the result, of 16 bits.
     """
 
     values: Float[Array, "T K M D"]
     group: int
+    dtype: jnp.dtype
 
 
 class Tiles(NamedTuple):

@@ -83,6 +83,7 @@ def require_served(heads: Heads) -> None:
         f"V of {heads.v_size} numbers beside K of {heads.head_dim}": heads.v_size != heads.head_dim,
         f"V times {heads.v_scale}": heads.v_scale != 1.0,
         "interleaved pairs": heads.interleaved,
+        f"queries in {heads.query_dtype}": heads.query_dtype is not None,
     }
     for name, found in unserved.items():
         if found:

@@ -67,15 +67,18 @@ def rotate_and_write(
     updated in place if the caller donates them.
 
     Args:
-        kv: the pages [P, L, K, p, E], or an array of another shape that holds the same numbers, as a lane does.
+        kv: the pages [P, L, K, p, E], or an array of another shape that holds the same numbers, as a lane does. In
+            pages of 8 bits numbers are stored as `Cells.scales` says.
         rope: cos and sin of each token's angles, or None: nothing is rotated.
         dtype: of the activations.
         temperature: factor of each token's queries, applied in float32.
 
     Raises:
         NoGlueKernel: the implementation cannot serve these shapes or types.
-        ValueError: there is no such implementation.
+        ValueError: there is no such implementation, or pages that have not 8 bits have scales.
     """
+    if cells.scales is not None and kv.dtype.itemsize > 1:
+        raise ValueError(f"scales are for pages of 8 bits, and these are {kv.dtype}")
     if _checked(implementation) == "cpu":
         given = qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature
         return cpu.rotate_and_write(*given)
@@ -97,8 +100,9 @@ def _in_pages(
     given = (qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature)
     if implementation == "xla":
         return xla.rotate_and_write(*given)
-    if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype != dtype:
-        raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
+    if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype not in (dtype, jnp.float8_e4m3fn):
+        limit = "must be bfloat16 or float16 for glue_backend = mosaic, and pages the same or float8_e4m3fn"
+        raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: {limit}")
     if kv.shape[-1] != heads.row:
         raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {heads.row} for mosaic")
     from pallas_kernels.glue.hopper import rope as hopper  # loads Mosaic's compiler

@@ -70,6 +70,8 @@ class Heads(NamedTuple):
         v_head_dim: of V; None: that of K.
         v_scale: factor of V, in the activations' type.
         interleaved: pairs that are rotated are (2i, 2i + 1) instead of (i, i + n).
+        query_dtype: if it is given, queries are multiplied by K's scales (`Cells`) and cut to the range of this type,
+            as attention reads them over pages of 8 bits. None: they have the activations' type.
     """
 
     heads: int
@@ -82,6 +84,7 @@ class Heads(NamedTuple):
     v_head_dim: int | None = None
     v_scale: float = 1.0
     interleaved: bool = False
+    query_dtype: jnp.dtype | None = None
 
     @property
     def group(self) -> int:
@@ -117,12 +120,15 @@ class Cells(NamedTuple):
 
     Attributes:
         shape: P, L, K, p and E.
+        scales: factors of the numbers in pages of 8 bits, of K and of V; None: 1. A number is stored divided by its
+            scale, and cut to the range of the pages' type.
     """
 
     pages: Int[Array, " T"]
     offsets: Int[Array, " T"]
     layer_index: int
     shape: tuple[int, ...]
+    scales: Float[Array, "2 K"] | None = None
 
 
 def scaled(

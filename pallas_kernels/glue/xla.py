@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.api import write_kv
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms, scaled
+from pallas_kernels.quantized import cut
 
 
 def total(values: Float[Array, "S T N"], bias: Float[Array, " N"] | None, dtype: jnp.dtype) -> Float[Array, "T N"]:
@@ -73,8 +74,19 @@ def rotate_and_write(
     own = normed(heads.v_norm, rows[:, values_from:].reshape(tokens, k, heads.v_size), weights.v)
     own = own if heads.v_scale == 1.0 else own * jnp.asarray(heads.v_scale, dtype)
     both = jnp.concatenate([keys, own], axis=-1)
-    pages = write_kv(kv, both, pages=cells.pages, offsets=cells.offsets, layer_index=cells.layer_index)
+    pages = write_kv(
+        kv,
+        both,
+        pages=cells.pages,
+        offsets=cells.offsets,
+        layer_index=cells.layer_index,
+        kv_scales=cells.scales,
+        v_dim=heads.v_size,
+    )
     q = q.reshape(len(q), k, heads.group, heads.head_dim)
+    if heads.query_dtype is not None:
+        wide = q.astype(jnp.float32)
+        q = cut(wide if cells.scales is None else wide * cells.scales[0][None, :, None, None], heads.query_dtype)
     return jnp.pad(q, ((0, 0), (0, 0), (0, heads.rows - heads.group), (0, 0))), pages
 
 

@@ -42,6 +42,7 @@ class StepSpec:
             have), or of a row at most beside prompts; looked up and verified.
         attention, experts: the implementations of attention and of experts.
         linear: the implementation of linear layers.
+        kv_bits: of the numbers in pages: 16, or 8, in float8 without scales.
     """
 
     model: str
@@ -59,6 +60,7 @@ class StepSpec:
     attention: Attention = "mosaic"
     experts: Experts = "mosaic"
     linear: Linear = "xla"
+    kv_bits: Literal[8, 16] = 16
 
     @property
     def name(self) -> str:
@@ -66,6 +68,7 @@ class StepSpec:
         rows = f"{self.rows} rows"
         kind = f"prefill {self.tokens}" + f" of {rows}" * (self.rows != ROWS) if self.tokens else rows
         held = "" if self.quantization == "none" else f", {self.quantization}"
+        held += ", fp8 KV" * (self.kv_bits == 8)
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
         more += f", glue on {self.glue}" * (self.glue != "xla")
         more += f", sampling on {self.sampling}" * (self.sampling != "xla")
@@ -151,12 +154,17 @@ _FACTORS = [
     replace(_SHALLOW[0], quantization="fp8", sampling="triton"),
     *(replace(_SHALLOW[n], quantization="fp8", linear="fp8", sampling="triton") for n in (0, 3)),
 ]
+_EIGHT_BIT_PAGES = [
+    replace(_FACTORS[0], kv_bits=8),
+    replace(_FACTORS[0], kv_bits=8, glue="mosaic"),
+    replace(_FACTORS[0], kv_bits=8, glue="mosaic", linear="mosaic"),
+]
 _VERIFYING = [
     replace(spec, drafts=drafts, tokens=tokens)
     for spec in (_SHALLOW[0], _SHALLOW[1])
     for drafts, tokens in ((1, 0), (7, 2048))
 ]
-_GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_VERIFYING)
+_GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_EIGHT_BIT_PAGES, *_VERIFYING)
 
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),

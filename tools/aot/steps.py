@@ -29,6 +29,7 @@ from jswa.model.transformer import Linear, Params
 from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
 from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.packed.int4 import CODES, SCALES, ZEROS
+from jswa.model.weights.packed.tiles import TILES
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
 from pallas_kernels.experts import eight_bits, int4_tiles
@@ -206,7 +207,8 @@ def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, s
     """
     if spec.tokens or spec.drafts or spec.adapters or spec.part != "step":
         return 0.0
-    works = works_of(Setting(model, _FORMATS[spec.quantization], 0.0), Load(spec.rows, CONTEXT))
+    formats = replace(_FORMATS[spec.quantization], kv=spec.kv_bits)
+    works = works_of(Setting(model, formats, 0.0), Load(spec.rows, CONTEXT))
     moe, lane = next(iter(mixtures(model)), None), _lane_bytes(state)
     share = 1.0 if moe is None else float(touched_experts(moe, np.array([spec.rows]))[0]) / moe.num_experts
 
@@ -243,8 +245,17 @@ def _held(model: ModelConfig, params: Params, mode: Held, linear: Linear) -> Par
             held |= _in_blocks(name, value)
         else:
             rounded: QuantizationMode = "fp8" if mode == "fp8_blocks" else mode
-            held |= reformat(name, {name: value}, Placement(model), rounded, "mosaic")
+            own = reformat(name, {name: value}, Placement(model), rounded, "mosaic")
+            held |= _in_8_bit_tiles(name, own) if linear == "mosaic" and value.ndim == 2 else own
     return held
+
+
+def _in_8_bit_tiles(name: str, own: Params) -> Params:
+    """Return a linear layer's matrix of 8 bits as `lay_out` would lay it out; others as they are."""
+    if not LINEAR.search(name) or f"{name}.values" not in own:
+        return own
+    tiles = eight_bits.tiles(Quantized(own[f"{name}.values"], own[f"{name}.scales"]))
+    return {f"{name}.{TILES}": tiles.codes, f"{name}.scales": tiles.scales}
 
 
 def _in_4_bits(name: str, matrix: jax.Array, linear: Linear) -> Params:
@@ -297,7 +308,8 @@ def _bytes(params: dict[str, jax.ShapeDtypeStruct]) -> int:
 def _step_config(
     model: ModelConfig, layout: KVLayout, bucket: Bucket, spec: StepSpec
 ) -> tuple[StepConfig, DeviceState]:
-    num_blocks = KV_BYTES // layout.block_bytes(2)
+    kv_dtype = BFLOAT16 if spec.kv_bits == 16 else jnp.dtype("float8_e4m3fn")
+    num_blocks = KV_BYTES // layout.block_bytes(kv_dtype.itemsize)
     drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
@@ -306,7 +318,7 @@ def _step_config(
         spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, sampling=spec.sampling, routing=spec.routing
     )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
-    return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, BFLOAT16))
+    return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, kv_dtype))
 
 
 def _index_launches(found: list[Launch]) -> int:

@@ -88,7 +88,7 @@ def check_kernels(
         cases += dense_cases(model, local, buckets, run_dtype(params), backends.sms)
     if backends.linear == "fp8":
         cases += fp8_cases(local, _chosen(buckets), run_dtype(params))
-    cases += small_cases(model, run_dtype(params), _chosen(buckets), backends)
+    cases += small_cases(model, local, _chosen(buckets), backends, run_dtype(params), kv_dtype)
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:
         results = map(_difference, cases) if interpreting() else pool.map(_difference, cases)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
@@ -20,6 +21,8 @@ from jswa.model.glue.projection import heads_of
 from jswa.model.glue.routing import route, router_of
 from jswa.model.layers import Mlp
 from jswa.model.panels import OUTPUTS_FIRST
+from jswa.model.transformer import Params
+from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import SAMPLING
 from pallas_kernels import fp8
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
@@ -55,7 +58,24 @@ class Case(NamedTuple):
     run: Callable[[], tuple[Num[Array, "..."], Num[Array, "..."]]]
 
 
-def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], backends: Backends) -> Iterator[Case]:
+class _Written(NamedTuple):
+    """Results of `rotate_and_write`: queries, pages before and after, and the cells of the tokens."""
+
+    q: Float[Array, "T K G D"]
+    before: Float[Array, "P 1 K p E"]
+    kv: Float[Array, "P 1 K p E"]
+    pages: Int[Array, " T"]
+    offsets: Int[Array, " T"]
+
+
+def small_cases(
+    model: ModelConfig,
+    params: Params,
+    buckets: Sequence[Bucket],
+    backends: Backends,
+    dtype: np.dtype,
+    kv_dtype: np.dtype,
+) -> Iterator[Case]:
     """Yield the checks of the small kernels of one device, in the smallest and the largest of the chosen buckets."""
     if backends.sampling != "xla":
         rows = min(_ROWS, max(bucket.rows for bucket in buckets))
@@ -69,7 +89,9 @@ def small_cases(model: ModelConfig, dtype: np.dtype, buckets: Sequence[Bucket], 
                 run = partial(_routing_results, moe, tokens, model.d_model, dtype)
                 yield Case(f"routing kernels {backends.routing!r}, {name}", run)
     if backends.glue == "mosaic":
-        yield from _glue_cases(model, dtype, sorted({min(tokens, _TOKENS) for tokens in sizes}), backends.glue)
+        few = sorted({min(tokens, _TOKENS) for tokens in sizes})
+        yield from _norm_cases(model, dtype, few, backends.glue)
+        yield from _rope_cases(model, params, few, backends, dtype, kv_dtype)
         yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), backends)
 
 
@@ -178,7 +200,7 @@ def _flat(chosen: Array, weights: Array, groups: Groups, rows: Array, pair: Arra
     return jnp.concatenate([part.reshape(-1) for part in parts])
 
 
-def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
+def _norm_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
     layers, norms = list(model.layers), dict[Hashable, tuple[Join, int, bool]]()
     following = [*(layer.pre_attn for layer in layers[1:]), model.final_norm]
     for layer, after in zip(layers, following, strict=True):
@@ -195,13 +217,29 @@ def _glue_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue:
             name = f"{model.d_model} columns, {tokens} tokens{f' of {choices} experts' * bool(choices)}"
             run = partial(_norm_results, join, choices, shared, tokens, model.d_model, dtype, glue)
             yield Case(f"glue kernel {glue!r}, norms, {name}", run)
-    kinds = {(heads_of(a), a.rope, a.temperature is None, a.qkv_bias): a for a in model_attention(model)}
-    for attention in kinds.values():
+
+
+def _rope_cases(
+    model: ModelConfig,
+    params: Params,
+    sizes: Sequence[int],
+    backends: Backends,
+    dtype: np.dtype,
+    kv_dtype: np.dtype,
+) -> Iterator[Case]:
+    in_8_bits, kinds = kv_dtype.itemsize == 1, dict[Hashable, tuple[AttentionConfig, bool]]()
+    for layer, one in enumerate(model.layers):
+        a = one.attention
+        scaled = in_8_bits and scales_of(params, a, layer) is not None
+        kinds.setdefault((heads_of(a), a.rope, a.temperature is None, a.qkv_bias, scaled), (a, scaled))
+    for attention, scaled in kinds.values():
         for tokens in sizes:
             size = f"{attention.head_dim}/{attention.v_head_dim}"
-            name = f"{attention.num_heads} heads of {size}, {tokens} tokens"
-            run = partial(_rope_results, attention, tokens, model.d_model, dtype, glue)
-            yield Case(f"glue kernel {glue!r}, rotation and KV, {name}", run)
+            name = f"{attention.num_heads} heads of {size}, {tokens} tokens{', scales' * scaled}"
+            given = attention, tokens, model.d_model, dtype, kv_dtype, scaled, backends
+            yield Case(f"glue kernel {backends.glue!r}, rotation and KV, {name}", partial(_rope_results, *given))
+            if in_8_bits:
+                yield Case(f"glue kernel {backends.glue!r}, KV in 8 bits, {name}", partial(_code_results, *given))
 
 
 def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], backends: Backends) -> Iterator[Case]:
@@ -236,11 +274,6 @@ def _choices(layer: LayerConfig) -> int:
     return layer.moe.top_k if layer.moe is not None and adds_experts(layer.moe) else 0
 
 
-def model_attention(model: ModelConfig) -> Iterator[AttentionConfig]:
-    """Yield the attention of all layers."""
-    return (layer.attention for layer in model.layers)
-
-
 def _norm_results(
     join: Join, choices: int, shared: bool, tokens: int, width: int, dtype: np.dtype, glue: Glue
 ) -> tuple[Float[Array, "2 T M"], Float[Array, "2 T M"]]:
@@ -266,11 +299,22 @@ def _norm_results(
     return call(branch, x, *weights, implementation=glue), call(*wide, implementation="xla")
 
 
-def _rope_results(
-    config: AttentionConfig, tokens: int, width: int, dtype: np.dtype, glue: Glue
-) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """Return queries and pages by the kernel, and by XLA in float32. A few tokens are written, the others dropped."""
-    rng, heads = np.random.default_rng(0), heads_of(config)
+def _rope_calls(
+    config: AttentionConfig,
+    tokens: int,
+    width: int,
+    dtype: np.dtype,
+    kv_dtype: np.dtype,
+    scaled: bool,
+    backends: Backends,
+) -> tuple[_Written, _Written]:
+    """Return what the kernel writes, and what XLA does in float32. A few tokens are written, the others dropped.
+
+    Pages of 8 bits stay so, and queries are those that attention reads.
+    """
+    rng, heads, in_8_bits = np.random.default_rng(0), heads_of(config), kv_dtype.itemsize == 1
+    if in_8_bits and backends.attention in ("mosaic", "mosaic_splits"):
+        heads = heads._replace(query_dtype=jnp.dtype("float16"))
     columns, sizes = heads.columns, (heads.head_dim, heads.head_dim, heads.v_size)
     parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
     half = 0 if config.rope is None else len(config.rope.inv_freq)
@@ -280,24 +324,54 @@ def _rope_results(
     norms = heads.q_norm, heads.k_norm, heads.v_norm
     given = (
         parts if len(parts) > 1 else parts.astype(dtype),
-        _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(dtype),
         HeadWeights(*(_weight(rng, norm, size, dtype) for norm, size in zip(norms, sizes, strict=True))),
         (jnp.cos(angles), jnp.sin(angles)) if half else None,
         _normal(rng, columns).astype(dtype) if config.qkv_bias else None,
         None if config.temperature is None else 1 + jnp.abs(_normal(rng, tokens)),
+        jnp.exp2(_normal(rng, 2, heads.kv_heads)) if scaled else None,
     )
-    cells = Cells(jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32)), 0, given[1].shape)
+    kv = _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(kv_dtype)
+    at = jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32))
 
-    @partial(jax.jit, static_argnames="implementation")
+    @partial(jax.jit, static_argnames=("dtype", "implementation"))
     def call(
-        values: Array, kv: Array, weights: Any, rope: Any, bias: Any, factor: Any, implementation: Glue
-    ) -> Float[Array, " n"]:
-        own = Parts(values, bias), kv, heads, weights, rope, cells, kv.dtype
-        q, kv = rotate_and_write(*own, temperature=factor, implementation=implementation)
-        return jnp.concatenate([q[:, :, : heads.group].astype(jnp.float32).reshape(-1), _widened(kv).reshape(-1)])
+        kv: Array, values: Array, weights: Any, rope: Any, bias: Any, factor: Any, scales: Any, dtype: Any,
+        implementation: Glue,
+    ) -> _Written:  # fmt: skip
+        cells = Cells(*at, 0, kv.shape, scales)
+        own = Parts(values, bias), kv, heads, weights, rope, cells, dtype
+        q, written = rotate_and_write(*own, temperature=factor, implementation=implementation)
+        return _Written(q[:, :, : heads.group].astype(jnp.float32), kv, written, *at)
 
-    wide = jax.tree.map(_widened, given)
-    return call(*given, implementation=glue), call(*wide, implementation="xla")
+    wide, kept = jax.tree.map(_widened, given), kv if in_8_bits else _widened(kv)
+    found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=backends.glue)
+    return found, call(kept, *wide, dtype=jnp.dtype("float32"), implementation="xla")
+
+
+def _rope_results(*given: Any) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Return queries, and pages of 16 bits, by the kernel and by XLA."""
+    found, expected = (
+        jnp.concatenate([each.q.reshape(-1), *([] if each.kv.dtype.itemsize == 1 else [_widened(each.kv).reshape(-1)])])
+        for each in _rope_calls(*given)
+    )
+    return found, expected
+
+
+def _code_results(*given: Any) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """Return the bytes of the cells that are written by the kernel and by XLA; -1 if another cell has changed.
+
+    A number that is rounded otherwise in 16 bits may have another byte; of numbers in all, a few per cent.
+    """
+
+    @jax.jit
+    def codes(of: _Written) -> Int[Array, " n"]:
+        before, bits = (lax.bitcast_convert_type(pages, jnp.uint8).astype(jnp.int32) for pages in (of.before, of.kv))
+        few = min(len(of.pages), _PAGES * _PAGE)
+        at = of.pages[:few], 0, slice(None), of.offsets[:few]
+        return jnp.where((before.at[at].set(0) == bits.at[at].set(0)).all(), bits[at], -1).reshape(-1)
+
+    found, expected = map(codes, _rope_calls(*given))
+    return found, expected
 
 
 def _widened(array: Array) -> Array:

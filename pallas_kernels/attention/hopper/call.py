@@ -15,9 +15,9 @@ from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
+from pallas_kernels.errors import NoKernel
 from pallas_kernels.hopper import SMS
-
-_MOST = 65_504.0  # greatest float16
+from pallas_kernels.quantized import cut
 
 
 def paged_attention(
@@ -34,18 +34,22 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`. Tiles may have any size; those of `heuristics.tile_tokens` waste the least.
 
-    Over pages of 8 bits everything is float16, the output too. Queries beyond its range are cut to ±65,504.
+    Over pages of 8 bits everything is float16, the output of queries that are not packed too. Queries beyond its range
+    are cut to ±65,504; packed ones must be float16.
 
-    Raises NoKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
+    Raises NoKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit them.
     """
     if isinstance(q, Packed):
         plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
-        return _run(plan, q.values, kv, rows, tiles, layer_index, sinks).reshape(len(q.values), -1, plan.v_dim)
+        if q.values.dtype != plan.dtype:
+            raise NoKernel(f"packed queries are {q.values.dtype}: must be {plan.dtype} for pages of {kv.dtype}")
+        out = _run(plan, q.dtype, q.values, kv, rows, tiles, layer_index, sinks)
+        return out.reshape(len(q.values), -1, plan.v_dim)
     tokens, heads, _ = q.shape
     if kv.dtype.itemsize == 1:
-        q = jnp.clip(q.astype(jnp.float32), -_MOST, _MOST).astype(jnp.float16)
+        q = cut(q.astype(jnp.float32), jnp.dtype(jnp.float16))
     plan = plan_of(Shape.of(q, kv, rows, tiles, attend), sms, tuning)
-    out = _run(plan, _pack(plan, q, tiles), kv, rows, tiles, layer_index, sinks)
+    out = _run(plan, plan.dtype, _pack(plan, q, tiles), kv, rows, tiles, layer_index, sinks)
     if plan.queries == 1:
         return out.reshape(tokens, heads, plan.v_dim)
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
@@ -60,6 +64,7 @@ def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles,
 
 def _run(
     plan: Launch,
+    result: jnp.dtype,
     packed: Float[Array, "I K M D2"],
     kv: Float[Array, "P S K p E"],
     rows: Rows,
@@ -68,7 +73,7 @@ def _run(
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "I K rows V"]:
     items = _items(plan, rows, tiles, len(tiles.flat_index))
-    out: Array = _attend(plan, packed, kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks)
+    out: Array = _attend(plan, result, packed, kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks)
     return out[:, :, : plan.rows, plan.v_width - plan.v_dim :]
 
 
@@ -147,9 +152,10 @@ def _longest_first(items: Int[Array, "I 6"]) -> Int[Array, "I 6"]:
     return jnp.zeros_like(items).at[rank].set(items, unique_indices=True)
 
 
-@partial(jax.jit, static_argnames="plan", inline=False)
+@partial(jax.jit, static_argnames=("plan", "result"), inline=False)
 def _attend(
     plan: Launch,
+    result: jnp.dtype,
     q: Float[Array, "I K M D2"],
     kv: Float[Array, "P S K p E"],
     items: Int[Array, "I 6"],
@@ -157,12 +163,12 @@ def _attend(
     layer_index: Int[Array, " 1"],
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "I K stored V2"]:
-    """Run the kernel, and combine its splits.
+    """Run the kernel, and combine its splits. `result`: the type of what is returned, of 16 bits.
 
     Jitted by itself, so that the layers of a kind share one trace and hence one kernel: two traces differ in the scopes
     that they are called in, which for the compiler makes them two kernels.
     """
-    whole = ((plan.items, plan.kv_heads, plan.stored_rows, plan.v_width), plan.dtype)
+    whole = ((plan.items, plan.kv_heads, plan.stored_rows, plan.v_width), result)
     grid, count = _grid(plan)
     parts = ((*count, plan.stored_rows, plan.v_width), jnp.dtype(jnp.float32))
     lse = ((*count, plan.padded_rows), jnp.dtype(jnp.float32))
@@ -172,7 +178,7 @@ def _attend(
         outputs=[parts, lse] if plan.in_parts else [whole],
         grid=grid,
         num_threads=plan.consumers + plan.tuning.producer,
-        scratch={"shared": scratch(plan)},
+        scratch={"shared": scratch(plan, result)},
     )
     boxes = kv.reshape(plan.pages * plan.layers_per_page * plan.kv_heads, plan.page, plan.row)
     work = work_list(plan, items) if plan.listed else None
@@ -184,8 +190,8 @@ def _attend(
     split_out, split_lse = outputs
     split_lse = split_lse[..., : plan.stored_rows]
     if work is not None:
-        return combine_entries(work, plan.most_splits, split_out, split_lse).astype(plan.dtype)
-    return combine(split_out, split_lse).astype(plan.dtype)
+        return combine_entries(work, plan.most_splits, split_out, split_lse).astype(result)
+    return combine(split_out, split_lse).astype(result)
 
 
 def _grid(plan: Launch) -> tuple[dict[str, int], tuple[int, ...]]:

@@ -51,6 +51,9 @@ def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tu
       of 512.
     * As many stages as let two thread blocks share a multiprocessor, but no more than there are blocks of keys. With
       several consumers, or long rows, a thread block has the multiprocessor to itself.
+    * A producer for several consumers, and to cast 8-bit pages for a consumer that has the multiprocessor to itself.
+      Where two thread blocks share it, one casts while the other computes: with a producer each, two of 256 threads
+      would have 128 registers a thread.
     * Splits by `splits.splits`.
     * Scores ahead (a tenth faster in FlashAttention 3) if the compiler spills no registers.
 
@@ -65,12 +68,8 @@ def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tu
         block = 128
     if row_parts == 2 and Launch.of_shape(shape, Tuning(block, 2, 1, True, 2)).smem_bytes > SMEM_BYTES:
         row_parts = 1
-    producer = row_parts * shape.column_parts > 1 or shape.upcast
     alone = row_parts * shape.column_parts > 1 or shape.head_dim + shape.v_dim > 384
-    if shape.upcast and shape.head_dim > 64:  # too many registers for two thread blocks with a producer each
-        alone = True
-        if shape.head_dim + shape.v_dim <= 256 and 128 % shape.page == 0 and shape.most_blocks(128, 1) > _FEW_BLOCKS:
-            block = 128
+    producer = row_parts * shape.column_parts > 1 or (shape.upcast and alone)
     budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     if shape.column_parts > 1 and Launch.of_shape(shape, Tuning(block, 2, 2, producer)).smem_bytes > budget:
         block = 64 if shape.upcast else 32

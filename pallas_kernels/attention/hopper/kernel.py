@@ -15,7 +15,8 @@ A thread block works on one chunk of queries, one KV head and one split of the k
     epilogue    the output is normalised, staged in the memory of the keys, and copied to global memory
 
 With a producer warpgroup (`Tuning.producer`) the ring follows the protocol of `pallas_kernels.ring`. Without it the
-only consumer refills a stage as soon as it has used it.
+only consumer refills a stage as soon as it has used it. K and V of 8 bits are cast from their stages into 16-bit ones:
+by the producer, or by the only consumer into a single one; then several thread blocks on a multiprocessor overlap.
 
 Two consumers share the rows (`Tuning.row_parts`) and take turns: one issues its products to the tensor cores while the
 other computes its softmax (FlashAttention 3's ping-pong). Each bar is the schedule barrier; S is Q * K, O is P * V:
@@ -51,6 +52,7 @@ from pallas_kernels.attention.hopper.producer import (
     page_ids,
     produce,
     refill,
+    upcast,
 )
 from pallas_kernels.attention.hopper.refs import Item, Lse, Refs, Shared
 from pallas_kernels.attention.rows import Attend
@@ -166,7 +168,8 @@ def _mainloop(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) ->
 
     def step(turn: Scalar, carry: Carry) -> Carry:
         refill_ids = _refill_ids(plan, refs, item, turn)
-        scores, _ = _scores(plan, refs, item, turn, part, lambda: schedule_barrier(refs))
+        _await_keys(plan, refs, item, turn, refill_ids)
+        scores, _ = _scores(plan, refs, turn, part, lambda: schedule_barrier(refs))
         return _softmax_and_output(plan, refs, item, turn, part, carry, scores, refill_ids)
 
     out: Carry = lax.fori_loop(0, item.count, step, carry)
@@ -187,10 +190,12 @@ def _mainloop_ahead(plan: Launch, refs: Refs, item: Item, part: Part, carry: Car
             schedule_barrier(refs)
             return _softmax_and_output(plan, refs, item, turn, part, carry, scores, refill_ids)
 
-        following, carry = _scores(plan, refs, item, turn + 1, part, meanwhile)
+        _await_keys(plan, refs, item, turn + 1, ())
+        following, carry = _scores(plan, refs, turn + 1, part, meanwhile)
         return carry, following
 
-    first, _ = _scores(plan, refs, item, jnp.int32(0), part, lambda: None)
+    _await_keys(plan, refs, item, jnp.int32(0), ())
+    first, _ = _scores(plan, refs, jnp.int32(0), part, lambda: None)
     carry, scores = lax.fori_loop(0, item.count - 1, step, (carry, first))
     schedule_barrier(refs)
     return _softmax_and_output(plan, refs, item, item.count - 1, part, carry, scores, ())
@@ -201,13 +206,24 @@ def _refill_ids(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> tuple[Sca
     return () if plan.tuning.producer else page_ids(plan, refs, item, turn + plan.tuning.stages)
 
 
+def _await_keys(plan: Launch, refs: Refs, item: Item, turn: Scalar, refill_ids: tuple[Scalar, ...]) -> None:
+    """Wait for a block of keys. Without a producer the consumer casts and clears it, and refills an 8-bit stage."""
+    if plan.tuning.producer:
+        refs.ring.consumer_wait(turn)
+        return
+    if refs.stored is None:
+        refs.ring.consumer_wait(turn)
+    else:
+        refs.stored.ring.consumer_wait(turn)
+        upcast(plan, refs, item, turn, refs.stored, clears=False)
+        refill(plan, refs, item, turn, refill_ids)
+    pl.when(is_edge(plan, item, turn))(partial(clear_unseen, plan, refs, item, turn))
+
+
 def _scores[T](
-    plan: Launch, refs: Refs, item: Item, turn: Scalar, part: Part, meanwhile: Callable[[], T]
+    plan: Launch, refs: Refs, turn: Scalar, part: Part, meanwhile: Callable[[], T]
 ) -> tuple[Float[Array, "64 N"], T]:
     """Return the products of the warpgroup's queries with a block of keys, and the result of `meanwhile`."""
-    refs.ring.consumer_wait(turn)
-    if not plan.tuning.producer:
-        pl.when(is_edge(plan, item, turn))(partial(clear_unseen, plan, refs, item, turn))
     row_part = part if plan.tuning.row_parts > 1 else 0
     keys = refs.keys.at[refs.ring.stage(turn), :, pl.ds(0, plan.k_width)]
     return mosaic.product_and(refs.queries.at[row_part], keys, meanwhile)
@@ -232,7 +248,7 @@ def _softmax_and_output(
     total = mosaic.accumulate(total, probability, refs.keys.at[stage, :, _v_columns(plan, part)])
     if plan.tuning.producer:
         refs.ring.consumer_release(turn, item.count)
-    else:
+    elif refs.stored is None:
         refill(plan, refs, item, turn, refill_ids)
     return total, top, weight
 

@@ -19,10 +19,10 @@ class Tuning(NamedTuple):
 
     Attributes:
         block: keys per turn of the main loop.
-        stages: blocks of keys in shared memory at once.
+        stages: blocks of keys in shared memory at once; see `Launch.key_stages`.
         splits: thread blocks that share a row's keys. Their results are combined afterwards.
-        producer: a warpgroup of its own issues the copies. Without it the only consumer does, and twice as many thread
-            blocks fit into the registers.
+        producer: a warpgroup of its own issues the copies, and casts 8-bit numbers. Without it the only consumer does,
+            and twice as many thread blocks fit into the registers.
         row_parts: consumers with 64 rows of their own each: 1 or 2.
         ahead: the scores of a block are formed during the softmax of the block before (FlashAttention 3's overlap
             within a warpgroup).
@@ -108,7 +108,7 @@ class Shape:
 
     @property
     def upcast(self) -> bool:
-        """Whether pages hold 8-bit numbers, which the producer casts to 16 bits."""
+        """Whether pages hold 8-bit numbers, which are cast to 16 bits in shared memory."""
         return self.stored.itemsize == 1
 
     @property
@@ -238,6 +238,11 @@ class Launch(Shape):
         return max(1, self.tuning.block // self.page)
 
     @property
+    def key_stages(self) -> int:
+        """Stages of 16-bit numbers: of 8-bit pages the only consumer casts a block when it needs it, so that is one."""
+        return 1 if self.upcast and not self.tuning.producer else self.tuning.stages
+
+    @property
     def smem_bytes(self) -> int:
         """Shared memory of a thread block."""
         size = self.dtype.itemsize
@@ -245,7 +250,7 @@ class Launch(Shape):
         rows = WARPGROUP_ROWS * self.tuning.row_parts
         queries = rows * self.k_width * size
         stored = self.tuning.stages * self.tuning.block * self.row if self.upcast else 0
-        keys = self.tuning.stages * self.tuning.block * self.row * size
+        keys = self.key_stages * self.tuning.block * self.row * size
         out = rows * (self.v_width * out_size + (4 * self.column_parts if self.in_parts else 0))
         return stored + max(queries + keys, -(-out // SMEM_ALIGN) * SMEM_ALIGN) + _BARRIER_BYTES
 
@@ -271,11 +276,18 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     if tuning.stages < tuning.row_parts + tuning.ahead:
         raise ValueError(f"{tuning} needs {tuning.row_parts + tuning.ahead} stages")
     _check_list(out)
-    if out.upcast and not (tuning.producer and tuning.block % 64 == 0):
-        raise ValueError(f"8-bit pages need a producer and blocks of a multiple of 64 keys, not {tuning}")
+    if out.upcast:
+        _check_upcast(tuning)
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out
+
+
+def _check_upcast(tuning: Tuning) -> None:
+    if tuning.block % 64:
+        raise ValueError(f"8-bit pages need blocks of a multiple of 64 keys, not {tuning}")
+    if tuning.ahead and not tuning.producer:
+        raise ValueError(f"8-bit pages need a producer for scores ahead, not {tuning}")
 
 
 def _check_list(plan: Launch) -> None:

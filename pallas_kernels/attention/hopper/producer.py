@@ -64,40 +64,46 @@ def _finish_edge(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> None:
 def _fill_upcast(plan: Launch, refs: Refs, item: Item, stored: Stored) -> None:
     """Copy 8-bit pages into a ring of their own, and fill stages from it with 16-bit numbers.
 
-    Keys that no query of the chunk sees become zeros. The producer does the cast since WGMMA cannot take 8-bit V, which
-    it would have to transpose.
+    The cast is needed since WGMMA cannot take 8-bit V, which it would have to transpose.
     """
     ring = refs.ring
     fill_first(plan, refs, item)
 
     @pl.loop(0, item.count)
     def _step(turn: Scalar) -> None:
-        stage = ring.stage(turn)
-        ids = page_ids(plan, refs, item, turn + ring.stages)
+        ids = page_ids(plan, refs, item, turn + stored.ring.stages)
         stored.ring.consumer_wait(turn)
         ring.producer_acquire(turn)
-        _upcast(plan, refs, item, turn, stage, stored)
-        plgpu.commit_smem()
+        upcast(plan, refs, item, turn, stored, clears=True)
         ring.producer_commit(turn)
         refill(plan, refs, item, turn, ids)
 
 
-def _upcast(plan: Launch, refs: Refs, item: Item, turn: Scalar, stage: Scalar, stored: Stored) -> None:
-    """Cast a block from its 8-bit stage into the 16-bit stage, with zeros for keys that no query of the chunk sees."""
+def upcast(plan: Launch, refs: Refs, item: Item, turn: Scalar, stored: Stored, *, clears: bool) -> None:
+    """Cast a block from its 8-bit stage into its 16-bit stage. The former may be refilled behind this.
+
+    `clears`: numbers of keys that no query of the chunk sees become zeros. The code for two consumers spills registers
+    if the producer clears the blocks at the edges alone.
+    """
     block, columns = plan.tuning.block, plan.stored_columns
-    start = item.first + turn * block
+    tiles = plan.row // columns
+    start, source, target = item.first + turn * block, stored.ring.stage(turn), refs.ring.stage(turn)
 
     @pl.loop(0, block // WARPGROUP_ROWS)
     def _rows(rows: Scalar) -> None:
         row = pl.multiple_of(rows * WARPGROUP_ROWS, WARPGROUP_ROWS)
 
-        @pl.loop(0, plan.row // columns)
+        @pl.loop(0, tiles, unroll=1 if clears else tiles)  # a producer of two consumers spills
         def _columns(part: Scalar) -> None:
-            at = stage, pl.ds(row, WARPGROUP_ROWS), pl.ds(pl.multiple_of(part * columns, columns), columns)
-            values = mosaic.load_upcast(stored.memory.at[at], plan.dtype)
-            position = mosaic.iota(values.shape, 0, upcast=True) + (start + row)
-            seen = (position >= item.begin) & (position < item.end)
-            refs.keys.at[at][...] = jnp.where(seen, values, jnp.zeros_like(values))
+            at = pl.ds(row, WARPGROUP_ROWS), pl.ds(pl.multiple_of(part * columns, columns), columns)
+            values = mosaic.load_upcast(stored.memory.at[(source, *at)], plan.dtype)
+            if clears:
+                position = mosaic.iota(values.shape, 0, upcast=True) + (start + row)
+                seen = (position >= item.begin) & (position < item.end)
+                values = jnp.where(seen, values, jnp.zeros_like(values))
+            refs.keys.at[(target, *at)][...] = values
+
+    plgpu.commit_smem()
 
 
 def is_edge(plan: Launch, item: Item, turn: Scalar) -> Bool[Array, ""]:

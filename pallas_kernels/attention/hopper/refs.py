@@ -16,7 +16,7 @@ FIELDS = 6  # numbers of an item in memory: see `Item`
 
 
 class Stored(NamedTuple):
-    """Stages of 8-bit numbers, as they come from the pages. The producer casts them into `Shared.ring`."""
+    """Stages of 8-bit numbers, as they come from the pages, to be cast into those of `Shared.ring`."""
 
     memory: Ref
     ring: Ring
@@ -28,7 +28,7 @@ class Shared(NamedTuple):
     Attributes:
         inputs_or_out: queries [consumer of rows, row, column] and stages of K and V [stage, key, column]; or, after the
             main loop, the staged output [consumer, row, column], with splits also its log-sum-exp [consumer, row].
-        ring: of the stages of K and V.
+        ring: of the stages of K and V. If the only consumer casts into a single stage, nobody waits for it.
         queries_ready: the queries have arrived.
         met: a barrier of two consumers; see `kernel.sync_consumers`.
         schedule: a barrier of two consumers of rows; see `kernel.schedule_barrier`.
@@ -44,11 +44,11 @@ class Shared(NamedTuple):
     drained: Ref | None
 
 
-def scratch(plan: Launch) -> Shared:
-    """Return the types of a thread block's shared memory and barriers."""
+def scratch(plan: Launch, result: jnp.dtype) -> Shared:
+    """Return the types of a thread block's shared memory and barriers. `result`: the type of whole results."""
     block, stages, _, producer, row_parts, *_ = plan.tuning
     swizzle, consumers = plan.tile_columns * plan.dtype.itemsize, plan.consumers
-    out_type = jnp.float32 if plan.in_parts else plan.dtype
+    out_type = jnp.float32 if plan.in_parts else result
     staged = [plgpu.SMEM((consumers, WARPGROUP_ROWS, plan.v_width // plan.column_parts), out_type)]
     if plan.in_parts:
         staged.append(plgpu.SMEM((consumers, WARPGROUP_ROWS), jnp.float32))
@@ -58,13 +58,13 @@ def scratch(plan: Launch) -> Shared:
         stored = Stored(memory, Ring.scratch(stages, plan.page_boxes))
     inputs = [
         mosaic.tiled((row_parts, WARPGROUP_ROWS, plan.k_width), plan.dtype, swizzle),
-        mosaic.tiled((stages, block, plan.row), plan.dtype, swizzle),
+        mosaic.tiled((plan.key_stages, block, plan.row), plan.dtype, swizzle),
     ]
     return Shared(
         inputs_or_out=plgpu.RefUnion(inputs, staged),
         stored=stored,
         ring=Ring.scratch(
-            stages,
+            plan.key_stages,
             1 if plan.upcast else plan.page_boxes,
             consumers=consumers if producer else 0,
             edges=producer and not plan.upcast,

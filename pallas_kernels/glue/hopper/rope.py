@@ -21,6 +21,7 @@ from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.hopper.layouts import by_column, by_row, head_layout, head_rows
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Rms, scaled
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
+from pallas_kernels.quantized import cut
 
 MOST_HEADS = 16  # query heads of a thread block, at most
 _MOST_SINGLE = 4  # the same where heads are taken one by one
@@ -67,7 +68,7 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class _Refs:
-    """Global memory of the call; what is not given is None.
+    """Global memory of the call, and the type of the activations; what is not given is None.
 
     With `interleaved` heads the last axis of what has a head's columns is two: pairs, and the numbers of a pair.
     """
@@ -78,6 +79,7 @@ class _Refs:
     layer: Ref
     kv: Ref
     q: Ref
+    dtype: jnp.dtype
     bias: Ref | None = None
     cos: Ref | None = None
     sin: Ref | None = None
@@ -85,6 +87,7 @@ class _Refs:
     q_norm: Ref | None = None
     k_norm: Ref | None = None
     v_norm: Ref | None = None
+    scales: Ref | None = None
 
     @property
     def half(self) -> int:
@@ -131,6 +134,7 @@ def rotate_and_write(
         "q_norm": split(weights.q),
         "k_norm": split(weights.k),
         "v_norm": split(weights.v),
+        "scales": cells.scales,
     }
     given, pages = {name: x for name, x in named.items() if x is not None}, split(kv)
     q, written = _run(heads, dtype, given, pages)
@@ -180,9 +184,9 @@ def _run(
     columns = (heads.head_dim // 2, 2) if heads.interleaved else (heads.head_dim,)
     count, written = _heads_per_block(heads)
     run = mosaic.in_place(
-        partial(_body, heads, tuple(named)),
+        partial(_body, heads, dtype, tuple(named)),
         name="rotate_and_write",
-        outputs=[((tokens, heads.kv_heads, heads.rows, *columns), dtype)],
+        outputs=[((tokens, heads.kv_heads, heads.rows, *columns), heads.query_dtype or dtype)],
         grid={"token": tokens, "part": heads.heads // count + heads.kv_heads // written},
     )
     pages = jax.new_ref(kv)
@@ -198,9 +202,9 @@ def _heads_per_block(heads: Heads) -> tuple[int, int]:
     return queries, heads.kv_heads if _are_rows(heads) else 1
 
 
-def _body(heads: Heads, names: tuple[str, ...], *arrays: Ref) -> None:
+def _body(heads: Heads, dtype: jnp.dtype, names: tuple[str, ...], *arrays: Ref) -> None:
     """Run a thread block."""
-    refs = _Refs(**dict(zip(names, arrays, strict=False)), kv=arrays[-2], q=arrays[-1])
+    refs = _Refs(**dict(zip(names, arrays, strict=False)), kv=arrays[-2], q=arrays[-1], dtype=dtype)
     token, part = lax.axis_index("token"), lax.axis_index("part")
     count, written = _heads_per_block(heads)
     blocks = heads.heads // count
@@ -216,6 +220,10 @@ def _queries(heads: Heads, refs: _Refs, token: Scalar, first: Scalar, count: int
     def store(head: Scalar, rows: int, piece: Span, x: Array) -> None:
         if refs.temperature is not None:
             x = (x.astype(jnp.float32) * refs.temperature[token]).astype(x.dtype)
+        if heads.query_dtype is not None:
+            wide = x.astype(jnp.float32)
+            wide = wide if refs.scales is None else wide * refs.scales[0, lax.div(head, heads.group)]
+            x = cut(wide, heads.query_dtype)
         own = lax.div(head, heads.group), pl.ds(lax.rem(head, heads.group), rows)
         refs.q.at[(token, *own, *piece.of())][...] = x
 
@@ -226,13 +234,26 @@ def _keys_and_values(heads: Heads, refs: _Refs, token: Scalar, page: Scalar, fir
     """Write K and V of some KV heads of a token to their cell."""
     offset, layer = refs.offsets[token], refs.layer[0]
     _, k, v = _kinds(heads)
-    for kind, weight, column in ((k, refs.k_norm, 0), (v, refs.v_norm, heads.head_dim)):
+    for which, kind, weight, column in ((0, k, refs.k_norm, 0), (1, v, refs.v_norm, heads.head_dim)):
         base = column // 2 if heads.interleaved else column
 
-        def store(head: Scalar, rows: int, piece: Span, x: Array, base: int = base) -> None:
-            refs.kv.at[(page, layer, pl.ds(head, rows), offset, *piece.of(base))][...] = x
+        def store(head: Scalar, rows: int, piece: Span, x: Array, which: int = which, base: int = base) -> None:
+            own = x if refs.kv.dtype == x.dtype else _in_8_bits(refs, which, head, rows, piece, x)
+            refs.kv.at[(page, layer, pl.ds(head, rows), offset, *piece.of(base))][...] = own
 
         _each(heads, refs, kind, weight, token, first, count, count, store)
+
+
+def _in_8_bits(
+    refs: _Refs, which: int, head: Scalar, rows: int, piece: Span, x: Float[Array, "rows _"]
+) -> Float[Array, "rows _"]:
+    """Return columns of some heads of K (`which` = 0) or V (1) as pages of 8 bits hold them."""
+    wide = x.astype(jnp.float32)
+    if refs.scales is not None:
+        layout = head_layout(rows, piece.size, paired=piece.place is not None).reduce(1)
+        scales = plgpu.load(refs.scales.at[which, pl.ds(head, rows)], layout=layout, optimized=False)
+        wide = wide / by_row(scales, (rows, piece.size))
+    return cut(wide, refs.kv.dtype)
 
 
 def _each(
@@ -303,7 +324,7 @@ def _total(
     out = load(refs.values.at[0, token])
     for part in range(1, refs.values.shape[0]):
         out = out.astype(jnp.float32) + load(refs.values.at[part, token]).astype(jnp.float32)
-    out = out.astype(refs.q.dtype)
+    out = out.astype(refs.dtype)
     return out if refs.bias is None else out + load(refs.bias)
 
 

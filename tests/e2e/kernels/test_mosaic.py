@@ -128,6 +128,35 @@ def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic", glue_backend="mosaic") < BOUND
 
 
+KV: dict[str, Any] = {"kv_cache_dtype": "fp8", "linear_backend": "xla", "moe_backend": "xla"}
+
+
+@in_turn(3, 8)
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
+def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With scales of K and V, which packed queries are multiplied by too: not twice as far from float32 as XLA."""
+    named = {name: KV | {"dtype": dtype, "attention_backend": name, "glue_backend": name} for name in ("mosaic", "xla")}
+    kernel, plain = (
+        worst(tmp_path / name, monkeypatch, "gpt_oss with scales of KV", **options) for name, options in named.items()
+    )
+    assert 0 < kernel < 2 * plain
+
+
+@pytest.mark.nightly
+def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test before this fails clearly if K, V and packed queries do not have them."""
+    right: Callable[..., Any] = rope.rotate_and_write
+
+    def wrong(*given: Any) -> Any:
+        return right(*given[:6], given[6]._replace(scales=None), *given[7:])
+
+    monkeypatch.setattr(rope, "rotate_and_write", wrong)
+    options = KV | {"dtype": "bfloat16", "attention_backend": "mosaic", "glue_backend": "mosaic"}
+    assert worst(tmp_path, monkeypatch, "gpt_oss with scales of KV", **options) > 1  # 0.27 without the fault
+
+
 def drop_sinks(given: dict[str, Any]) -> dict[str, Any]:
     """The softmax begins without its sinks."""
     return given | {"sinks": None}

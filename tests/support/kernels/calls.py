@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.api import Implementation, paged_attention
+from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, tile_rows
+from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
 from tests.support.oracles import Row
@@ -116,8 +117,51 @@ def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "T H V"]:
     """Run a call with an implementation, in one program per case. Hopper kernels run as `device.hopper` says."""
+    arrays = _arrays(call, case)
+    if not implementation.startswith("mosaic"):
+        out = _program(*arrays, case=case, implementation=implementation, tuning=None)
+        return np.asarray(out.astype(jnp.float32))
+    with hopper():
+        out = _program(*arrays, case=case, implementation=implementation, tuning=tuning)
+        return np.asarray(out.astype(jnp.float32))
+
+
+def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
+    """Run a decode call on "mosaic" with queries as the glue's kernel writes them; rows beyond the group hold NaN."""
+    q, kv, rows, tiles = _arrays(call, case)
+    attend, kv_heads = _attend(case), kv.shape[2]
+    scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
+
+    def program(q: Array, kv: Array) -> Array:
+        form = packed_form(q, kv, rows, tiles, attend, "mosaic")
+        assert form is not None
+        grouped, (size, dtype) = q.reshape(len(q), kv_heads, -1, q.shape[2]), form
+        wide = grouped.astype(jnp.float32)
+        values = cut(wide if scales is None else wide * scales[0][None, :, None, None], dtype)
+        more = size - values.shape[2]
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=jnp.nan)
+        sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
+        return paged_attention(
+            Packed(values, grouped.shape[2], q.dtype),
+            kv,
+            rows,
+            tiles,
+            layer_index=case.layer_index,
+            attend=attend,
+            sinks=sinks,
+            kv_scales=scales,
+            implementation="mosaic",
+        )
+
+    with hopper():
+        out = jax.jit(program, compiler_options={"xla_backend_optimization_level": 0})(q, kv)
+        assert out.dtype == q.dtype
+        return np.asarray(out.astype(jnp.float32))
+
+
+def _arrays(call: Call, case: Case) -> tuple[Array, Array, Rows, Tiles]:
     counts = np.array([row.count for row in call.rows], np.int32)
-    arrays = (
+    return (
         jnp.asarray(call.q, case.dtype),
         jnp.asarray(call.kv, case.kv_dtype or case.dtype),
         Rows(
@@ -129,12 +173,6 @@ def run(
         ),
         tiles_of(counts, case.tokens, case.tile),
     )
-    if not implementation.startswith("mosaic"):
-        out = _program(*arrays, case=case, implementation=implementation, tuning=None)
-        return np.asarray(out.astype(jnp.float32))
-    with hopper():
-        out = _program(*arrays, case=case, implementation=implementation, tuning=tuning)
-        return np.asarray(out.astype(jnp.float32))
 
 
 @partial(
@@ -152,7 +190,7 @@ def _program(
     implementation: Implementation,
     tuning: Tuning | None,
 ) -> Float[Array, "T H V"]:
-    attend = Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
+    attend = _attend(case)
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
     if tuning is not None:
         return hopper_attention.paged_attention(
@@ -170,6 +208,10 @@ def _program(
         kv_scales=scales,
         implementation=implementation,
     )
+
+
+def _attend(case: Case) -> Attend:
+    return Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
 
 
 def _scale(case: Case) -> float:

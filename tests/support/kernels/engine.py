@@ -74,6 +74,7 @@ LLAMA4 = {
     "num_experts_per_tok": 2,
     "intermediate_size": 64,
 }
+KV_SCALES = {"k": 0.03, "v": 0.007}
 # Sharp scores, sinks as large as the scores, and no token that is nearly certain: one key and the sinks count in each
 # log probability, also in those of decode steps alone.
 SCALES = (("[qk]_proj", 3.0), ("sink", 5.0))
@@ -82,6 +83,8 @@ SINK = 4.0
 MILD = (("[qk]_proj", 1.5),)
 FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, sizes, scales
     "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
+    # Heads whose queries are packed for attention, and KV of 8 bits if the engine keeps it so.
+    "gpt_oss with scales of KV": ("gpt_oss_base", {**SIZES, "head_dim": 64}, MILD),
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
     "mimo_v2_flash in blocks": ("mimo_v2_flash_base", MIMO_BLOCKS, MILD),
     "mimo_v2_flash all in blocks": ("mimo_v2_flash_base", MIMO_DENSE_BLOCKS, MILD),
@@ -131,6 +134,12 @@ def write_model(
             packed, exponents, _ = mxfp4(np.random.default_rng(out), (experts, out, inner))
             tensors[f"{name}_blocks"] = packed.reshape(experts, out, inner // 32, 16)
             tensors[f"{name}_scales"] = exponents
+    if family.endswith("scales of KV"):
+        layers = range(config["num_hidden_layers"])
+        names = {
+            f"model.layers.{layer}.self_attn.{which}_scale": KV_SCALES[which] for layer in layers for which in "kv"
+        }
+        tensors |= {name: np.full(1, scale, np.float32) for name, scale in names.items()}
     if family.endswith("in blocks"):
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
         tensors = (in_blocks if " all " in family else experts_in_blocks)(tensors, (BLOCK, BLOCK))

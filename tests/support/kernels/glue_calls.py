@@ -75,13 +75,21 @@ def rope_arrays(case: RopeCase, seed: int = 0) -> Arrays:
     return {
         "values": jnp.asarray(values, jnp.float32 if case.parts > 1 else dtype),
         "bias": jnp.asarray(rng.standard_normal(columns), dtype) if case.bias else None,
-        "kv": jnp.asarray(rng.standard_normal(cell), dtype),
+        "kv": jnp.asarray(rng.standard_normal(cell), case.kv_dtype or dtype),
         "weights": HeadWeights(*weights),
         "rope": (jnp.cos(jnp.asarray(angles)), jnp.sin(jnp.asarray(angles))) if case.half else None,
         "pages": jnp.asarray(pages),
         "offsets": jnp.asarray((cells % case.page_size).astype(np.int32)),
         "temperature": jnp.asarray(rng.uniform(1, 2, case.tokens), jnp.float32) if case.temperature else None,
+        "scales": _scales(rng, case.kv_heads) if case.scaled else None,
     }
+
+
+def _scales(rng: np.random.Generator, kv_heads: int) -> jax.Array:
+    """Return scales of K and of V: with the first one, some numbers of K are beyond the range of e4m3."""
+    scales = 2 ** rng.uniform(-9, 1, (2, kv_heads))
+    scales[0, 0] = 2.0**-9
+    return jnp.asarray(scales, jnp.float32)
 
 
 def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
@@ -95,8 +103,8 @@ def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) ->
             heads,
             given["weights"],
             given["rope"],
-            Cells(given["pages"], given["offsets"], case.layers_per_page - 1, given["kv"].shape),
-            given["kv"].dtype,
+            Cells(given["pages"], given["offsets"], case.layers_per_page - 1, given["kv"].shape, given["scales"]),
+            jnp.dtype(case.dtype) if case.kv_dtype else given["kv"].dtype,
             temperature=given["temperature"],
             implementation=implementation,
         )
@@ -112,7 +120,9 @@ def in_float32(arrays: Arrays) -> Arrays:
 
 
 def _run(call: Any, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
-    program = jax.jit(call, compiler_options={"xla_backend_optimization_level": 0})
+    # XLA may leave out roundings between two steps in float32; compiled kernels do not.
+    options = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+    program = jax.jit(call, compiler_options=options)
     if implementation != "mosaic":
         return _wide(program(arrays))
     with hopper():

@@ -20,6 +20,7 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
 from jswa.model.panels import OUTPUTS_FIRST, lay_out
 from jswa.model.weights.formats import QuantizationMode, reformat
+from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from pallas_kernels import fp8
@@ -214,10 +215,13 @@ def small_checks(
     experts: bool = False,
     shared: MlpConfig | None = None,
     attention: dict[str, Any] | None = None,
+    kv_dtype: str = "bfloat16",
+    scaled: bool = False,
 ) -> int:
     """Check the small kernels of a model in 16 bits; return how many.
 
-    `shared`: an expert of all tokens, beside others; `attention`: what the first layer's has too.
+    `shared`: an expert of all tokens, beside others; `attention`: what the first layer's has too; `scaled`: the KV of
+    the first layer has scales.
     """
     model = small_model("LF", window=64, d_model=128, heads=(4, 2, 64), vocab=700)
     if attention is not None:
@@ -229,9 +233,11 @@ def small_checks(
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
     params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
+    if scaled:
+        params[scales_name(0)] = jnp.ones((2, 2), jnp.float32)
     layout = KVLayout.of(model, limits.page_size)
     with quick_compiles():
-        return check_kernels(model, params, layout, limits, [DECODE, MIXED], backends, np.dtype(jnp.bfloat16))
+        return check_kernels(model, params, layout, limits, [DECODE, MIXED], backends, np.dtype(kv_dtype))
 
 
 @pytest.mark.parametrize("fault", [None, "norms", "rope"])
@@ -292,6 +298,29 @@ def test_the_glue_is_checked_in_every_form_of_attention(
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
         with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
             small_checks(Backends(glue="mosaic"), attention=form)
+
+
+def other_scales(given: tuple[Any, ...]) -> Any:
+    """Return the arguments of `rotate_and_write` with the scales of K and of V exchanged."""
+    return *given[:6], given[6]._replace(scales=given[6].scales[::-1]), *given[7:]
+
+
+def next_cells(given: tuple[Any, ...]) -> Any:
+    """Return the arguments of `rotate_and_write` with each token's cell one further."""
+    return *given[:6], given[6]._replace(offsets=given[6].offsets + 1), *given[7:]
+
+
+@pytest.mark.parametrize("fault", [other_scales, next_cells])
+def test_the_glue_is_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of pages, with scales and without."""
+    right, backends = rope.rotate_and_write, Backends(glue="mosaic")
+    with interpreted():
+        assert small_checks(backends, kv_dtype="float8_e4m3fn", scaled=True) == 11
+        monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*fault(given)))
+        with pytest.raises(
+            KernelError, match=r"glue kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
+        ):
+            small_checks(backends, kv_dtype="float8_e4m3fn", scaled=True)
 
 
 @pytest.mark.triton

@@ -183,6 +183,30 @@ def test_every_order_of_a_cluster_keeps_the_laws(stages: int, turns: int, tile: 
     assert check(cluster(stages, turns, tile, consumers)) > turns
 
 
+def attention_8_bits_alone(stages: int, turns: int, *, refills_early: bool = False) -> Model:
+    """Return the ring of 8-bit pages whose only consumer casts each block into one stage, which nobody waits for."""
+    model = Model()
+    stored, ring = model.ring(Ring, stages, 2, "stored "), model.ring(Ring, 1, 1)
+
+    def copy(turn: int) -> None:
+        if turn < turns:
+            model.copy(stored, turn, stored.producer_barrier(turn), "stored ")
+
+    with model.recording("consumer"):
+        for turn in range(stages):
+            copy(turn)
+        for turn in range(turns):
+            stored.consumer_wait(turn)
+            if refills_early:
+                copy(turn + stages)
+            model.read(stored, turn, "stored ")
+            model.write(ring, turn)
+            if not refills_early:
+                copy(turn + stages)
+            model.read(ring, turn)
+    return model
+
+
 @pytest.mark.parametrize("turns", [1, 2, 5])
 @pytest.mark.parametrize("stages", DEPTHS)
 def test_every_order_keeps_the_laws(stages: int, turns: int) -> None:
@@ -190,6 +214,7 @@ def test_every_order_keeps_the_laws(stages: int, turns: int) -> None:
     assert check(plain(stages, turns, 2)) > turns
     assert check(plain(stages, turns, 1, edges=True)) > turns
     assert check(attention_8_bits(stages, turns)) > turns
+    assert check(attention_8_bits_alone(stages, turns)) > turns
     assert check(plain(stages, turns, 2, edges=True)) > turns
     if stages > 1:
         assert check(experts(stages, 2 * turns, turns, 2)) > turns
@@ -300,13 +325,14 @@ def read_early() -> Model:
         (lambda: cluster(2, 3, 3, 1, kind=NeverAcquires), "is written to .* (before turn|while a copy)"),
         (lambda: cluster(2, 4, 4, 1, kind=AlwaysReleases), "lands in thread block . when it has ended|were observed"),
         (lambda: cluster(2, 3, 3, 1, fewer=1), "no progress|when it has ended"),
+        (lambda: attention_8_bits_alone(2, 4, refills_early=True), "is written to .* before turn 0 has been read"),
         (released_early, "is written (to .* before turn|while it is read)"),
         (read_early, "turn 0 is read from .* parts of turn -1"),
     ],
     ids=[
         *("no wait", "a wait too few", "a release too many", "wrong parity", "an arrival too few"),
         *("releases alone", "a cluster without waits", "a release after the end", "turns that differ"),
-        *("released", "read"),
+        *("refilled before the cast", "released", "read"),
     ],
 )
 def test_a_wrong_ring_is_found(make: Callable[[], Model], named: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tools.aot.measures import copies
 from tools.aot.step_specs import SAMPLE_STEPS, STEPS
 from tools.aot.triton_facts import gpu
-from tools.cases.kernels.attention_layers import SPLIT_LAYERS
+from tools.cases.kernels.attention_layers import FP8_LAYERS, SPLIT_LAYERS
 from tools.cases.kernels.experts import TRITON_GPUS, TRITON_LAYERS, TRITON_TOKENS
 from tools.cases.kernels.experts_shapes import MATRICES
 from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
@@ -101,12 +101,21 @@ def test_kernels_of_the_glue_have_gates() -> None:
 
 
 def test_attention_over_a_list_has_gates() -> None:
-    """Two thread blocks fit on a multiprocessor, except with two consumers or a producer that casts pages."""
+    """Two thread blocks fit on a multiprocessor, except with two consumers."""
     committed = json.loads((FOLDER / "attention.json").read_text())["figures"]
     for layer in SPLIT_LAYERS:
         assert committed[layer.name]["spills"] == 0
-        alone = layer.kv_dtype or layer.count or layer.heads[3] > 256
+        alone = layer.count or layer.heads[3] > 256
         assert committed[layer.name]["blocks_per_sm"] >= (1 if alone else 2)
+
+
+def test_decode_over_pages_of_8_bits_has_gates() -> None:
+    """Two thread blocks fit on a multiprocessor, unless heads have 256 columns or more."""
+    committed = json.loads((FOLDER / "attention.json").read_text())["figures"]
+    for layer in FP8_LAYERS:
+        if layer.heads[2] < 256 and not layer.count:
+            assert committed[layer.name]["spills"] == 0
+            assert committed[layer.name]["blocks_per_sm"] >= 2
 
 
 def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -> None:

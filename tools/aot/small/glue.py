@@ -8,6 +8,7 @@ in gates/glue.json, which `--write` writes. The speed is not measured.
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -37,10 +38,10 @@ def main() -> None:
     compiled: list[tuple[NormCase | RopeCase, KernelFacts, list[str]]] = []
     compiled += [(case, *compile_norms(case)) for case in NORM_LAYERS if options.only in case.name]
     compiled += [(case, *compile_rope(case)) for case in ROPE_LAYERS if options.only in case.name]
-    print(f"{'kernel':16} {'layer':16} {'tokens':>6} {'parts':>5} registers spills blocks/SM")
+    print(f"{'kernel':16} {'layer':28} {'tokens':>6} {'parts':>5} registers spills blocks/SM")
     for case, facts, _ in compiled:
         print(
-            f"{facts.name:16} {case.name:16} {case.tokens:6} {case.parts:5} {facts.registers:9} {facts.spills:6}"
+            f"{facts.name:16} {case.name:28} {case.tokens:6} {case.parts:5} {facts.registers:9} {facts.spills:6}"
             f"{facts.blocks_per_sm:10}"
         )
     found = {f"{facts.name}, {case.name}, {case.tokens} tokens": facts.figures for case, facts, _ in compiled}
@@ -97,7 +98,7 @@ def compile_norms(case: NormCase) -> tuple[KernelFacts, list[str]]:
 def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     """Compile a call of `rotate_and_write`. Return its kernel, and what is wrong with the program."""
     dtype, wide = jnp.dtype(case.dtype), jnp.dtype("float32")
-    heads, columns = case.call, case.call.columns
+    heads, columns, stored = case.call, case.call.columns, jnp.dtype(case.kv_dtype or dtype)
     sizes = heads.head_dim, heads.head_dim, heads.v_size
     cell = case.pages, case.layers_per_page, case.kv_heads, case.page_size, heads.row
     table, index = _shape((case.tokens, case.half), wide), _shape((case.tokens,), jnp.dtype("int32"))
@@ -108,7 +109,7 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     weights = HeadWeights(*rows)
     values = _shape((case.parts, case.tokens, columns), wide if case.parts > 1 else dtype)
     given = (
-        _shape(cell, dtype),
+        _shape(cell, stored),
         values,
         _shape((columns,), dtype) if case.bias else None,
         weights,
@@ -116,13 +117,16 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
         index,
         index,
         _shape((case.tokens,), wide) if case.temperature else None,
+        _shape((2, case.kv_heads), wide) if case.scaled else None,
     )
 
-    def call(kv: Any, values: Any, bias: Any, weights: Any, rope: Any, pages: Any, offsets: Any, scale: Any) -> Any:
-        cells = Cells(pages, offsets, case.layers_per_page - 1, kv.shape)
+    def call(
+        kv: Any, values: Any, bias: Any, weights: Any, rope: Any, pages: Any, offsets: Any, factor: Any, scales: Any
+    ) -> Any:
+        cells = Cells(pages, offsets, case.layers_per_page - 1, kv.shape, scales)
         parts = Parts(values, bias)
         return rotate_and_write(
-            parts, kv, heads, weights, rope, cells, dtype, temperature=scale, implementation="mosaic"
+            parts, kv, heads, weights, rope, cells, dtype, temperature=factor, implementation="mosaic"
         )
 
     with device.captured() as found:
@@ -131,7 +135,7 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    pages = 2 * cell[0] * cell[1] * cell[2] * cell[3] * cell[4]
+    pages = stored.itemsize * math.prod(cell)
     faults = [f"copies {size} bytes" for size in copies(text) if size >= pages]
     if memory.alias_size_in_bytes < pages:
         faults.append("pages are not updated in place")

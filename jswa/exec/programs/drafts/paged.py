@@ -10,7 +10,7 @@ from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
 from jswa.exec.backends import Backends
 from jswa.model.glue.projection import Projection
-from pallas_kernels.attention.api import packed_rows, paged_attention, write_kv
+from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
 from pallas_kernels.glue import plan as glue
 from pallas_kernels.glue.api import rotate_and_write
@@ -53,7 +53,8 @@ def attend_pages(
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | Packed
         if isinstance(q, Projection):
-            lane, queries = _write_projection(backends, q, lane, view_shape, cells, index, attend)
+            at = glue.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
+            lane, queries = _write_projection(backends, q, lane, at, cells, attend)
         else:
             queries = q
         view = lane.reshape(view_shape)
@@ -86,29 +87,30 @@ def _write_projection(
     backends: Backends,
     own: Projection,
     lane: Shaped[Array, "1 blocks elems"],
-    shape: tuple[int, ...],
+    at: glue.Cells,
     cells: Cells,
-    index: int,
     attend: Attend,
 ) -> tuple[Shaped[Array, "1 blocks elems"], Float[Array, "T H D"] | Packed]:
     """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
-    view = jax.ShapeDtypeStruct(shape, lane.dtype)  # type: ignore[no-untyped-call]
-    packed = packed_rows(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)
-    heads = heads._replace(rows=packed or heads.group)
+    view = jax.ShapeDtypeStruct(at.shape, lane.dtype)  # type: ignore[no-untyped-call]
+    packed = packed_form(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)
+    if packed is not None:
+        rows, dtype = packed
+        heads = heads._replace(rows=rows, query_dtype=dtype if lane.dtype.itemsize == 1 else None)
     q, lane = rotate_and_write(
         own.qkv,
         lane,
         heads,
         own.weights,
         own.rope,
-        glue.Cells(cells.pages, cells.offsets, index, shape),
+        at,
         own.dtype,
         temperature=own.temperature,
         implementation=own.implementation,
     )
-    return lane, Packed(q, heads.group) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
+    return lane, Packed(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
 def static(attention: AttentionConfig) -> Attend:

@@ -29,13 +29,10 @@ def test_with_default_kernels_goals_have_the_published_figures(rows: list[Found]
 
 
 def test_fast_kernels_change_counts_of_kernels_and_readings_alone(rows: list[Found]) -> None:
-    """The roof stays; what they do not serve stays too, but for a kernel or two of sampling."""
-    for goal, default, fast, _ in rows:
+    """The roof stays; all steps become faster."""
+    for _, default, fast, _ in rows:
         assert fast.roof == pytest.approx(default.roof)
-        if "glue" in goal.fast:
-            assert fast.seconds < default.seconds
-        else:
-            assert fast.seconds == pytest.approx(default.seconds, rel=5e-3)
+        assert fast.seconds < default.seconds
 
 
 def test_a_draw_on_triton_costs_a_reading_more_than_a_greedy_token(rows: list[Found]) -> None:

@@ -12,7 +12,7 @@ from pallas_kernels import interpreter, mosaic
 from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_tokens
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
-from tests.support.kernels.calls import check, lower, make_call, run, shape_of
+from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
 from tests.support.turns import by_turns, whose_turn
 from tools.aot.measures.tma import recorded
 from tools.cases.kernels.attention import CASES, Case, RowSpec
@@ -26,6 +26,7 @@ FULL = next(case for case in CASES if case.name == "16 bits, 128/128 p64, full, 
 OVERLAP = next(case for case in CASES if case.name == "16 bits, 512/512 of 640 p64, full")
 EXTEND = next(case for case in CASES if case.name == "16 bits, prefill, 64/64 p16, window 70, sinks, cut")
 EIGHT_BITS = next(case for case in FP8_CASES if case.name == "fp8 pages, 64/64 p16, window 64, sinks, scales")
+UNSCALED = replace(EIGHT_BITS, kv_scales=None)
 LAYER = {layer.name: layer for layer in LAYERS}
 
 TUNINGS = [
@@ -38,6 +39,9 @@ TUNINGS = [
     (EXTEND, Tuning(32, 2, 2, producer=True, row_parts=2)),
     (EXTEND, Tuning(64, 3, 1, producer=True, row_parts=2, ahead=True)),
     (EXTEND, Tuning(32, 3, 1, producer=False, row_parts=1, ahead=True)),
+    (UNSCALED, Tuning(64, 2, 1, producer=True)),
+    (UNSCALED, Tuning(64, 1, 2, producer=False)),
+    (UNSCALED, Tuning(128, 3, 1, producer=False)),
 ]
 NIGHTLY_TUNINGS = [
     *(pair for pair in TUNINGS if pair not in whose_turn(TUNINGS, 3)),
@@ -130,7 +134,7 @@ def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
     """Two thread blocks fit on each multiprocessor, unless there are two consumers or rows are too long."""
     shape = shape_of(arguments(LAYER[name]))
     plan = launch(shape, default_tuning(shape))
-    alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1 or (shape.upcast and shape.head_dim > 64)
+    alone = shape.head_dim + shape.v_dim > 384 or plan.consumers > 1
     assert plan.smem_bytes <= (SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES)
     if plan.tuning.stages == 1 < plan.most_blocks(plan.tuning.block, plan.chunk_queries):
         assert shape.upcast  # wide heads, whose blocks take memory in both types
@@ -204,10 +208,25 @@ def test_wide_values_need_a_producer() -> None:
         launch(shape, Tuning(32, 1, 1, producer=True, row_parts=2))
 
 
-def test_8_bit_pages_need_a_producer() -> None:
-    """The producer casts them to 16 bits."""
-    with pytest.raises(ValueError, match="8-bit pages need a producer and blocks of a multiple of 64 keys"):
-        launch(shape_of(arguments(LAYER["fp8, gpt-oss-20b local"])), Tuning(64, 2, 1, producer=False))
+def test_8_bit_pages_are_cast_64_keys_at_a_time_into_one_stage_or_by_a_producer() -> None:
+    """A consumer that casts has no stage for the scores of the block after."""
+    shape = shape_of(arguments(LAYER["fp8, prefill, gpt-oss-20b local"]))
+    with pytest.raises(ValueError, match="8-bit pages need blocks of a multiple of 64 keys"):
+        launch(shape, Tuning(32, 2, 1, producer=False))
+    with pytest.raises(ValueError, match="8-bit pages need a producer for scores ahead"):
+        launch(shape, Tuning(64, 2, 1, producer=False, ahead=True))
+    few, many = (launch(shape, Tuning(64, stages, 1, producer=False)).smem_bytes for stages in (1, 4))
+    assert many - few == 3 * 64 * shape.row, "stages of 8 bits alone"
+
+
+@pytest.mark.parametrize("case", [EIGHT_BITS, UNSCALED], ids=["scales", "no scales"])
+def test_packed_queries_over_8_bit_pages(case: Case) -> None:
+    """With scales the bits are those of queries by token; without, the result is rounded once, to its own type."""
+    call = make_call(case, case.rows[0])
+    out = run_packed(call, case)
+    check(out, call, case)
+    if case.kv_scales is not None:
+        np.testing.assert_array_equal(out[: len(call.rows)], run(call, case, "mosaic")[: len(call.rows)])
 
 
 def test_queries_beyond_the_range_of_float16_are_cut() -> None:

@@ -192,14 +192,18 @@ def test_entries_are_combined_as_one_softmax() -> None:
 def test_queries_that_see_few_keys_have_no_list() -> None:
     """Tiles of more than 64 rows make up for more keys. Two consumers have no loop over the list."""
     tunings = {layer.name: list_tuning(shape_of(arguments(layer))) for layer in LAYERS}
-    for name in ("gpt-oss-20b full", "gemma-3-27b full, one row", "Llama-4-Scout local", "Mistral-7B"):
+    names = (
+        *("gpt-oss-20b full", "gemma-3-27b full, one row", "Llama-4-Scout local", "Mistral-7B"),
+        "fp8, gemma-3-27b full",
+    )
+    for name in names:
         tuning = tunings[name]
         assert tuning is not None
         assert (tuning.workers, tuning.split_keys, tuning.most_splits) == (264, 1_024, 16)
     for name in ("gpt-oss-20b local", "gemma-3-27b local", "prefill, Llama-4-Scout local", "prefill, Mistral-7B"):
         assert tunings[name] is None
     assert plan_of(shape_of(arguments(LAYER["gemma-3-27b local, one row"]))).tuning.splits == 1
-    alone = tunings["fp8, gemma-3-27b full"]
+    alone = list_tuning(shape_of(arguments(replace(LAYER["gemma-4-31B local"], window=None))))
     assert alone is not None
     assert alone.workers == 132
     for name, most, ahead in (("gemma-3-27b", 4, True), ("MiMo-V2-Flash", 4, False), ("gemma-4-31B", 2, False)):

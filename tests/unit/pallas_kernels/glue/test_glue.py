@@ -11,7 +11,7 @@ from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from tests.support.kernels.glue_calls import Arrays, call_norms, call_rope, in_float32, norm_arrays, rope_arrays
-from tools.cases.kernels.small.glue import GEMMA, LLAMA, NORMS, ROPES, NormCase, RopeCase
+from tools.cases.kernels.small.glue import GEMMA, LLAMA, NORMS, ROPES, ROPES_8, NormCase, RopeCase
 
 NATIVE: tuple[Implementation, ...] = ("cpu",) if library.available() else ()
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "mosaic", *NATIVE)
@@ -64,10 +64,43 @@ def test_queries_and_pages_are_those_in_float32(case: RopeCase, implementation: 
     assert (found[1][:, : case.layers_per_page - 1] == before[:, : case.layers_per_page - 1]).all()
 
 
+@pytest.mark.parametrize("case", ROPES_8, ids=lambda case: case.name)
+def test_pages_of_8_bits_hold_what_the_kernel_writes_in_16_divided_by_its_scale(case: RopeCase) -> None:
+    """Bit for bit, as `write_kv` stores it; also numbers that are not finite, and those beyond the range."""
+    arrays, plain = rope_arrays(case), replace(case, kv_dtype="", scaled=False, query_dtype="")
+    values = arrays["values"]
+    arrays["values"] = values.at[0, 1, -1].set(jnp.nan).at[0, 1, -3].set(jnp.inf)
+    q, written = call_rope(plain, arrays | {"kv": rope_arrays(plain)["kv"], "scales": None}, "mosaic")
+    scales = np.ones((2, case.kv_heads), np.float32) if arrays["scales"] is None else np.asarray(arrays["scales"])
+    found_q, found = call_rope(case, arrays, "mosaic")
+    expected, kept = np.array(arrays["kv"].astype(jnp.float32)), np.asarray(arrays["pages"]) < case.pages
+    at = np.asarray(arrays["pages"])[kept], case.layers_per_page - 1, slice(None), np.asarray(arrays["offsets"])[kept]
+    columns = np.repeat(scales, (case.head_dim, case.call.v_size), axis=0).T
+    numbers = np.clip(written[at] / columns, -448, 448)
+    expected[at] = jnp.asarray(numbers).astype(case.kv_dtype).astype(jnp.float32)
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(found).any()
+    assert not case.scaled or (np.abs(found) == 448).any()
+    if case.query_dtype:
+        q = np.clip(q * scales[0][:, None, None], -65_504, 65_504).astype(case.query_dtype).astype(np.float32)
+    np.testing.assert_array_equal(found_q, q)
+
+
+@pytest.mark.parametrize("case", ROPES_8, ids=lambda case: case.name)
+def test_pages_of_8_bits_are_those_of_xla_but_for_roundings(case: RopeCase) -> None:
+    """XLA need not round to 16 bits between two steps in float32, which may change a rounding to 8 bits."""
+    arrays = rope_arrays(case)
+    (q, found), (right_q, right) = (call_rope(case, arrays, name) for name in ("mosaic", "xla"))
+    check(q, right_q, case.dtype)
+    assert (np.abs(found - right) <= np.maximum(np.abs(right) / 8, 2.0**-9)).all(), "by more than one number of e4m3"
+    assert (found != right).mean() < 0.05
+
+
 @pytest.mark.parametrize(
     ("name", "norms"),
     [
         ("gemma", "gemma"),
+        ("packed queries, no", "llama"),
         ("V of another size, norms", "one expert, no weights, one of all"),
         ("interleaved pairs, norms", "experts, and one of all"),
     ],
@@ -101,11 +134,17 @@ def test_a_kernel_that_ignores_a_form_is_found(name: str, fault: dict[str, Any])
 
 def rope_of(name: str) -> RopeCase:
     """The case whose name begins so."""
-    return next(case for case in ROPES if case.name.startswith(name))
+    return next(case for case in (*ROPES, *ROPES_8) if case.name.startswith(name))
 
 
 def test_what_a_kernel_cannot_serve_is_an_error() -> None:
     """Nothing takes its place."""
+    other = replace(ROPES[0], kv_dtype="float8_e5m2")
+    with pytest.raises(NoGlueKernel, match="pages of float8_e5m2: must be bfloat16"):
+        call_rope(other, rope_arrays(other), "mosaic")
+    scaled = replace(ROPES[0], scaled=True)
+    with pytest.raises(ValueError, match="scales are for pages of 8 bits, and these are bfloat16"):
+        call_rope(scaled, rope_arrays(scaled), "mosaic")
     odd = replace(NORMS[0], width=100)
     with pytest.raises(NoGlueKernel, match="100 columns"):
         call_norms(odd, norm_arrays(odd), "mosaic")

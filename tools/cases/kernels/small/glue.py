@@ -1,13 +1,17 @@
 """Cases of the glue's kernels as plain data, for tests and compilation.
 
-`NORMS` and `ROPES` are small, and each implementation must be right on them. `NORM_LAYERS` and `ROPE_LAYERS` have the
-shapes of released models, to be compiled: with the parts into which 64 tokens' products are split, and 2,048 tokens.
+`NORMS`, `ROPES` and `ROPES_8` (pages of 8 bits) are small, and each implementation must be right on them. `NORM_LAYERS`
+and `ROPE_LAYERS` have the shapes of released models, to be compiled: with the parts into which 64 tokens' products are
+split, and 2,048 tokens.
 """
 
 from dataclasses import dataclass, replace
 
+import jax.numpy as jnp
+
 from pallas_kernels.glue.plan import Heads, Rms
 
+FP8 = "float8_e4m3fn"
 GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6, weighted=False)
 
 
@@ -48,6 +52,9 @@ class RopeCase:
         v_head_dim: of V; 0: that of K.
         v_scale: factor of V.
         interleaved: pairs are neighbours.
+        kv_dtype: of the pages; empty: as the activations.
+        scaled: pages of 8 bits have scales.
+        query_dtype: see `Heads`; empty: None.
     """
 
     name: str
@@ -69,6 +76,9 @@ class RopeCase:
     v_head_dim: int = 0
     v_scale: float = 1.0
     interleaved: bool = False
+    kv_dtype: str = ""
+    scaled: bool = False
+    query_dtype: str = ""
 
     @property
     def call(self) -> Heads:
@@ -84,6 +94,7 @@ class RopeCase:
             v_size,
             self.v_scale,
             self.interleaved,
+            jnp.dtype(self.query_dtype) if self.query_dtype else None,
         )
 
 
@@ -131,6 +142,40 @@ ROPES = (
         dtype="float16",
     ),
 )
+ROPES_8 = (
+    RopeCase("llama, no scales", 3, 8, 2, 64, 32, kv_dtype=FP8),
+    RopeCase(
+        *("gemma, packed queries", 4, 8, 4, 128, 64, 3, False, (GEMMA, GEMMA, None)),
+        rows=8,
+        dropped=True,
+        query_dtype="float16",
+        kv_dtype=FP8,
+        scaled=True,
+    ),
+    RopeCase("packed queries, no scales", 2, 6, 2, 128, 0, temperature=True, kv_dtype=FP8, query_dtype="float16"),
+    RopeCase(
+        "V of another size",
+        3,
+        16,
+        2,
+        48,
+        8,
+        v_head_dim=32,
+        v_scale=0.707,
+        rows=8,
+        dropped=True,
+        kv_dtype=FP8,
+        scaled=True,
+    ),
+    RopeCase(
+        *("interleaved pairs, biases, float16", 3, 10, 2, 128, 64, 1, True, (UNWEIGHTED, LLAMA, LLAMA)),
+        interleaved=True,
+        dtype="float16",
+        query_dtype="float16",
+        kv_dtype=FP8,
+        scaled=True,
+    ),
+)
 
 NORM_LAYERS = tuple(
     replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, shared=case.shared if tokens == 64 else own)
@@ -162,7 +207,7 @@ def _wide(
 
 
 _UNIT = Rms(1e-5, weighted=False), Rms(1e-5, weighted=False), None
-ROPE_LAYERS = tuple(
+_ROPE_LAYERS = tuple(
     replace(case, tokens=tokens, parts=parts if tokens == 64 else 1, rows=rows if tokens <= 64 else 0)
     for tokens in (1, 64, 2_048)
     for case, parts, rows in (
@@ -173,4 +218,15 @@ ROPE_LAYERS = tuple(
         (replace(_wide("Llama-4-Scout", 40, 8, 128, norms=_UNIT), interleaved=True), 4, 8),
         (replace(_wide("Llama-4-Scout full", 40, 8, 128), half=0, temperature=True), 4, 8),
     )
+)
+# Queries of one token a row are packed for attention.
+ROPE_LAYERS = _ROPE_LAYERS + tuple(
+    replace(
+        case,
+        name=f"{case.name}, fp8 KV",
+        kv_dtype=FP8,
+        scaled=case.heads > 32,
+        query_dtype="float16" if case.tokens <= 64 else "",
+    )
+    for case in _ROPE_LAYERS
 )
