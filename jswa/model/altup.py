@@ -1,5 +1,8 @@
 """Gemma 3n's parallel residual streams (AltUp, arXiv 2301.13310); the per-layer embedding of Gemma 3n and Gemma 4."""
 
+from functools import reduce
+from operator import add
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -74,7 +77,8 @@ class Streams(nnx.Module):
         if self.sums == "xla":
             return streams.mean(axis=1)
         wide = streams.astype(jnp.float32)
-        return (sum(wide[:, stream] for stream in range(wide.shape[1])) / wide.shape[1]).astype(x.dtype)
+        total: Array = reduce(add, (wide[:, stream] for stream in range(wide.shape[1])))
+        return (total / wide.shape[1]).astype(x.dtype)
 
     def _project(self, x: Float[Array, "T n M"], weight: nnx.Param[Array]) -> Float[Array, "T s M"]:
         matrices: Array | Panels = weight.get_value()
@@ -118,7 +122,8 @@ class StreamLayer(nnx.Module):
         # Each product is rounded before it is added: XLA does both at once in some loops.
         wide, shares = x.astype(jnp.float32), mix.astype(jnp.float32)
         products = (apart(shares[:, :, stream, None] * wide[:, None, stream], self.sums) for stream in range(n))
-        return apart(x + sum(products).astype(x.dtype), self.sums)
+        mixed: Array = reduce(add, products)
+        return apart(x + mixed.astype(x.dtype), self.sums)
 
     def correct(self, predicted: Float[Array, "T S M"], result: Float[Array, "T M"]) -> Float[Array, "T S M"]:
         """Return the streams, each corrected by its share of the active stream's prediction error."""
