@@ -17,12 +17,17 @@ WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # The tests of `make test-types`, some of each room whose annotated types are checked: those of every run, and those
 # that run by turns.
-TYPED   := tests/unit/exec tests/property/test_lease.py tests/e2e/api/test_step_stats.py
+TYPED   := tests/property/test_lease.py \
+           $(addprefix tests/unit/exec/,test_adapters.py test_backends.py test_buckets.py test_launches.py test_pack.py \
+             programs/test_extras.py programs/test_indices.py) \
+           tests/e2e/api/test_step_stats.py::test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step
 TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_prefix.py \
            tests/unit/text tests/unit/sched tests/unit/model/weights/test_dequantize.py \
-           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py)
+           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py) \
+           tests/unit/exec/programs \
+           $(addprefix tests/unit/exec/,test_canary.py test_sizing.py test_quantized_step.py test_program_store.py)
 # What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
-SAMPLES := gpt-oss gemma Mi
+SAMPLES := gpt-oss-20b gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
            tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py
@@ -149,9 +154,10 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  .venv-gpu/bin/python -m tools.aot.small.glue --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
 	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu a100 b200 && \
-	  .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
-	  { [ $$sample != gemma ] || .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }
+	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu $(call turns,.venv-gpu,2,a100 b200) && \
+	  { [ $$sample != gemma ] || { \
+	    .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
+	    .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }; }
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3. COMMIT is needed where the sources come without git.

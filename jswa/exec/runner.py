@@ -126,7 +126,8 @@ class Runner:
         self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
         # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
-        with ThreadPoolExecutor(None if on_gpu else 1) as pool:
+        pool = ThreadPoolExecutor(None if on_gpu else 1)
+        try:
             first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
             steps = {number: pool.submit(self._steps.compile, number) for number in first}
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
@@ -137,17 +138,18 @@ class Runner:
             texts = self._shapes["texts"]
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
+        finally:
+            pool.shutdown(cancel_futures=True)  # of a start that has failed, or was interrupted
         self.state: DeviceState = self._allocated()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
         self._drafts: jax.Array | None = None  # of a step whose first half takes them
-        self._end_beside: Callable[[], None] = lambda: None
         if len(first) < len(self.buckets):
-            self._end_beside = compile_beside(self._steps, self)
+            compile_beside(self._steps, self)
 
     def close(self) -> None:
-        """End the thread that compiles beside the steps, after the program that it compiles."""
-        self._end_beside()
+        """End the threads that compile beside the steps, each after the program that it compiles."""
+        self._steps.end()
 
     @property
     def compiled_in_steps(self) -> int:

@@ -129,17 +129,17 @@ class EngineThread:
         end = time.monotonic() + (timeout if self.state != "dead" else _STUCK)
         while self._thread.is_alive() and time.monotonic() < end:
             await asyncio.sleep(0.005)
-        end = time.monotonic() + _STUCK  # the helper thread ends soon if it is between two programs
-        while self.stuck and time.monotonic() < end:
-            await asyncio.sleep(0.005)
         self._end_all(lambda: EngineError("the engine was closed"))
         if not self.stuck:
             self._engine = None
 
     @property
     def stuck(self) -> bool:
-        """Whether one of the threads still runs. After `close` this means that it cannot be stopped."""
-        return self._thread.is_alive() or self._late_programs.running
+        """Whether the engine's thread still runs. After `close` this means that it cannot be stopped.
+
+        A thread that compiles may run as well; it ends after its program, and nobody waits for it.
+        """
+        return self._thread.is_alive()
 
     @property
     def active(self) -> int:

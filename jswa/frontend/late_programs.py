@@ -15,7 +15,7 @@ class LatePrograms:
 
     Args:
         notify: calls a function with arguments on the event loop, from any thread.
-        stop: whether to compile no more programs that are not urgent.
+        stop: whether to compile no more programs.
     """
 
     def __init__(self, notify: Callable[..., None], stop: Callable[[], bool]) -> None:
@@ -24,11 +24,6 @@ class LatePrograms:
         self._ready: set[str] = set()
         self._turn = asyncio.Lock()
         self._helper: threading.Thread | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether a thread still compiles."""
-        return self._helper is not None and self._helper.is_alive()
 
     def has(self, params: SamplingParams) -> bool:
         """Return whether a request with these parameters needs no program that has not been compiled."""
@@ -42,12 +37,13 @@ class LatePrograms:
         """
         async with self._turn:
             if not self.has(params):
+                ready = self._ready
                 await asyncio.shield(self._begin(engine(), params))
-                self._ready |= _families(params)
+                ready |= _families(params)
 
     def forget(self) -> None:
-        """Begin anew: the engine has failed."""
-        self._ready.clear()
+        """Begin anew: the engine has failed. What is being compiled for it is not for the next one."""
+        self._ready = set()
 
     def wait(self) -> None:
         """Wait in another thread than the event loop's until nothing is compiled any more."""
@@ -67,7 +63,7 @@ class LatePrograms:
             assert engine is not None
             error: BaseException | None = None
             try:
-                engine.prepare(params, fewest=True)
+                engine.prepare(params, fewest=True, stop=self._stop)
             except BaseException as raised:
                 error = raised.with_traceback(None)
             self._notify(resolve, done, None, error)

@@ -1,12 +1,20 @@
 """Gemma 3n's parallel residual streams (AltUp, arXiv 2301.13310); the per-layer embedding of Gemma 3n and Gemma 4."""
 
+from functools import reduce
+from operator import add
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AltUp, Norm, PerLayerInput
 from jswa.model.layers import Normalize, linear, zeros
+from pallas_kernels.cpu.experts import grouped_products
+from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.glu import activate
+from pallas_kernels.experts.groups import Groups
+from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.glue.sums import apart, row_means
 
 _LEAST_MAGNITUDE = 1e-5
 
@@ -45,7 +53,13 @@ class PerLayerMix(nnx.Module):
 
 
 class Streams(nnx.Module):
-    """First and last step of AltUp: one stream becomes S streams and back, by S - 1 matrices [M, M] each way."""
+    """First and last step of AltUp: one stream becomes S streams and back, by S - 1 matrices [M, M] each way.
+
+    Attributes:
+        sums: the implementation of sums along rows, and over streams.
+    """
+
+    sums: Sums = "xla"
 
     def __init__(self, config: AltUp, d_model: int, dtype: jnp.dtype) -> None:
         self.begin = zeros(config.streams - 1, d_model, d_model, dtype=dtype)
@@ -53,20 +67,39 @@ class Streams(nnx.Module):
 
     def split(self, x: Float[Array, "T M"]) -> Float[Array, "T S M"]:
         """Return x as the first stream, and projections of x, scaled to its magnitude, as the others."""
-        return jnp.concatenate([x[:, None], _as_large_as(x[:, None], self._project(x[:, None], self.begin))], axis=1)
+        others = _as_large_as(x[:, None], self._project(x[:, None], self.begin), self.sums)
+        return jnp.concatenate([x[:, None], others], axis=1)
 
     def join(self, x: Float[Array, "T S M"]) -> Float[Array, "T M"]:
         """Return the mean of the first stream and of projections of the others, scaled to its magnitude."""
-        others = _as_large_as(x[:, :1], self._project(x[:, 1:], self.end))
-        return jnp.concatenate([x[:, :1], others], axis=1).mean(axis=1)
+        others = _as_large_as(x[:, :1], self._project(x[:, 1:], self.end), self.sums)
+        streams = jnp.concatenate([x[:, :1], others], axis=1)
+        if self.sums == "xla":
+            return streams.mean(axis=1)
+        wide = streams.astype(jnp.float32)
+        total: Array = reduce(add, (wide[:, stream] for stream in range(wide.shape[1])))
+        return (total / wide.shape[1]).astype(x.dtype)
 
     def _project(self, x: Float[Array, "T n M"], weight: nnx.Param[Array]) -> Float[Array, "T s M"]:
-        wide = jnp.broadcast_to(x, (len(x), weight.shape[0], x.shape[2]))
-        return jnp.einsum("tsm,smn->tsn", wide, weight[...])
+        matrices: Array | Panels = weight.get_value()
+        if not isinstance(matrices, Panels):
+            wide = jnp.broadcast_to(x, (len(x), len(matrices), x.shape[2]))
+            return jnp.einsum("tsm,smn->tsn", wide, matrices)
+        assert isinstance(matrices.weights, Array)
+        tokens, count = len(x), len(matrices.weights)
+        rows = jnp.broadcast_to(x, (tokens, count, x.shape[2])).swapaxes(0, 1).reshape(count * tokens, -1)
+        groups = Groups(tokens * jnp.arange(count, dtype=jnp.int32), jnp.full(count, tokens, jnp.int32))
+        return grouped_products(rows, matrices, groups, None).reshape(count, tokens, -1).swapaxes(0, 1)
 
 
 class StreamLayer(nnx.Module):
-    """One layer's prediction and correction of the streams, and its low-rank branch (LAuReL, arXiv 2411.07501)."""
+    """One layer's prediction and correction of the streams, and its low-rank branch (LAuReL, arXiv 2411.07501).
+
+    Attributes:
+        sums: the implementation of sums over streams.
+    """
+
+    sums: Sums = "xla"
 
     def __init__(self, config: AltUp, norm: Norm, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -83,32 +116,40 @@ class StreamLayer(nnx.Module):
     def predict(self, x: Float[Array, "T S M"]) -> Float[Array, "T S M"]:
         """Return every stream plus a mix of all streams, with weights computed from the active stream."""
         n = self.config.streams
-        mix = (self._modalities(x[:, self.config.active]) @ self.predict_by[...]).reshape(-1, n, n)
-        return x + jnp.einsum("tjk,tkm->tjm", mix, x)
+        mix = linear(self._modalities(x[:, self.config.active]), self.predict_by, None).reshape(-1, n, n)
+        if self.sums == "xla":
+            return x + jnp.einsum("tjk,tkm->tjm", mix, x)
+        # Each product is rounded before it is added: XLA does both at once in some loops.
+        wide, shares = x.astype(jnp.float32), mix.astype(jnp.float32)
+        products = (apart(shares[:, :, stream, None] * wide[:, None, stream], self.sums) for stream in range(n))
+        mixed: Array = reduce(add, products)
+        return apart(x + mixed.astype(x.dtype), self.sums)
 
     def correct(self, predicted: Float[Array, "T S M"], result: Float[Array, "T M"]) -> Float[Array, "T S M"]:
         """Return the streams, each corrected by its share of the active stream's prediction error."""
-        share = self._modalities(result) @ self.correct_by[...] + 1
-        return predicted + share[:, :, None] * (result - predicted[:, self.config.active])[:, None]
+        share = linear(self._modalities(result), self.correct_by, None) + 1
+        error = (result - predicted[:, self.config.active])[:, None]
+        return apart(predicted + apart(share[:, :, None] * error, self.sums), self.sums)
 
     def mix(self, x: Float[Array, "T S M"], per_layer: PerLayerMix, own: Float[Array, "T P"]) -> Float[Array, "T S M"]:
         """Add the per-layer embedding, gated by the active stream, to all streams but the first."""
         first = x[:, self.config.active]
         if self.config.corrects_scale:
-            first = first * self.output_scale[...][None]
-        return jnp.concatenate([x[:, :1], x[:, 1:] + per_layer(first, own)[:, None]], axis=1)
+            first = apart(first * self.output_scale[...][None], self.sums)
+        mixed = apart(x[:, 1:] + apart(per_layer(first, own), self.sums)[:, None], self.sums)
+        return jnp.concatenate([x[:, :1], mixed], axis=1)
 
     def laurel(self, x: Float[Array, "T M"]) -> Float[Array, "T M"]:
         """Return x plus a low-rank projection of x."""
-        return x + self.laurel_norm((x @ self.laurel_left[...]) @ self.laurel_right[...])
+        return x + self.laurel_norm(linear(linear(x, self.laurel_left, None), self.laurel_right, None))
 
     def _modalities(self, x: Float[Array, "T M"]) -> Float[Array, "T S"]:
         scaled = self.router_norm(x) * jnp.asarray(1 / x.shape[-1], x.dtype)
-        return jnp.tanh((scaled @ self.router[...]).astype(jnp.float32)).astype(x.dtype)
+        return jnp.tanh(linear(scaled, self.router, None).astype(jnp.float32)).astype(x.dtype)
 
 
-def _as_large_as(target: Float[Array, "T 1 M"], x: Float[Array, "T s M"]) -> Float[Array, "T s M"]:
+def _as_large_as(target: Float[Array, "T 1 M"], x: Float[Array, "T s M"], sums: Sums) -> Float[Array, "T s M"]:
     """Return x scaled to the root mean square of the target."""
-    wide = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
-    goal = jnp.sqrt(jnp.square(target.astype(jnp.float32)).mean(axis=-1, keepdims=True))
-    return x * (goal / jnp.sqrt(jnp.maximum(wide, _LEAST_MAGNITUDE))).astype(x.dtype)
+    wide = row_means(jnp.square(x.astype(jnp.float32)), sums)
+    goal = apart(jnp.sqrt(row_means(jnp.square(target.astype(jnp.float32)), sums)), sums)
+    return apart(x * (goal / apart(jnp.sqrt(jnp.maximum(wide, _LEAST_MAGNITUDE)), sums)).astype(x.dtype), sums)

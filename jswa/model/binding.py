@@ -10,7 +10,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
-from jswa.model.layers import Normalize, tiles_of
+from jswa.model.altup import StreamLayer, Streams
+from jswa.model.layers import Mlp, Normalize, tiles_of
 from jswa.model.lora import Adapted, Matrix, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from jswa.model.transformer import Decoder, Linear, Params
@@ -76,7 +77,7 @@ def bind(
 def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
     """Return the decoder after setting the implementation of sums along rows in all its modules."""
     for _, module in nnx.iter_modules(decoder):
-        if isinstance(module, Decoder | Moe | Normalize):
+        if isinstance(module, Decoder | Mlp | Moe | Normalize | StreamLayer | Streams):
             module.sums = sums
     return decoder
 

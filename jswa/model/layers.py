@@ -95,10 +95,14 @@ def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Ar
     return turned if size == x.shape[-1] else jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
-def feed(config: MlpConfig, gate_up: Float[Array, "T n"], *, native: bool = False) -> Float[Array, "T m"]:
+def feed(
+    config: MlpConfig, gate_up: Float[Array, "T n"], *, native: bool = False, sums: Sums = "xla"
+) -> Float[Array, "T m"]:
     """Return the input of the down projection: act(gate) · up of the two halves, or act(up) if the MLP is not gated.
 
-    `native`: by the CPU's library, if it has the unit.
+    Args:
+        native: by the CPU's library, if it has the unit.
+        sums: the implementation of sums along rows, of which a sparse activation is made.
     """
     if not config.gated:
         return activate(config.activation, gate_up)
@@ -108,7 +112,9 @@ def feed(config: MlpConfig, gate_up: Float[Array, "T n"], *, native: bool = Fals
     gate, up = jnp.split(gate_up, 2, axis=-1)
     if config.sparsity is not None:
         wide = gate.astype(jnp.float32)
-        cut = wide.mean(axis=-1, keepdims=True) + config.sparsity * wide.std(axis=-1, keepdims=True)
+        mean = row_means(wide, sums)
+        deviation = apart(jnp.sqrt(row_means(jnp.square(wide - mean), sums)), sums)
+        cut = apart(mean + config.sparsity * deviation, sums)
         gate = jax.nn.relu(gate - cut.astype(gate.dtype))
     return glu(unit, gate, up)
 
@@ -120,7 +126,13 @@ def unit_of(config: MlpConfig, gate_up: DenseTiles, *, bias: bool) -> Glu | None
 
 
 class Mlp(nnx.Module):
-    """Feed-forward; gate and up are one matrix [M, 2F], or up alone [M, F] if the MLP is not gated."""
+    """Feed-forward; gate and up are one matrix [M, 2F], or up alone [M, F] if the MLP is not gated.
+
+    Attributes:
+        sums: the implementation of sums along rows.
+    """
+
+    sums: Sums = "xla"
 
     def __init__(self, config: MlpConfig, d_model: int, dtype: jnp.dtype) -> None:
         self.config = config
@@ -140,7 +152,8 @@ class Mlp(nnx.Module):
         if isinstance(tiles, DenseTiles) and (unit := unit_of(self.config, tiles, bias=self.gate_up_bias is not None)):
             return dense.matmul(x, tiles, unit)
         native = isinstance(_base(self.gate_up), Panels)
-        return feed(self.config, linear(x, self.gate_up, self.gate_up_bias, adapters), native=native)
+        gate_up = linear(x, self.gate_up, self.gate_up_bias, adapters)
+        return feed(self.config, gate_up, native=native, sums=self.sums)
 
 
 def linear(

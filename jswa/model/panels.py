@@ -21,8 +21,9 @@ from pallas_kernels.fp8 import UNIT
 
 # The names from eh_proj on are those of drafters.
 _MATRIX = re.compile(
-    r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.(router|shared_gate)|per_layer\.(gate|project)|gate_up|down|eh_proj)"
-    r"|^(lm_head|fc|pre|post|per_layer\.project))(\.values|\.codes)?$"
+    r"(\.(attention\.(qkv|out|gate)|(mlp|moe)\.(router|shared_gate)|per_layer\.(gate|project)|gate_up|down|eh_proj"
+    r"|streams\.(router|predict_by|correct_by|laurel_left|laurel_right))"
+    r"|^(lm_head|fc|pre|post|per_layer\.project|streams\.(begin|end)))(\.values|\.codes)?$"
 )
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
 # They have two axes, and no product on XLA.

@@ -162,12 +162,13 @@ class Layer(nnx.Module):
         run: LayerInputs,
         own: Float[Array, "T P"] | None,
     ) -> Float[Array, "T S M"]:
+        alone = partial(apart, by=streams.sums)
         predicted = streams.predict(x)
         active = predicted[:, streams.config.active]
-        read = normed(self.pre_attn, active)
-        attended = active + normed(self.post_attn, self._attend(read, index, run))
-        mixed = (attended + streams.laurel(read)) * jnp.asarray(2**-0.5, read.dtype)
-        corrected = streams.correct(predicted, mixed + self._feed(mixed, run))
+        read = alone(normed(self.pre_attn, active))
+        attended = active + alone(normed(self.post_attn, self._attend(read, index, run)))
+        mixed = alone((attended + alone(streams.laurel(read))) * jnp.asarray(2**-0.5, read.dtype))
+        corrected = streams.correct(predicted, alone(mixed + alone(self._feed(mixed, run))))
         return corrected if self.per_layer is None or own is None else streams.mix(corrected, self.per_layer, own)
 
 

@@ -237,7 +237,7 @@ def serve_alone(model: Served, config: ServeConfig) -> int:
     """Serve in the engine's process until a signal arrives or the engine dies, and return the exit status.
 
     The status is 0 after a signal, 1 if the engine has died or another host has ended, and 3 if the server could not
-    start. If a thread of the engine cannot be stopped, this function ends the process itself.
+    start. If the engine's thread cannot be stopped, this function ends the process itself.
     """
     begin(config)
     service = Service(model, config)
@@ -262,10 +262,10 @@ def begin(config: ServeConfig) -> None:
 
 
 def end_process(thread: EngineThread, status: int) -> int:
-    """Return the exit status, unless a thread of the engine cannot be stopped: then end the process."""
+    """Return the exit status, unless the engine's thread cannot be stopped: then end the process."""
     if thread.stuck:
-        # A thread in a step or in the compiler cannot be stopped, and Python might crash at its exit while it runs.
-        _log.warning("a thread of the engine does not stop; the process exits without waiting for it")
+        # A thread in a step cannot be stopped, and Python might crash at its exit while it runs.
+        _log.warning("the engine's thread does not stop; the process exits without waiting for it")
         logging.shutdown()
         os._exit(status)
     return status

@@ -40,6 +40,7 @@ def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapp
     """Run a program of one of the environments and return its output. Fails if the program fails."""
     command = [str(ROOT / ".venv-clients" / venv / "bin" / program), *arguments]
     env = {**os.environ, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
+    env.pop("PYTHONPATH", None)  # the environment has all that the program may import
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
@@ -61,9 +62,9 @@ def url() -> Iterator[str]:
         assert (load["requests"], load["full_pages"], load["local_pages"]) == (0, 0, 0)
 
 
-def answers_of(url: str) -> tuple[str, str]:
-    """Return the server's first five tokens for a chat, and for a prompt."""
-    ask = {"model": "tiny", "max_tokens": 5, "temperature": 0}
+def answers_of(url: str, **more: Any) -> tuple[str, str]:
+    """Return the server's first five tokens for a chat, and for a prompt; `more`: other parameters."""
+    ask = {"model": "tiny", "max_tokens": 5, "temperature": 0, **more}
     chat = {**ask, "messages": [{"role": "user", "content": "Once upon a time"}]}
     (answer,) = httpx2.post(f"{url}/v1/chat/completions", json=chat, timeout=60).json()["choices"]
     (text,) = httpx2.post(f"{url}/v1/completions", json={**ask, "prompt": "Once upon a time"}).json()["choices"]
@@ -214,7 +215,8 @@ def test_lm_eval_completions(arguments: dict[str, object], begins: list[int], ur
 
 
 def test_lm_eval_chats(url: str, tmp_path: Path) -> None:
-    write_tasks(tmp_path, greedy("Once upon a time", [1]))
+    answer, _ = answers_of(url, max_tokens=24, stop=["."])
+    write_tasks(tmp_path, answer)
     found = evaluate(url, tmp_path, "local-chat-completions", "jswa_generate_until")
     assert found["jswa_generate_until"]["exact_match,none"] == 1
 

@@ -176,15 +176,12 @@ class _Inline:
     def __init__(self, workers: int | None = None) -> None:
         pass
 
-    def __enter__(self) -> "_Inline":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
     def submit(self, function: Any, *arguments: Any) -> Future[Any]:
         found: Future[Any] = Future()
         found.set_result(function(*arguments))
         return found
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None: ...
 
 
 class _CompiledWhenRun:

@@ -171,8 +171,8 @@ STEPS = (
     *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED, *_GATED),
 )
 SAMPLE_STEPS = (
-    replace(_MODELS[1], layers=6),
-    replace(_MODELS[2], layers=4, tokens=2048),
+    replace(_MODELS[1], layers=6, shorter=0),
+    replace(_MODELS[2], layers=4, shorter=0, tokens=2048),
     replace(_MODELS[2], layers=4, glue="mosaic"),
     *(_FAST[0], _FAST_WIDE),
 )

@@ -37,7 +37,7 @@ _NAMES: Mapping[Part, str] = {
     "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
 }  # fmt: skip
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
-_threads: dict[Thread, Callable[[], None]] = {}  # those that compile beside steps, and what ends them
+_engines: weakref.WeakSet["StepPrograms"] = weakref.WeakSet()  # those that may compile beside steps
 
 
 class StepPrograms:
@@ -82,6 +82,8 @@ class StepPrograms:
         self._by_drafts: dict[tuple[int, bool, bool], dict[int, tuple[int, ...]]] = {}  # `_drafting` of decode steps
         self._of_decode: dict[tuple[object, ...], tuple[int, ...]] = {}  # those of decode steps, once compiled
         self._chosen = 0
+        self._ended = False
+        _end_at_exit(self)
         adapters = has_adapters(params)
 
         def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
@@ -239,7 +241,7 @@ class StepPrograms:
         families = self.families({*self._features, feature})
         numbers = [n for family in families for n in (self.largest(family) if fewest else self.family(family))]
         for number in [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]:
-            if stop():
+            if stop() or self._ended:
                 return
             if number not in self.compiled:
                 before(number)
@@ -248,20 +250,29 @@ class StepPrograms:
                 self.compiled_beside += 1
                 wait = pause * (time.monotonic() - begin) if self._chosen > chosen else 0.0
                 end = time.monotonic() + wait
-                while time.monotonic() < end and not stop():
+                while time.monotonic() < end and not (stop() or self._ended):
                     time.sleep(0.05)
         self._features.add(feature)
         self._covered.update(families)
 
-    def compile_wanted(self, stop: Callable[[], bool]) -> None:
-        """Compile what plans want often, as soon as they do, until `stop` is true; `news` must be set then."""
-        while not stop():
+    def compile_wanted(self) -> None:
+        """Compile what plans want often, as soon as they do, until `end` is called."""
+        while not self._ended:
             self.news.wait()
             self.news.clear()
             often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
             for number in dict.fromkeys(number for numbers in often for number in numbers):
-                if not stop():
+                if not self._ended:
                     self.compiled_beside += self.compile_once(number)
+
+    def end(self) -> None:
+        """Let no thread that compiles beside the steps begin a further program."""
+        self._ended = True
+        self.news.set()
+
+    def seize(self, seconds: float) -> bool:
+        """Wait until no program is being compiled, and let none begin; return False after `seconds` (-1: no limit)."""
+        return self._lock.acquire(timeout=seconds)
 
     def compile_once(self, number: int) -> bool:
         """Compile a step program unless another thread has; return whether it was compiled here."""
@@ -294,42 +305,38 @@ def described(config: StepConfig) -> str:
     return f"{config.bucket}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
 
 
-def compile_beside(programs: StepPrograms, owner: object) -> Callable[[], None]:
-    """Compile the programs that plans want in a thread of its own; return a function that ends it.
-
-    It ends too with `owner`, and with the process, which waits for the program that is being compiled: XLA's threads
-    must not run while the interpreter ends.
-    """
-    ended, news = Event(), programs.news
+def compile_beside(programs: StepPrograms, owner: object) -> None:
+    """Compile the programs that plans want in a thread of its own, until `programs.end` or the end of `owner`."""
 
     def run() -> None:
         try:
-            programs.compile_wanted(ended.is_set)
+            programs.compile_wanted()
         except Exception:
             _log.exception("steps stay in the programs that there are, since a smaller one cannot be compiled")
-        finally:
-            _threads.pop(thread, None)
 
-    def end() -> None:
-        ended.set()
-        news.set()
+    weakref.finalize(owner, programs.end).atexit = False
+    Thread(target=run, name="compile beside", daemon=True).start()
 
+
+def _end_at_exit(programs: StepPrograms) -> None:
+    """Have the process wait at its exit for a program that is being compiled, as XLA's threads must not run then."""
+    _engines.add(programs)
     # As the last one registered it is called first: jax forgets its caches at exit, which a thread that traces needs.
-    atexit.unregister(_end_threads)
-    atexit.register(_end_threads)
-    thread = Thread(target=run, name="compile beside", daemon=True)
-    _threads[thread] = end
-    weakref.finalize(owner, end).atexit = False
-    thread.start()
-    return end
+    atexit.unregister(end_compiling)
+    atexit.register(end_compiling)
 
 
-def _end_threads() -> None:
-    running = dict(_threads)
-    for end in running.values():
-        end()
-    for thread in running:
-        thread.join()
+def end_compiling(seconds: float = -1.0) -> bool:
+    """End all compiling, for the exit of the process; return False if a program takes longer than `seconds` to end.
+
+    -1: wait for as long as it takes.
+    """
+    for programs in list(_engines):
+        programs.end()
+        if not programs.seize(seconds):
+            return False
+        _engines.discard(programs)
+    return True
 
 
 def _shape(value: jax.Array) -> jax.ShapeDtypeStruct:

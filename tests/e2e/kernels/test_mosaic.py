@@ -19,7 +19,7 @@ from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.int4 import Int4
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
-from tests.support.turns import by_turns, in_turn
+from tests.support.turns import has_turn, in_turn
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12
@@ -27,6 +27,14 @@ ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": Tru
 
 # As on Hopper: the products and experts of a CPU give the glue's kernels no parts and no results of experts to add.
 OTHERS_ON_XLA: dict[str, Any] = dict.fromkeys(("attention_backend", "linear_backend", "moe_backend"), "xla")
+
+
+def in_turns(every: int, **numbers: int) -> list[Any]:
+    """Return parameters that each run in a turn of their own of `every`, and nightly in all."""
+    return [
+        pytest.param(case, marks=[] if has_turn(number, every) else [pytest.mark.nightly])
+        for case, number in numbers.items()
+    ]
 
 
 def worst(
@@ -53,6 +61,7 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
 
 
+@in_turn(0, 3)
 def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +74,7 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
 
 
-@pytest.mark.parametrize("family", by_turns(("mimo_v2_flash", "llama4_text"), 2))
+@pytest.mark.parametrize("family", in_turns(3, mimo_v2_flash=1, llama4_text=2))
 def test_glue_on_mosaic_serves_other_forms_of_attention(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,8 +216,7 @@ def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert overlapped == kernel
 
 
-@in_turn(0, 8)
-@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("quantization", in_turns(8, int8=0, fp8=3))
 def test_experts_of_8_bits_on_mosaic(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not further from the dense decoder with the same 8 bits than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization, **ONE_SHAPE}
@@ -245,8 +253,7 @@ def test_a_scale_of_another_block_is_found(tmp_path: Path, monkeypatch: pytest.M
 DENSE: dict[str, Any] = {**OTHERS_ON_XLA, "dtype": "bfloat16", **ONE_SHAPE}
 
 
-@in_turn(1, 4)
-@pytest.mark.parametrize("glue", ["xla", "mosaic"])
+@pytest.mark.parametrize("glue", in_turns(8, xla=1, mosaic=7))
 def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 with attention and shared experts in W4A16: not twice as far from its numbers in float32 as XLA.
 

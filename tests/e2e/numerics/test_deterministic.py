@@ -24,6 +24,7 @@ from tests.parity.load import load_fixture
 from tests.parity.long.load import with_window
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import quick_compiles
+from tests.support.tiny import SHAPES
 from tests.support.turns import by_turns
 
 OPTIONS: dict[str, Any] = {
@@ -40,7 +41,6 @@ MODELS = (
     *("mistral_layer_types", "gpt_oss_base", "mistral_w8", "llama4_text_every_second", "gemma3n_text_base"),
     *("gemma4_text_base", "cohere2_base"),
 )
-ONE_SHAPE = {"gemma3n_text_base"}  # XLA multiplies its streams by matrices
 # Attention takes blocks of 128 keys. So windows span two of them, or three: wherever a block begins, it is seen.
 WINDOW = 160
 Bits = dict[str, list[tuple[Any, ...]]]  # of each request: tokens, and all that is said of their probabilities
@@ -127,7 +127,7 @@ def test_bits_do_not_depend_on_what_else_runs(name: str, dtype: str, tmp_path: P
     """Alone or in a batch, in chunks of any size, on cached prefixes or cold, preempted or not."""
     asked = questions(name)
     with programs(name, dtype, tmp_path) as make:
-        assert make().limits.one_bucket == (name in ONE_SHAPE or not library.available())
+        assert make().limits.one_bucket != library.available()
         alone = {key: run(make(prefix_cache=False), {key: one})[key] for key, one in asked.items()}
         assert [len(bits) for bits in alone.values()] == [12] * len(asked)
         with subtests.test("together"):
@@ -151,7 +151,7 @@ def test_bits_do_not_depend_on_what_else_runs(name: str, dtype: str, tmp_path: P
                 assert engine.stats().preemptions > 2
 
 
-TINY: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 6, "max_num_batched_tokens": 48, "seed": 0}
+TINY: dict[str, Any] = {**SHAPES, "seed": 0}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 REQUESTS = {
     "Once upon a time": SamplingParams(temperature=0.9, seed=1, max_tokens=24, logprobs=2, ignore_eos=True),

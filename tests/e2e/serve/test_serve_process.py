@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT, Process, started
+from tests.support.turns import in_turn
 
 KEY = {"Authorization": "Bearer from-environment"}
 
@@ -84,6 +85,44 @@ def test_tls_keys_priorities_and_draining(server: Process, tls: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert '"finish_reason":"abort"' in low.result(10)
     assert server.wait(20) == 0
+
+
+# The command line with a compiler that takes 1,000 s for each program beside the steps.
+SLOW = """
+import sys, threading, time
+from jswa.commands.cli import main
+from jswa.engine import Engine
+from jswa.exec.compile import steps
+
+def compile_slowly(*given, right=steps.compile_step):
+    if threading.current_thread().name in ("prepare", "compile beside"):
+        print("compiling beside", file=sys.stderr, flush=True)
+        time.sleep(1000)
+    return right(*given)
+
+def close(self, right=Engine.close):
+    right(self)
+    print("closed", file=sys.stderr, flush=True)
+
+steps.compile_step, Engine.close = compile_slowly, close
+main()
+"""
+
+
+@in_turn(0, 2)
+def test_a_process_that_compiles_closes_its_engine_and_exits_at_once() -> None:
+    """Without a warning of it: nobody waits for the program any more, and nothing is lost with it."""
+    command = ["-c", SLOW, "serve", "tiny", "--port", "0", "--shutdown-timeout", "0"]
+    command += ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
+    with started(command) as server:
+        with pytest.raises(httpx2.TimeoutException):
+            httpx2.post(server.url + "/v1/completions", json={"prompt": "a", "logprobs": 1}, timeout=0.5)
+        until(lambda: "compiling beside\n" in server.log)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait(5) == 0
+        assert server.log[-1] == "closed\n"
+        (warning,) = [line for line in server.log if "WARNING" in line]
+        assert warning.endswith("aborting 1 requests\n")
 
 
 @pytest.mark.nightly

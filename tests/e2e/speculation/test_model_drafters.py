@@ -9,7 +9,7 @@ from tests.support.turns import by_turns
 KINDS = ("eagle3", "eagle31_window", "peagle", "mtp", "assistant_of_base", "assistant_of_dense")
 
 
-@pytest.fixture(scope="module", params=by_turns(KINDS, 3))
+@pytest.fixture(scope="module", params=by_turns(KINDS, 6))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A target with and without its drafter."""
     return pair_of(request.param, tmp_path_factory.mktemp("pair"), alone=request.param == "eagle3")

@@ -63,7 +63,7 @@ def generate(engine: Engine, kinds: list[str], seed: int, *, preempt: bool = Fal
     for turn in range(2):
         for kind in kinds:
             for number, prompt in enumerate(PROMPTS):
-                values = {"max_tokens": 30, "ignore_eos": True, **KINDS[kind]}
+                values = {"max_tokens": 20, "ignore_eos": True, **KINDS[kind]}
                 words, name = values.pop("bad_words", ()), f"{kind} {number} {turn}"
                 request = engine.request(name, prompt, SamplingParams(**values), bad_words=words)
                 engine.add(request)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server.harness import Client, forms, serving
+from tests.support.turns import has_turn
 
 # Modules whose tests run a second time with two front ends apart from the engine, but for those marked `one_process`,
 # which look into the server's only process.
@@ -15,10 +16,12 @@ BOTH = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of some modules in both forms."""
-    both = metafunc.module.__name__.rpartition(".")[2] in BOTH
-    if both and not any(mark.name == "one_process" for mark in metafunc.definition.iter_markers()):
-        metafunc.parametrize("form", [0, 2], ids=["", "apart"], indirect=True, scope="module")
+    """Run the tests of some modules in both forms, and half of those in the second one by turns."""
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in BOTH and not any(mark.name == "one_process" for mark in metafunc.definition.iter_markers()):
+        marks = [] if has_turn(sorted(BOTH).index(name), 2) else [pytest.mark.nightly]
+        both = [pytest.param(0, id=""), pytest.param(2, id="apart", marks=marks)]
+        metafunc.parametrize("form", both, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,6 +17,7 @@ from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
 from tests.support.kernels.grouped_calls import in_panels
+from tests.support.turns import has_turn
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
 
@@ -85,8 +86,15 @@ def check(out: Array, x: Array, numbers: Float[np.ndarray, "K C"]) -> None:
     assert worst <= 1, f"{worst:.3g} times what rounding may do"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
+# Each kind, and each type, in every run.
+TYPES = [
+    pytest.param(kind, dtype, marks=[] if has_turn(number + other, 3) else [pytest.mark.nightly])
+    for number, kind in enumerate(KINDS)
+    for other, dtype in enumerate(("float32", "bfloat16", "float16"))
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), TYPES)
 def test_products_are_exact_and_rows_do_not_see_each_other(kind: str, dtype: str, subtests: pytest.Subtests) -> None:
     """For all numbers of rows. A row has equal bits alone, among others and again."""
     rng = np.random.default_rng(3)
@@ -129,8 +137,7 @@ def test_embeddings_are_heads(kind: str, dtype: str) -> None:
             np.testing.assert_array_equal(matmul_rows(x[-rows:], weights), whole[-rows:])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), TYPES)
 def test_experts_multiply_their_rows(kind: str, dtype: str) -> None:
     """Each expert's rows, in any number of experts; the biases are added before the one rounding."""
     rng = np.random.default_rng(5)

@@ -132,6 +132,7 @@ def test_sigterm_ends_a_process_that_compiles() -> None:
             httpx2.post(server.url + PATH, json={"prompt": "a", "logprobs": 1}, timeout=0.5)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait(10) == 0
+        assert "does not stop" not in "".join(server.log)
 
 
 @in_turn(1, 2)
