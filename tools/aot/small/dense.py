@@ -1,4 +1,4 @@
-"""Compile linear layers with packed integers of 4 bits for an H200 on any machine; check what the compilers report.
+"""Compile linear layers in packed integers of 4 bits and in 16 bits for an H200 on any machine; check the reports.
 
     .venv-gpu/bin/python -m tools.aot.small.dense [--only NAME] [--write] [--sample]
 
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.experts import int4_tiles
-from pallas_kernels.experts.dense import DenseTiles, matmul
+from pallas_kernels.experts.dense import DensePlain, DenseTiles, matmul, plain_launch
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.call import plan_of
 from pallas_kernels.experts.hopper.plan import Launch, Shape
@@ -26,7 +26,7 @@ from tools import gates
 from tools.aot import device
 from tools.aot.experts import BYTES_PER_SECOND
 from tools.aot.facts import KernelFacts
-from tools.cases.kernels.dense import MATRICES, TOKENS, Matrix
+from tools.cases.kernels.dense import MATRICES, PLAIN_MATRICES, PLAIN_TOKENS, TOKENS, Matrix
 
 GATES = "dense.json"
 
@@ -40,11 +40,15 @@ def main() -> None:
     options = parser.parse_args()
     faults, figures = [], dict[str, dict[str, float]]()
     print(f"{'matrix':40}tile outputs blocks registers spills shared memory blocks/SM  µs of weights  seconds")
-    for matrix in (one for one in MATRICES if options.only in one.name):
-        for tokens in (64,) if options.sample else TOKENS:
+    for matrix in (*MATRICES, *PLAIN_MATRICES):
+        for tokens in (64,) if options.sample else TOKENS if matrix in MATRICES else PLAIN_TOKENS:
             name, begin = f"{matrix.name}, {tokens} tokens", time.perf_counter()
+            if options.only not in name:
+                continue
             facts, plan = compile_matrix(matrix, tokens)
-            size = matrix.inputs // TILE * (matrix.outputs // TILE) * int4_tiles.LINES * TILE * 2
+            size = matrix.inputs * matrix.outputs * 2
+            if matrix.form == "int4":
+                size = size // (2 * TILE * TILE) * int4_tiles.LINES * TILE * 2
             print(
                 f"{name:40}{plan.tuning.rows:4}{plan.step:8}{_blocks(plan):7}{facts.registers:10}{facts.spills:7}"
                 f"{facts.smem:14}{facts.blocks_per_sm:10}{size / BYTES_PER_SECOND * 1e6:15.1f}"
@@ -60,6 +64,8 @@ def main() -> None:
 
 def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
     """Compile one product; return its kernel and its launch."""
+    if matrix.form != "int4":
+        return _compile_plain(matrix, tokens)
     tiles = matrix.outputs // TILE, matrix.inputs // TILE, int4_tiles.LINES, TILE
     x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
     lines: Any = jax.ShapeDtypeStruct(tiles, "int16")  # type: ignore[no-untyped-call]
@@ -70,6 +76,18 @@ def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
     rows: Any = jax.ShapeDtypeStruct((-(-tokens // ALIGN) * ALIGN, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
     stack: Any = jax.ShapeDtypeStruct((1, *tiles), "int16")  # type: ignore[no-untyped-call]
     return facts, plan_of(Shape.of(rows, Int4Tiles(stack), None, matrix.gated), device.SMS)
+
+
+def _compile_plain(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
+    first, wide = matrix.form == "head", matrix.form != "plain"
+    x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
+    sides = (matrix.outputs, matrix.inputs) if first else (matrix.inputs, matrix.outputs)
+    held = DensePlain(jax.ShapeDtypeStruct(sides, "bfloat16"), device.SMS, first)  # type: ignore[no-untyped-call, arg-type]
+    with device.captured() as found:
+        run = jax.jit(matmul, static_argnames=("gated", "wide"))
+        run.lower(*device.on_h200((x, held)), gated=matrix.gated, wide=wide).compile()
+    (facts,) = found
+    return facts, plain_launch(tokens, held, matrix.gated, wide=wide)
 
 
 def _blocks(plan: Launch) -> int:
