@@ -31,7 +31,7 @@ from tools.aot import device
 from tools.aot.facts import KernelFacts
 from tools.aot.step_specs import SAMPLE_STEPS, STEPS
 from tools.aot.steps import compile_step, printed
-from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS, Layer
+from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS, WHOLE_LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments
 
 GATES, KERNEL_GATES = "steps.json", "attention.json"
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="compile steps alone")
     parser.add_argument("--write", action="store_true", help="write the gates anew")
     options = parser.parse_args()
-    named = [layer for layer in (*LAYERS, *SPLIT_LAYERS) if options.only in layer.name]
+    named = [layer for layer in (*LAYERS, *SPLIT_LAYERS, *WHOLE_LAYERS) if options.only in layer.name]
     layers = [layer for layer in named if not options.steps and (not options.sample or layer.name in SAMPLE)]
     kernels = [(layer, *compile_layer(layer)) for layer in layers]
     print_kernels(kernels)
@@ -102,7 +102,7 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
 def workers_of(layer: Layer) -> int:
     """Return the thread blocks that must fit on a multiprocessor: those that share a work list, or one."""
     given = arguments(layer)
-    if layer.implementation == "mosaic":
+    if layer.implementation != "mosaic_splits":
         return 1
     plan = splits.plan_of(Shape.of(given.q, given.kv, given.rows, given.tiles, given.attend), device.SMS)
     return max(1, plan.tuning.workers // device.SMS)
