@@ -30,6 +30,7 @@ TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_pre
 SAMPLES := gpt-oss-20b gemma Mi
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
+           tests/unit/pallas_kernels/glue/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
            tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check

@@ -263,7 +263,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     drafter = drafter and drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
     devices = _own_devices(device, mesh) if on_gpu else []
-    one_bucket = limits.one_bucket and not computes_rows_alone(backends, params)
+    one_bucket = limits.one_bucket and not computes_rows_alone(backends, params, part)
     limits = dataclasses.replace(limits, one_bucket=one_bucket)
     limits = _of_gpu(options, whole, part, layout, limits, kv_dtype.itemsize, devices, hosts)
     _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)

@@ -73,15 +73,17 @@ class EngineConfig:
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         attention_backend: Run attention with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. mosaic_splits is
-            mosaic, where a long row beside short ones costs its share; no GPU has measured it yet. reference computes
-            in float32, for tests. A backend that cannot run the model is an error.
+            mosaic, where a long row beside short ones costs its share; mosaic_whole and triton_whole do not
+            split a row's keys, as deterministic needs, and are slow for few long rows; no GPU has measured these three
+            yet. reference computes in float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
             kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4, 8 bits or integers of 4 bits
             on Hopper, which are unpacked while those before are multiplied; triton is for experts in 16 or 32 bits on
             one NVIDIA GPU since Ampere; no GPU has measured these two yet. reference is for tests.
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled. mosaic is for layers that are held in integers of 4 bits or in 8 bits, on
-            Hopper: weights are unpacked while those before are multiplied; layers in 16 bits stay on XLA. fp8 rounds
+            Hopper: weights are unpacked while those before are multiplied. It takes layers in 16 bits too, for
+            deterministic alone: cuBLAS, which xla calls, is expected to be faster for more than 64 tokens. fp8 rounds
             activations to 8 bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output
             (quantization); the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly; no GPU
             has measured these two yet.
@@ -94,7 +96,8 @@ class EngineConfig:
             reads the logits about once, on one NVIDIA GPU since Ampere; no GPU has measured it yet. cpu adds up
             probabilities in the compiled kernels of a CPU, so that they do not depend on other rows.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
-            this costs nothing for most models. Elsewhere every step runs in one batch shape, which is slow.
+            this costs nothing for most models. With linear_backend and glue_backend mosaic and sampling_backend triton
+            steps on Hopper keep their batch shapes; no GPU has measured it. Elsewhere they have one, which is slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -136,7 +139,9 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    attention_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_splits", "triton", "reference"] = "auto"
+    attention_backend: Literal[
+        "auto", "xla", "cpu", "mosaic", "mosaic_splits", "mosaic_whole", "triton", "triton_whole", "reference"
+    ] = "auto"
     moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "triton", "reference"] = "auto"
     linear_backend: Literal["auto", "xla", "cpu", "mosaic", "fp8"] = "auto"
     glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"

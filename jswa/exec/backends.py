@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.model.glue.products import adds_experts
 from jswa.model.glue.projection import require_served
 from jswa.model.panels import matrices_on_xla
 from jswa.model.transformer import Linear, Params
@@ -30,7 +31,9 @@ _log = logging.getLogger("jswa")
 class Backends(NamedTuple):
     """The implementations of attention, experts, linear layers, the glue between them, sampling and routing: static.
 
-    `sms`: multiprocessors of the device; None: the kernels assume a number.
+    Attributes:
+        sms: multiprocessors of the device; None: the kernels assume a number.
+        sums: the implementation of sums along rows outside of these kernels.
     """
 
     attention: Attention = "xla"
@@ -40,11 +43,7 @@ class Backends(NamedTuple):
     glue: Glue = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
-
-    @property
-    def sums(self) -> Sums:
-        """The implementation of sums along rows outside of these kernels."""
-        return "cpu" if self.sampling == "cpu" else "xla"
+    sums: Sums = "xla"
 
     @property
     def row_unit(self) -> int:
@@ -53,6 +52,29 @@ class Backends(NamedTuple):
 
 
 PORTABLE = Backends()
+# What attention runs in place of kernels that split keys by what is in a tile, if an engine is deterministic.
+_WHOLE: dict[Attention, Attention] = {
+    "mosaic": "mosaic_whole",
+    "mosaic_splits": "mosaic_whole",
+    "triton": "triton_whole",
+}
+# Kernels whose rows depend on nothing else in a step, by option. Of those for Hopper all are needed together.
+_ALONE: tuple[dict[str, frozenset[str]], ...] = (
+    {
+        "attention": frozenset({"cpu"}),
+        "experts": frozenset({"cpu"}),
+        "linear": frozenset({"cpu"}),
+        "sampling": frozenset({"cpu"}),
+    },
+    {
+        "attention": frozenset({"mosaic_whole"}),
+        "experts": frozenset({"mosaic", "mosaic_overlap"}),
+        "linear": frozenset({"mosaic"}),
+        "glue": frozenset({"mosaic"}),
+        "sampling": frozenset({"triton", "cpu"}),
+        "routing": frozenset({"xla"}),
+    },
+)
 
 
 def choose_backends(
@@ -69,7 +91,8 @@ def choose_backends(
     is built; XLA runs anywhere. A named kernel is never replaced: if it cannot serve the model, compiling it raises an
     error. Raises ConfigError if the package or library of a named kernel is missing, if "cpu" is named for a GPU or
     several devices, if "fp8" is named for an older GPU, if linear layers on Mosaic are named for another GPU than
-    Hopper or another type than bfloat16, and if Mosaic's compiler is known to give wrong code.
+    Hopper or another type than bfloat16, if attention that splits keys is named for a deterministic engine, and if
+    Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -78,8 +101,9 @@ def choose_backends(
         compiler: the ptxas that compiles Mosaic's kernels.
     """
     triton = importlib.util.find_spec("jax_triton") is not None
-    if options.attention_backend == "triton" and not triton:
-        raise ConfigError("attention_backend", "triton", "needs jax-triton: install jswa[cuda12] or jswa[cuda13]")
+    named = options.attention_backend
+    if named in ("triton", "triton_whole") and not triton:
+        raise ConfigError("attention_backend", named, "needs jax-triton: install jswa[cuda12] or jswa[cuda13]")
     hopper = on_hopper(platform, capability, dtype)
     attention: Attention = "mosaic" if hopper else "xla"
     if platform == "gpu" and not hopper and capability is not None and float(capability) >= 8.0:
@@ -90,6 +114,8 @@ def choose_backends(
                 "jax-triton is not installed: attention runs on plain XLA, which is several times slower; "
                 "install jswa[cuda12] or jswa[cuda13]"
             )
+    if options.deterministic:
+        attention = _WHOLE.get(attention, attention)
     experts: Experts = "mosaic" if hopper else "xla"
     linear: Linear = "xla"
     glue: Glue = "xla"  # until a GPU has measured the kernels
@@ -98,7 +124,7 @@ def choose_backends(
         attention, experts, linear, glue = "cpu", "cpu", "cpu", "cpu"
         sampling = "cpu" if options.deterministic else "xla"
     chosen = Backends(
-        attention if options.attention_backend == "auto" else options.attention_backend,
+        attention if named == "auto" else named,
         experts if options.moe_backend == "auto" else options.moe_backend,
         sms,
         linear if options.linear_backend == "auto" else options.linear_backend,
@@ -106,24 +132,21 @@ def choose_backends(
         sampling if options.sampling_backend == "auto" else options.sampling_backend,
         "xla" if options.routing_backend == "auto" else options.routing_backend,
     )
-    for option, named in (
+    chosen = chosen._replace(sums=_sums_of(chosen, options))
+    for option, kernel in (
         ("moe_backend", chosen.experts),
         ("sampling_backend", chosen.sampling),
         ("routing_backend", chosen.routing),
     ):
-        if named == "triton":
+        if kernel == "triton":
             require_triton(option, platform, capability, installed=triton, devices=options.tensor_parallel_size)
     _require_native(chosen, options, platform)
     _require_linear(chosen, dtype, platform, capability)
+    if options.deterministic and chosen.attention in _WHOLE:
+        limit = f"splits keys by what else a step runs: must be {_WHOLE[chosen.attention]} if deterministic = True"
+        raise ConfigError("attention_backend", chosen.attention, limit)
     if platform == "gpu" and compiler is not None and compiler.is_wrong:
-        for option, kernel in (
-            ("attention_backend", chosen.attention),
-            ("moe_backend", chosen.experts),
-            ("linear_backend", chosen.linear),
-        ):
-            if kernel in ("mosaic", "mosaic_splits", "mosaic_overlap"):
-                limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
-                raise ConfigError(option, kernel, limit)
+        _require_no_mosaic(chosen, compiler)
     return chosen
 
 
@@ -144,13 +167,23 @@ def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dt
     return chosen if kv_dtype.itemsize > 1 else chosen._replace(glue="xla")
 
 
-def computes_rows_alone(chosen: Backends, params: Params) -> bool:
+def computes_rows_alone(chosen: Backends, params: Params, model: ModelConfig) -> bool:
     """Return whether the numbers of a row depend on nothing else in its step: not on how many rows there are either.
 
-    This is so if the library of CPU kernels adds up all that is added along a row. XLA does the rest number by number.
+    This is so if kernels that have this law add up all that is added along a row: the library of CPU kernels, or those
+    for Hopper, in a model whose experts are added by the glue's. XLA does the rest number by number.
     """
-    parts = chosen.attention, chosen.experts, chosen.linear, chosen.sampling
-    return set(parts) == {"cpu"} and not matrices_on_xla(params)
+    if not _kernels_alone(chosen):
+        return False
+    if chosen.linear == "cpu":
+        return not matrices_on_xla(params)
+    added = all(layer.moe is None or adds_experts(layer.moe) for layer in model.layers)
+    return added and chosen.sums != "xla" and not matrices_on_xla(params, "mosaic")
+
+
+def _kernels_alone(chosen: Backends) -> bool:
+    """Return whether all kernels have rows that depend on nothing else in their step."""
+    return any(all(getattr(chosen, part) in kernels for part, kernels in kinds.items()) for kinds in _ALONE)
 
 
 def require_triton(option: str, platform: str, capability: str | None, *, installed: bool, devices: int) -> None:
@@ -176,6 +209,26 @@ def _require_linear(chosen: Backends, dtype: jnp.dtype, platform: str, capabilit
         raise ConfigError("linear_backend", "mosaic", f"dtype is {dtype.name}: must be xla, or dtype must be bfloat16")
     if chosen.linear == "fp8" and platform != "cpu" and (platform != "gpu" or float(capability or 0) < 8.9):
         raise ConfigError("linear_backend", "fp8", f"{device}: must be xla before NVIDIA's Ada (8.9)")
+
+
+def _require_no_mosaic(chosen: Backends, compiler: Ptxas) -> None:
+    """Raise ConfigError if a kernel on Mosaic is chosen, for which this compiler gives wrong code."""
+    kernels = {
+        "attention_backend": chosen.attention,
+        "moe_backend": chosen.experts,
+        "linear_backend": chosen.linear,
+    }
+    for option, kernel in kernels.items():
+        if kernel.startswith("mosaic"):
+            limit = f"{compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or choose xla"
+            raise ConfigError(option, kernel, limit)
+
+
+def _sums_of(chosen: Backends, options: EngineConfig) -> Sums:
+    """Return who adds along rows outside of the kernels: Triton where theirs are computed alone on a GPU."""
+    if chosen.sampling == "cpu":
+        return "cpu"
+    return "triton" if options.deterministic and chosen.sampling == "triton" and _kernels_alone(chosen) else "xla"
 
 
 def _native() -> bool:

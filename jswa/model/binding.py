@@ -14,10 +14,11 @@ from jswa.model.altup import StreamLayer, Streams
 from jswa.model.layers import Mlp, Normalize, tiles_of
 from jswa.model.lora import Adapted, Matrix, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
+from jswa.model.panels import runs_on_mosaic
 from jswa.model.transformer import Decoder, Linear, Params
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
-from pallas_kernels.experts.dense import DenseTiles
+from pallas_kernels.experts.dense import DensePlain, DenseTiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
@@ -64,14 +65,17 @@ def bind(
 
     Args:
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
-        linear: the implementation of the products with an embedding that is the head too. Matrices in panels have the
-            CPU's in any case, and those in tiles Hopper's.
+        linear: the implementation of the products with matrices in 16 bits on Hopper, and with an embedding that is
+            the head too. Matrices in panels have the CPU's in any case, and those in tiles Hopper's.
         glue: the implementation of residuals, norms, rotary embedding and KV writes.
         routing: the implementation of the choice of experts.
-        sums: the implementation of sums along rows outside of these.
+        sums: the implementation of sums along rows outside of these. If it is not XLA, and the experts are chosen
+            there, routers and head have the implementation of linear layers.
     """
     held = Experts(experts, storage_of(params), sms, routing)
-    return _with_sums(sums, bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, sms=sms))
+    alone = sums != "xla" and routing == "xla"
+    made = bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, None, sms, linear, alone=alone)
+    return _with_sums(sums, made)
 
 
 def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
@@ -83,7 +87,13 @@ def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
 
 
 def bound[M: nnx.Module](
-    make: Callable[[], M], params: Params, names: frozenset[str] | None = None, sms: int | None = None
+    make: Callable[[], M],
+    params: Params,
+    names: frozenset[str] | None = None,
+    sms: int | None = None,
+    linear: Linear = "xla",
+    *,
+    alone: bool = False,
 ) -> M:
     """Return the module that `make` builds, with its parameters by their names; called at trace time only.
 
@@ -92,6 +102,8 @@ def bound[M: nnx.Module](
     Args:
         names: the parameters that there are, if some are missing; modules that lack theirs cannot be called.
         sms: multiprocessors of the device; None: as many as an H200 has.
+        linear: the implementation of the products with matrices in 16 bits; other than for Hopper it is not asked.
+        alone: whether it has routers and the head too.
     """
     graph, state = nnx.split(nnx.eval_shape(make))
 
@@ -99,6 +111,8 @@ def bound[M: nnx.Module](
         matrix: Array | Quantized | Int4
         if name in params:
             matrix = stored = params[name]
+            if linear == "mosaic" and len(shape) == 2 and runs_on_mosaic(name, shape, alone=alone):
+                return with_adapters(name, DensePlain(stored, sms), params)
         elif f"{name}.codes" in params:
             stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
             matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
@@ -133,16 +147,22 @@ def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
 
 
 def bind_head(
-    config: ModelConfig, params: Params, dtype: jnp.dtype, linear: Linear = "xla", sums: Sums = "xla"
+    config: ModelConfig,
+    params: Params,
+    dtype: jnp.dtype,
+    linear: Linear = "xla",
+    sums: Sums = "xla",
+    sms: int | None = None,
 ) -> Decoder:
     """Return a decoder of which only `logits` can be called: of the parameters, those of `head_names` are enough.
 
     Args:
         dtype: that of the hidden states.
-        linear, sums: see `bind`.
+        linear, sums, sms: see `bind`.
     """
-    names = frozenset(head_names(config, params))
-    return _with_sums(sums, bound(lambda: Decoder(config, dtype, Experts(), linear), params, names))
+    names, held = frozenset(head_names(config, params)), Experts(sms=sms)
+    made = bound(lambda: Decoder(config, dtype, held, linear), params, names, sms, linear, alone=sums != "xla")
+    return _with_sums(sums, made)
 
 
 def _name(path: tuple[object, ...]) -> str:

@@ -14,7 +14,7 @@ from pallas_kernels.cpu.experts import gated
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.cpu.products import matmul as matmul_panels
 from pallas_kernels.experts import dense
-from pallas_kernels.experts.dense import DenseTiles
+from pallas_kernels.experts.dense import Dense
 from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, activate, glu
 from pallas_kernels.experts.int4_tiles import Int4Tiles
@@ -119,8 +119,8 @@ def feed(
     return glu(unit, gate, up)
 
 
-def unit_of(config: MlpConfig, gate_up: DenseTiles, *, bias: bool) -> Glu | None:
-    """Return the activation that the kernel of a matrix in tiles applies to gates and ups; None if it applies none."""
+def unit_of(config: MlpConfig, gate_up: Dense, *, bias: bool) -> Glu | None:
+    """Return the activation that Hopper's kernel applies to gates and ups; None if it applies none."""
     fits = config.gated and config.sparsity is None and not bias and dense.gates_fit(gate_up)
     return Glu(config.activation, config.clamp) if fits else None
 
@@ -147,10 +147,10 @@ class Mlp(nnx.Module):
         return linear(self.hidden(x, adapters), self.down, self.down_bias, adapters)
 
     def hidden(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T F"]:
-        """Return the input of the down projection. Of a matrix in tiles one kernel computes it, but with adapters."""
-        tiles = self.gate_up.get_value()
-        if isinstance(tiles, DenseTiles) and (unit := unit_of(self.config, tiles, bias=self.gate_up_bias is not None)):
-            return dense.matmul(x, tiles, unit)
+        """Return the input of the down projection. On Hopper's kernel it is one product, but with adapters."""
+        matrix = self.gate_up.get_value()
+        if isinstance(matrix, Dense) and (unit := unit_of(self.config, matrix, bias=self.gate_up_bias is not None)):
+            return dense.matmul(x, matrix, unit)
         native = isinstance(_base(self.gate_up), Panels)
         gate_up = linear(x, self.gate_up, self.gate_up_bias, adapters)
         return feed(self.config, gate_up, native=native, sums=self.sums)
@@ -161,15 +161,15 @@ def linear(
 ) -> Float[Array, "T m"]:
     """Return x · weight + bias.
 
-    The weight may have 8 or 4 bits, lie in panels or in tiles, and have LoRA adapters; `adapters` is the adapter of
-    each token. x is rounded to 8 bits for a weight in `Fp8Rows`, and not for its adapters.
+    The weight may have 8 or 4 bits, lie in panels or be for Hopper's kernel, and have LoRA adapters; `adapters` is the
+    adapter of each token. x is rounded to 8 bits for a weight in `Fp8Rows`, and not for its adapters.
     """
     values, base = weight.get_value(), _base(weight)
     if isinstance(base, Panels):
         out = matmul_panels(x, base)
     elif isinstance(base, Quantized):
         out = matmul(x, base)
-    elif isinstance(base, DenseTiles):
+    elif isinstance(base, Dense):
         out = dense.matmul(x, base)
     elif isinstance(base, fp8.Fp8Rows):
         out = fp8.matmul(x, base)

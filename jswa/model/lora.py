@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int32, Shaped
 
 from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts.dense import DenseTiles
+from pallas_kernels.experts.dense import Dense
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
@@ -29,7 +29,7 @@ AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 
 
 # Any form of a linear layer's matrix [K, C].
-Matrix = Array | Quantized | Int4 | Panels | Fp8Rows | DenseTiles
+Matrix = Array | Quantized | Int4 | Panels | Fp8Rows | Dense
 
 
 class Adapted(NamedTuple):

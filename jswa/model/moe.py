@@ -23,7 +23,9 @@ from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.experts import mixture
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoRoutingKernel
+from pallas_kernels.experts import dense
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
+from pallas_kernels.experts.dense import DensePlain
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
@@ -230,6 +232,8 @@ class Moe(nnx.Module):
         router, rows = self.router.get_value(), normed(self.router_norm, x)
         if isinstance(router, Panels):
             logits = cpu.matmul(rows, router, jnp.dtype(jnp.float32))
+        elif isinstance(router, DensePlain):
+            logits = dense.matmul(rows, router.padded(), wide=True)[:, : self.config.num_experts]
         else:
             logits = jnp.matmul(rows, router, preferred_element_type=jnp.float32)
         if self.router_bias is not None:

@@ -15,8 +15,10 @@ from jaxtyping import Array, Shaped, UInt8
 from jswa.errors import ConfigError
 from jswa.model.transformer import Linear
 from jswa.model.weights.formats import LINEAR
-from jswa.model.weights.packed.tiles import in_tiles, lay_out_tiles
+from jswa.model.weights.packed.tiles import lay_out_tiles
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
+from pallas_kernels.experts.dense import fits
+from pallas_kernels.experts.eight_bits import TILE
 from pallas_kernels.fp8 import UNIT
 
 # The names from eh_proj on are those of drafters.
@@ -25,6 +27,7 @@ _MATRIX = re.compile(
     r"|streams\.(router|predict_by|correct_by|laurel_left|laurel_right))"
     r"|^(lm_head|fc|pre|post|per_layer\.project|streams\.(begin|end)))(\.values|\.codes)?$"
 )
+_ROUTER = re.compile(r"\.(mlp|moe)\.router$")
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
 # They have two axes, and no product on XLA.
 _NO_FACTOR = re.compile(r"((^|^per_layer\.)embed(\.values)?|_bias|scales|\.group_zeros)$")
@@ -64,7 +67,8 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
 
     For "fp8", N.values [K, C] of linear layers in e4m3 becomes N.rows [C, K]; `transformer.bind` sees from the name
     that activations are rounded too. For "mosaic", those in 8 bits and in integers of 4 bits become tiles
-    (`packed.tiles`). Raises ConfigError if such products cannot have a matrix of that size.
+    (`packed.tiles`), and those in 16 bits stay as they are. Raises ConfigError if such products cannot have a matrix
+    of that size.
 
     Panels are of numbers, values of 8 bits or codes of 4 bits. A matrix [*E, K, C] becomes [*E, P, K, 32];
     `transformer.bind` sees it from the number of axes. Where the processor multiplies bytes, codes become quads
@@ -109,13 +113,37 @@ def fp8_names(params: Mapping[str, Any]) -> list[str]:
 
 
 def require_form(params: Mapping[str, Array], linear: Linear) -> None:
-    """Raise ConfigError if a backend of linear layers is named for a form of weights, and no matrix is held in it."""
-    if linear == "mosaic" and not in_tiles(params, LINEAR):
-        limit = "no linear layer is held in 4 or 8 bits: must be xla, or quantization int8 or fp8, which round them"
-        raise ConfigError("linear_backend", "mosaic", limit)
+    """Raise ConfigError if a backend of linear layers is named for forms of weights that a matrix does not have.
+
+    All matrices must be of those that "mosaic" takes, and some for "fp8".
+    """
+    if linear == "mosaic":
+        for name in linear_in_16_bits(params):
+            sides = params[name].sharding.shard_shape(params[name].shape)
+            if not fits(*sides):
+                limit = (
+                    f"{name} is {list(sides)} on each device: both must be multiples of {TILE}, or linear_backend xla"
+                )
+                raise ConfigError("linear_backend", "mosaic", limit)
     if linear == "fp8" and not any(name.endswith(OUTPUTS_FIRST) for name in params):
         limit = "no linear layer is held in float8 with a scale per output: set quantization to fp8, which rounds them"
         raise ConfigError("linear_backend", "fp8", limit)
+
+
+def runs_on_mosaic(name: str, shape: tuple[int, ...], *, alone: bool) -> bool:
+    """Return whether Hopper's kernel multiplies by a matrix in 16 bits, if it is the backend of linear layers.
+
+    `alone`: in an engine whose rows are computed alone. There it has routers, whose outputs are padded, and a head that
+    fits too; elsewhere XLA has them.
+    """
+    if LINEAR.search(name):
+        return True
+    return alone and ((bool(_ROUTER.search(name)) and shape[0] % TILE == 0) or (name == "lm_head" and fits(*shape)))
+
+
+def linear_in_16_bits(params: Mapping[str, Array]) -> list[str]:
+    """Return the names of the linear layers' matrices in the type of the activations; experts are none."""
+    return [name for name, value in params.items() if LINEAR.search(name) and value.ndim == 2]
 
 
 def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
@@ -123,9 +151,18 @@ def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
     return linear != "cpu" or any(params[name].dtype.itemsize == 2 for name in matrices_on_xla(params))
 
 
-def matrices_on_xla(params: Mapping[str, Array]) -> list[str]:
-    """Return the names of the matrices with which XLA runs products, of parameters that are laid out for "cpu"."""
-    return [name for name, value in params.items() if value.ndim == 2 and not _NO_FACTOR.search(name)]
+def matrices_on_xla(params: Mapping[str, Array], linear: Linear = "cpu") -> list[str]:
+    """Return the names of the matrices with which XLA runs products, in an engine whose rows are computed alone.
+
+    `linear`: the backend for which the parameters are laid out: "cpu" or "mosaic".
+    """
+    found = [name for name, value in params.items() if value.ndim == 2 and not _NO_FACTOR.search(name)]
+    if linear == "cpu":
+        return found
+    found = [name for name in found if not runs_on_mosaic(name, params[name].shape, alone=True)]
+    if any(name.split(".")[0] == "lm_head" for name in params):
+        return found
+    return found if "embed" in params and fits(*params["embed"].shape) else [*found, "embed"]
 
 
 def _lay_out_fp8(params: dict[str, Array]) -> None:

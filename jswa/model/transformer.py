@@ -24,6 +24,8 @@ from jswa.model.lora import AdapterIds
 from jswa.model.moe import Experts, Moe
 from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.products import Panels
+from pallas_kernels.experts import dense
+from pallas_kernels.experts.dense import DensePlain
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.glue.sums import Implementation as Sums
@@ -188,6 +190,7 @@ class Decoder(nnx.Module):
         self.dtype = dtype
         self.linear = linear
         self.glue = glue
+        self.sms = experts.sms
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -283,6 +286,10 @@ class Decoder(nnx.Module):
             out = cpu.matmul(hidden, weight, jnp.dtype(jnp.float32))
         elif self.linear == "cpu" and self.lm_head is None:
             out = cpu.matmul_rows(hidden, weight)
+        elif isinstance(weight, DensePlain):
+            out = dense.matmul(hidden, weight, wide=True)
+        elif self._multiplies_embedding(weight):
+            out = dense.matmul(hidden, DensePlain(weight, self.sms, outputs_first=True), wide=True)
         elif isinstance(weight, QuantizedRows):
             out = matmul_rows(hidden, weight)
         elif isinstance(weight, Quantized):
@@ -299,6 +306,11 @@ class Decoder(nnx.Module):
             return out
         bounded = apart(jnp.tanh(apart(out / config.final_softcap, self.sums)), self.sums)
         return config.final_softcap * bounded
+
+    def _multiplies_embedding(self, weight: Array | QuantizedRows | Quantized) -> bool:
+        """Return whether Hopper's kernel runs the product with an embedding that is the head too."""
+        chosen = self.linear == "mosaic" and self.sums != "xla" and self.lm_head is None
+        return chosen and isinstance(weight, Array) and dense.fits(*weight.shape)
 
 
 def _join(residual: Residual, x: Float[Array, "T M"], result: Float[Array, "T M"]) -> Float[Array, "T M"]:

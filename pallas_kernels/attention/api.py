@@ -21,8 +21,8 @@ from pallas_kernels.cpu import attention as cpu
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.quantized import cut
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "triton"]
-_HOPPER = ("mosaic", "mosaic_splits")
+Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "mosaic_whole", "triton", "triton_whole"]
+_HOPPER = ("mosaic", "mosaic_splits", "mosaic_whole")
 
 TILE_TOKENS = 32  # query tokens per tile of all implementations but those for Hopper
 
@@ -69,14 +69,16 @@ def paged_attention(
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.
         implementation: "reference" (float32, for tests), "xla" (any device), "cpu" (the library of
             `pallas_kernels.cpu`), "mosaic" (Hopper; 16-bit types, 8-bit pages, head sizes to 512), "mosaic_splits" (the
-            same, where a row's splits depend on its own length alone: see `hopper.splits`), "triton" (NVIDIA GPUs from
-            sm_80 on, with the package jax-triton; head sizes to 512).
-        sms: multiprocessors of the device, for Hopper and "triton". None: as many as an H200 or an A100 has.
+            same, where a row's splits depend on its own length alone: see `hopper.splits`), "mosaic_whole" (the same
+            without splits: a query's bits depend on itself and the keys that it sees alone), "triton" (NVIDIA GPUs
+            from sm_80 on, with the package jax-triton; head sizes to 512), "triton_whole" (the same without splits: a
+            query's bits depend on these and the size of its tile).
+        sms: multiprocessors of the device, for Hopper and Triton. None: as many as an H200 or an A100 has.
 
     Raises:
         NoKernel: the implementation cannot serve these shapes or types.
         ValueError: an argument is wrong.
-        ImportError: implementation = "triton", and jax-triton is not installed.
+        ImportError: the implementation is on Triton, and jax-triton is not installed.
         NoLibrary: implementation = "cpu", and its library is not there.
     """
     if implementation not in get_args(Implementation):
@@ -121,10 +123,11 @@ def packed_form(
     """
     if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
         return None
-    from pallas_kernels.attention.hopper import call, splits
+    from pallas_kernels.attention.hopper import call, splits, whole
     from pallas_kernels.attention.hopper.plan import Shape
 
-    plan = (call if implementation == "mosaic" else splits).plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
+    plans = {"mosaic": call.plan_of, "mosaic_splits": splits.plan_of, "mosaic_whole": whole.plan_of}
+    plan = plans[implementation](Shape.of(q, kv, rows, tiles, attend), sms)
     return (plan.padded_rows, plan.dtype) if plan.k_width == plan.head_dim else None
 
 
@@ -144,8 +147,12 @@ def _function(implementation: Implementation, sms: int | None) -> Callable[..., 
         from pallas_kernels.attention.hopper import splits
 
         return partial(splits.paged_attention, sms=sms)
-    if implementation == "triton":
-        return partial(triton.paged_attention, sms=sms)
+    if implementation == "mosaic_whole":
+        from pallas_kernels.attention.hopper import whole
+
+        return partial(whole.paged_attention, sms=sms)
+    if implementation in ("triton", "triton_whole"):
+        return partial(triton.paged_attention, sms=sms, whole=implementation == "triton_whole")
     if implementation == "cpu":
         return cpu.paged_attention
     return reference.paged_attention if implementation == "reference" else xla.paged_attention

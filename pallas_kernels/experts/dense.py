@@ -1,14 +1,16 @@
-"""Products of linear layers with weights of 4 or 8 bits on Hopper: the experts' kernel with one group.
+"""Products of linear layers on Hopper: the experts' kernel with one group, for weights of 4, 8 and 16 bits.
 
-The weights are read as they are held, and unpacked in registers while the product before runs. An output is one sum
-over its inputs in their order, whatever the number of tokens: a row has the same bits in every batch.
+The weights are read as they are held. Those of 4 and 8 bits are unpacked in registers while the product before runs.
+An output is one sum over its inputs in their order, whatever the number of tokens: a row has the same bits in every
+batch.
 
 Shape letters: T tokens, K inputs, C outputs; N outputs: C, or C / 2 behind gates and ups with a `Glu`.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,10 @@ from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
 from pallas_kernels.experts.eight_bits import TILE, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, list_one_group
+from pallas_kernels.experts.hopper.heuristics import dense_tuning, tile_rows
+from pallas_kernels.experts.hopper.plan import UNIT, Launch, OutputsFirst, Shape, launch
 from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.hopper import SMS
 
 _KERNEL: Implementation = "mosaic_overlap"
 
@@ -49,27 +54,76 @@ class DenseTiles:
         return TILE * int(self.tiles[0].shape[0])
 
 
-def gates_fit(weights: DenseTiles) -> bool:
+@partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=["sms", "outputs_first"])
+@dataclass(frozen=True)
+class DensePlain:
+    """One matrix in 16 bits, as it lies: [K, C], or [C, K] if outputs come first.
+
+    Attributes:
+        sms: multiprocessors of the device. None: as many as an H200 has.
+    """
+
+    matrix: Float[Array, "_ _"]
+    sms: int | None = None
+    outputs_first: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return int(self.matrix.shape[1 if self.outputs_first else 0])
+
+    @property
+    def outputs(self) -> int:
+        """C."""
+        return int(self.matrix.shape[0 if self.outputs_first else 1])
+
+    def padded(self) -> "DensePlain":
+        """Return a copy with outputs of zeros up to a whole number of tiles, or this matrix if it has such a number."""
+        assert not self.outputs_first
+        missing = -self.outputs % UNIT
+        return replace(self, matrix=jnp.pad(self.matrix, ((0, 0), (0, missing)))) if missing else self
+
+
+Dense = DenseTiles | DensePlain
+
+
+def fits(inputs: int, outputs: int) -> bool:
+    """Return whether the kernel takes a matrix in 16 bits of these sides."""
+    return inputs % UNIT == 0 and outputs % UNIT == 0
+
+
+def gates_fit(weights: Dense) -> bool:
     """Return whether gates end where a tile does, so that `matmul` can apply an activation."""
     return weights.outputs % (2 * TILE) == 0
 
 
-def variant(tokens: int, weights: DenseTiles, gated: Glu | None = None) -> Hashable:
+def variant(tokens: int, weights: Dense, gated: Glu | None = None, *, wide: bool = False) -> Hashable:
     """Return what tells the kernels of calls apart, but for the number of tokens; see `api.variant`."""
+    if isinstance(weights, DensePlain):
+        return replace(plain_launch(tokens, weights, gated, wide=wide), rows=0)
     rows = -(-tokens // ALIGN) * ALIGN
     x = jax.ShapeDtypeStruct((rows, weights.inputs), jnp.bfloat16)  # type: ignore[no-untyped-call]
     return gated, api.variant(x, _stack(weights), None, gated, _KERNEL, weights.sms)
 
 
-def matmul(x: Float[Array, "T K"], weights: DenseTiles, gated: Glu | None = None) -> Float[Array, "T N"]:
+def matmul(
+    x: Float[Array, "T K"], weights: Dense, gated: Glu | None = None, *, wide: bool = False
+) -> Float[Array, "T N"]:
     """Return x · weights, after the activation if there is one. No copy of the weights is made.
 
-    Raises NoLinearKernel if x is not bfloat16.
+    Args:
+        wide: return float32; of weights in 16 bits alone.
+
+    Raises NoLinearKernel if x is not bfloat16, and if results of weights in tiles are to have float32.
     """
     if x.dtype != jnp.bfloat16:
-        raise NoLinearKernel(f"linear layers with weights of 4 and 8 bits in tiles need bfloat16, not {x.dtype}")
+        raise NoLinearKernel(f"linear layers on Mosaic need bfloat16, not {x.dtype}")
     tokens = len(x)
+    if isinstance(weights, DensePlain):
+        return _matmul_plain(x, weights, gated, wide=wide)
     rows = jnp.pad(x, ((0, -tokens % ALIGN), (0, 0)))
+    if wide:
+        raise NoLinearKernel("results in float32: weights must have 16 bits, not 4 or 8 in tiles")
     held = _stack(weights)
     tiling = tiling_of(rows, held, None, gated, _KERNEL, weights.sms)
     assert tiling is not None
@@ -77,6 +131,31 @@ def matmul(x: Float[Array, "T K"], weights: DenseTiles, gated: Glu | None = None
     tiles = jnp.asarray(list_one_group(tiling, len(rows)))
     out = grouped_matmul(rows, held, group, gated=gated, implementation=_KERNEL, sms=weights.sms, tiles=tiles)
     return out[:tokens]
+
+
+def plain_launch(tokens: int, weights: DensePlain, gated: Glu | None = None, *, wide: bool = False) -> Launch:
+    """Return the launch of a product with weights in 16 bits, of which only shape and type are read.
+
+    Tokens are padded to whole tiles if results are wide.
+    """
+    unit = tile_rows(tokens) if wide else ALIGN
+    rows = -(-tokens // unit) * unit
+    x = jax.ShapeDtypeStruct((rows, weights.inputs), jnp.bfloat16)  # type: ignore[no-untyped-call]
+    stack: Any = jax.ShapeDtypeStruct((1, *weights.matrix.shape), weights.matrix.dtype)  # type: ignore[no-untyped-call]
+    shape = Shape.of(x, OutputsFirst(stack) if weights.outputs_first else stack, None, gated, wide=wide)
+    return launch(shape, dense_tuning(shape, weights.sms or SMS))
+
+
+def _matmul_plain(x: Float[Array, "T K"], weights: DensePlain, gated: Glu | None, *, wide: bool) -> Array:
+    from pallas_kernels.experts.hopper import call  # loads Mosaic's compiler
+
+    tokens, plan = len(x), plain_launch(len(x), weights, gated, wide=wide)
+    rows = jnp.pad(x, ((0, plan.rows - tokens), (0, 0)))
+    group = Groups(jnp.zeros(1, jnp.int32), jnp.full(1, plan.rows, jnp.int32))
+    tiles = jnp.asarray(list_one_group(plan.tiling, plan.rows))
+    stack = weights.matrix[None]
+    held = OutputsFirst(stack) if weights.outputs_first else stack
+    return call.grouped_matmul(rows, held, group, None, gated, plan.tuning, tiles=tiles, wide=wide)[:tokens]
 
 
 def _stack(weights: DenseTiles) -> Tiles8 | BlockTiles8 | Int4Tiles:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels.attention.hopper import call, splits
+from pallas_kernels.attention.hopper import call, splits, whole
 from pallas_kernels.attention.hopper.plan import Launch, Shape
 from pallas_kernels.attention.rows import Rows, Tiles
 from tools import gates
@@ -30,7 +30,7 @@ from tools.aot import device
 from tools.aot.facts import KernelFacts
 from tools.aot.step_specs import SAMPLE_STEPS, STEPS
 from tools.aot.steps import compile_step, printed
-from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS, Layer
+from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS, WHOLE_LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments
 
 GATES, KERNEL_GATES = "steps.json", "attention.json"
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="compile steps alone")
     parser.add_argument("--write", action="store_true", help="write the gates anew")
     options = parser.parse_args()
-    named = [layer for layer in (*LAYERS, *SPLIT_LAYERS) if options.only in layer.name]
+    named = [layer for layer in (*LAYERS, *SPLIT_LAYERS, *WHOLE_LAYERS) if options.only in layer.name]
     layers = [layer for layer in named if not options.steps and (not options.sample or layer.name in SAMPLE)]
     kernels = [(layer, *compile_layer(layer)) for layer in layers]
     print_kernels(kernels)
@@ -97,7 +97,8 @@ def plan_of(layer: Layer) -> Launch:
     """Return the launch of a layer."""
     given = arguments(layer)
     shape = Shape.of(given.q, given.kv, given.rows, given.tiles, given.attend)
-    return call.plan_of(shape, device.SMS) if layer.implementation == "mosaic" else splits.plan_of(shape, device.SMS)
+    plans = {"mosaic": call.plan_of, "mosaic_splits": splits.plan_of, "mosaic_whole": whole.plan_of}
+    return plans[layer.implementation](shape, device.SMS)
 
 
 def workers_of(layer: Layer) -> int:

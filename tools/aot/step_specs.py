@@ -10,6 +10,7 @@ from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
+from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampling
 
 ROWS = 64
@@ -43,6 +44,7 @@ class StepSpec:
         attention, experts: the implementations of attention and of experts.
         linear: the implementation of linear layers.
         kv_bits: of the numbers in pages: 16, or 8, in float8 without scales.
+        sums: the implementation of sums along rows outside of these.
     """
 
     model: str
@@ -61,6 +63,7 @@ class StepSpec:
     experts: Experts = "mosaic"
     linear: Linear = "xla"
     kv_bits: Literal[8, 16] = 16
+    sums: Sums = "xla"
 
     @property
     def name(self) -> str:
@@ -77,6 +80,7 @@ class StepSpec:
         more += f", attention on {self.attention}" * (self.attention != "mosaic")
         more += f", experts on {self.experts}" * (self.experts != "mosaic")
         more += f", linear layers on {self.linear}" * (self.linear != "xla")
+        more += f", sums on {self.sums}" * (self.sums != "xla")
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
@@ -164,7 +168,14 @@ _VERIFYING = [
     for spec in (_SHALLOW[0], _SHALLOW[1])
     for drafts, tokens in ((1, 0), (7, 2048))
 ]
-_GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_EIGHT_BIT_PAGES, *_VERIFYING)
+# Rows that depend on nothing else in the step, for deterministic engines.
+_ALONE = [
+    replace(
+        spec, attention="mosaic_whole", glue="mosaic", sampling="triton", linear="mosaic", sums="triton", layers=layers
+    )
+    for spec, layers in ((_SHALLOW[0], 6), (_SHALLOW[1], 2))
+]
+_GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_EIGHT_BIT_PAGES, *_VERIFYING, *_ALONE)
 
 STEPS = (
     *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),

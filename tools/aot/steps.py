@@ -39,11 +39,13 @@ from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest
 from tools.aot.measures import traffic
+from tools.aot.measures.sums import float_sums
 from tools.aot.step_specs import GROUP, ROWS, Held, StepSpec
 from tools.aot.triton_facts import gpu
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")
+CUBLAS = 'custom_call_target="__cublas'
 CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 PAGE = 64
@@ -113,7 +115,7 @@ def compile_step(spec: StepSpec) -> StepFacts:
         # XLA fuses differently in longer programs. Indices that each layer computes would be as many as the layers.
         if many > few + max(1, (spec.layers - spec.shorter) // 8):
             faults.append(f"{many} index kernels with {spec.layers} layers, {few} with {spec.shorter}")
-    if spec.quantization not in ("none", "int4") or spec.linear == "mosaic":
+    if spec.quantization not in ("none", "int4") or (spec.quantization == "int4" and spec.linear == "mosaic"):
         plain = facts_of(replace(spec, quantization="none", experts="mosaic", linear="xla")).temporaries
         if facts.temporaries >= plain + _smallest_matrix(spec):  # less is sums of a product in float32
             faults.append(f"{facts.temporaries - plain} bytes of temporaries more than with weights of 16 bits")
@@ -169,6 +171,9 @@ def facts_of(spec: StepSpec) -> StepFacts:
         faults.append(f"not one command buffer but {', '.join(outermost)}")
     in_layers = sum(launch.layer is not None for launch in found)
     program = traffic.parse_program(text)
+    if spec.sums != "xla":
+        faults += [f"XLA adds up along rows: {found}" for found in float_sums(program)]
+        faults += ["XLA calls cuBLAS"] if CUBLAS in text else []
     logits = traffic.arrays_moved(program, "sampling", 4 * bucket.rows * model.vocab_size)
     moved = _bytes_moved(spec, model, program, state)
     most = MOST_MOVED_FACTORS if spec.linear == "fp8" else MOST_MOVED
@@ -315,7 +320,7 @@ def _step_config(
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     backends = Backends(
-        spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, sampling=spec.sampling, routing=spec.routing
+        spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, spec.sampling, spec.routing, spec.sums
     )
     config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, kv_dtype))

@@ -1,4 +1,4 @@
-"""Linear layers in packed integers of 4 bits on XLA and on Mosaic, and in 16 bits on XLA: microseconds of a product.
+"""Linear layers in packed integers of 4 bits and in 16 bits, on XLA and on Mosaic: microseconds of a product.
 
     python -m benchmarks.gpu.kernels.dense [--json FILE] [--only NAME] [--tokens 64 256] [--smoke]
 
@@ -21,12 +21,12 @@ from benchmarks.gpu.kernels.attention import CACHE_BYTES, ceilings
 from benchmarks.gpu.kernels.device_time import calls_worth_timing, time_calls
 from pallas_kernels import int4
 from pallas_kernels.experts import dense, int4_tiles
-from pallas_kernels.experts.dense import DenseTiles
+from pallas_kernels.experts.dense import Dense, DensePlain, DenseTiles
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.int4 import Int4
 from tools.cases.kernels.dense import MATRICES, TOKENS, Matrix
 
-Form = Literal["16 bits on XLA", "4 bits on XLA", "4 bits on Mosaic"]
+Form = Literal["16 bits on XLA", "16 bits on Mosaic", "4 bits on XLA", "4 bits on Mosaic"]
 SMOKE = Matrix("smoke", "down", 128, 64)
 _GROUP = 128  # inputs that share a scale
 _BFLOAT16 = jnp.dtype("bfloat16")
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     matrices = [SMOKE] if args.smoke else [matrix for matrix in MATRICES if args.only in matrix.name]
-    forms = [form for form in get_args(Form) if not (args.smoke and form == "4 bits on Mosaic")]
+    forms = [form for form in get_args(Form) if not (args.smoke and form.endswith("Mosaic"))]
     roof = ceilings(_BFLOAT16, size=256 if args.smoke else 8_192)
     results: dict[str, Any] = {"device": jax.devices()[0].device_kind, "ceilings": roof, "linear": []}
     for matrix in matrices:
@@ -65,7 +65,7 @@ def compared(matrix: Matrix, tokens: int, forms: list[Form], roof: float) -> dic
         timing = time_calls(run, [(x + n, held[n % len(held)]) for n in range(count)])
         row[f"{form}, us"] = round(1e6 * timing.median, 1)
         row[f"{form}, share"] = round(size / timing.median / roof, 3)
-        if form != "16 bits on XLA":
+        if form.startswith("4 bits"):
             found.append(jax.jit(run)(x, weights).astype(jnp.float32))
     if len(found) == 2:
         row["difference"] = float(jnp.abs(found[0] - found[1]).max() / jnp.abs(found[0]).max())
@@ -75,7 +75,7 @@ def compared(matrix: Matrix, tokens: int, forms: list[Form], roof: float) -> dic
 def _product(matrix: Matrix, form: Form) -> Callable[[Array, Any], Float[Array, "T N"]]:
     """Return the product of a form, with the activation behind it if there is one."""
     unit = matrix.gated
-    if form == "4 bits on Mosaic":
+    if form.endswith("Mosaic"):
         return lambda x, weights: dense.matmul(x, weights, unit)
     plain: Callable[[Array, Any], Array] = jnp.matmul if form == "16 bits on XLA" else int4.matmul
 
@@ -86,12 +86,12 @@ def _product(matrix: Matrix, form: Form) -> Callable[[Array, Any], Float[Array, 
     return run
 
 
-def _weights(matrix: Matrix, form: Form, seed: int) -> Array | Int4 | DenseTiles:
+def _weights(matrix: Matrix, form: Form, seed: int) -> Array | Int4 | Dense:
     """Return random weights, whose results are of about unit size."""
     key, size = jax.random.key(seed), (matrix.inputs, matrix.outputs)
-    if form == "16 bits on XLA":
+    if form.startswith("16 bits"):
         plain: Array = jax.random.normal(key, size, _BFLOAT16) * jnp.asarray(matrix.inputs**-0.5, _BFLOAT16)
-        return plain
+        return plain if form == "16 bits on XLA" else DensePlain(plain)
     codes = jax.random.bits(key, (matrix.inputs // 2, matrix.outputs), jnp.uint8)
     groups = matrix.inputs // _GROUP, matrix.outputs
     scales = jnp.full(groups, matrix.inputs**-0.5 / 5, _BFLOAT16)

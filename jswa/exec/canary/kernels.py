@@ -23,7 +23,7 @@ from jswa.config import Limits
 from jswa.errors import KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.canary.dense import dense_cases
+from jswa.exec.canary.dense import dense_cases, head_cases
 from jswa.exec.canary.small import Case, fp8_cases, small_cases
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
@@ -86,6 +86,8 @@ def check_kernels(
         cases += _expert_cases(model, local, buckets, backends)
     if backends.linear == "mosaic":
         cases += dense_cases(model, local, buckets, run_dtype(params), backends.sms)
+        if backends.sums != "xla":
+            cases += head_cases(model, local, buckets, run_dtype(params), backends.sms)
     if backends.linear == "fp8":
         cases += fp8_cases(local, _chosen(buckets), run_dtype(params))
     cases += small_cases(model, local, _chosen(buckets), backends, run_dtype(params), kv_dtype)

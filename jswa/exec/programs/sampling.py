@@ -106,6 +106,7 @@ def sample(
     few: int = 0,
     sampler: kernels.Implementation = "xla",
     drafts: Int[Array, "R K"] | None = None,
+    sums: Sums = "xla",
 ) -> Int[Array, " R"]:
     """Sample a token per row; NOT_FINITE if it is not `finite`, NOTHING_ALLOWED if its constraint forbids every token.
 
@@ -118,6 +119,7 @@ def sample(
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
         sampler: the implementation of what follows the constraints. "triton" and "cpu" are for one device.
+        sums: the implementation of sums along rows where XLA draws.
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
     constrained, given = rows.extras < len(extras["seen"]), logits
@@ -132,12 +134,12 @@ def sample(
     logits, own = _for_rows(constrained, (given, jnp.ones(len(given), bool)), constrain, few)
     finite &= own
     if sampler == "triton":
-        return _sample_on_kernels(logits, positions, rows, finite, constrained, few)
+        return _sample_on_kernels(logits, positions, rows, finite, constrained, few, sums)
     finite = true_on_all(finite & (constrained | jnp.isfinite(logits).all(axis=-1)), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
     drawn = lax.cond(
-        random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few, sampler), lambda: greedy
+        random.any(), lambda: _draw(logits, greedy, positions, rows, random, devices, few, sums), lambda: greedy
     )
     possible = true_on_any((logits > -jnp.inf).any(axis=-1), devices)
     failed = jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE)
@@ -284,6 +286,7 @@ def _sample_on_kernels(
     finite: Bool[Array, " R"],
     constrained: Bool[Array, " R"],
     few: int,
+    sums: Sums,
 ) -> Int[Array, " R"]:
     """Sample from logits under constraints. Rows that the kernels leave undecided are drawn on XLA."""
     limits = Limits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
@@ -297,7 +300,7 @@ def _sample_on_kernels(
 
         def plain(take: _Take) -> Int[Array, " n"]:
             scores, greedy, at, own, warm = take((logits, summary.greedy, positions, rows, random))
-            return _draw(scores, greedy, at, own, warm, devices=1, few=0, sums="xla")
+            return _draw(scores, greedy, at, own, warm, devices=1, few=0, sums=sums)
 
         return _for_rows(undecided & finite, tokens, plain, few)
 

@@ -115,7 +115,8 @@ def finish_half(
     rows, devices = half.rows, config.model.devices
 
     def run() -> Draws:
-        head = bind_head(config.model, params, half.hidden.dtype, config.backends.linear, config.backends.sums)
+        own = config.backends
+        head = bind_head(config.model, params, half.hidden.dtype, own.linear, own.sums, own.sms)
         return draw(
             head.logits,
             half.hidden,
@@ -130,7 +131,8 @@ def finish_half(
             devices=devices,
             want_logprobs=config.logprobs != "none",
             deterministic=config.deterministic,
-            sampler=config.backends.sampling,
+            sampler=own.sampling,
+            sums=own.sums,
         )
 
     def skip() -> Draws:

@@ -54,6 +54,7 @@ def draw(
     want_logprobs: bool,
     deterministic: bool,
     sampler: Sampler = "xla",
+    sums: Sums = "xla",
 ) -> Draws:
     """Draw a token for each row's last token and, behind each draft, for the draft (S = K + 1).
 
@@ -66,6 +67,7 @@ def draw(
         first: position of the first token that is drawn of each row.
         runs: which rows run.
         room: tokens of the step at most.
+        sampler, sums: see `sample`.
     """
     rows, places, _ = hidden.shape
     place = jnp.arange(places, dtype=jnp.int32)[None]
@@ -83,8 +85,6 @@ def draw(
     before = jnp.where(place[..., :-1][:, None] < place[..., None], drafts[:, None], ABSENT)
     parts = hidden, first[:, None] + place, wide, finite, before
 
-    sums: Sums = "cpu" if sampler == "cpu" else "xla"
-
     def block(part: tuple[Float[Array, "N M"], Int[Array, " N"], Sampling, Bool[Array, " N"], Array]) -> Draws:
         vectors, positions, own, whole, drafted = part
         ahead = drafted if places > 1 else None
@@ -92,7 +92,7 @@ def draw(
             scores = logits(vectors)
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler, ahead)
+            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler, ahead, sums)
         with jax.named_scope("logprobs"):
             return Draws(
                 tokens,

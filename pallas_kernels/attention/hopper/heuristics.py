@@ -1,5 +1,7 @@
 """The tile size of the Hopper attention kernel, and the default tuning of shapes that were not measured."""
 
+from dataclasses import replace
+
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
 from pallas_kernels.attention.splits import splits
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS, WARPGROUP_ROWS
@@ -40,7 +42,13 @@ def list_tuning(shape: Shape, sms: int = SMS) -> Tuning | None:
     return base._replace(workers=(2 if two else 1) * sms)
 
 
-def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tuning:
+def whole_tuning(shape: Shape) -> Tuning:
+    """Return the tuning without splits, whose blocks have as many keys as those of a tile of one query."""
+    of_one = default_tuning(replace(shape, queries=1), split=1)
+    return default_tuning(shape, split=1, block=of_one.block)
+
+
+def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None, block: int | None = None) -> Tuning:
     """Choose a tuning by rules of thumb and the compiler's reports (`make gpu-compile`), not by measurements.
 
     * Two consumers of 64 rows each if a tile has more than 64 rows, its queries see many keys, and V does not need two
@@ -59,20 +67,20 @@ def default_tuning(shape: Shape, sms: int = SMS, split: int | None = None) -> Tu
 
     Args:
         sms: multiprocessors of the GPU.
-        split: the number of splits, if it is not to be chosen.
+        split, block: the number of splits, and the keys of a block, if they are not to be chosen.
     """
-    block, row_parts = 64, 1
+    given, block, row_parts = block, block or 64, 1
     if shape.column_parts == 1 and shape.queries * shape.group > WARPGROUP_ROWS:
         row_parts = 2 if shape.most_blocks(64, shape.queries) > _FEW_BLOCKS else 1
     if row_parts == 2 and shape.head_dim + shape.v_dim <= 320 and 128 % shape.page == 0:
-        block = 128
+        block = given or 128
     if row_parts == 2 and Launch.of_shape(shape, Tuning(block, 2, 1, True, 2)).smem_bytes > SMEM_BYTES:
         row_parts = 1
     alone = row_parts * shape.column_parts > 1 or shape.head_dim + shape.v_dim > 384
     producer = row_parts * shape.column_parts > 1 or (shape.upcast and alone)
     budget = SMEM_BYTES if alone else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
     if shape.column_parts > 1 and Launch.of_shape(shape, Tuning(block, 2, 2, producer)).smem_bytes > budget:
-        block = 64 if shape.upcast else 32
+        block = given or (64 if shape.upcast else 32)
     if split is None:
         split = _splits(Launch.of_shape(shape, Tuning(block, 1, 1, producer, row_parts)), sms)
     out = Tuning(block, _MOST_STAGES, split, producer, row_parts)

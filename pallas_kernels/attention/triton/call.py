@@ -27,8 +27,9 @@ def paged_attention(
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
     tuning: Tuning | None = None,
+    whole: bool = False,
 ) -> Float[Array, "T H V"]:
-    """See `api.paged_attention`.
+    """See `api.paged_attention`. `whole`: keys are not split.
 
     Raises ImportError if jax-triton is missing, NoKernel if the kernel cannot serve the shapes, and ValueError if the
     tuning cannot be compiled.
@@ -36,6 +37,7 @@ def paged_attention(
     tokens, heads, _ = q.shape
     shape = Shape.of(q, kv, rows, tiles, attend)
     tuning = tuning or default_tuning(shape, sms or SMS)
+    tuning = tuning._replace(splits=1) if whole else tuning
     check_tuning(tuning)
     splits = tuning.splits
     size = (tokens, heads, shape.v_dim)

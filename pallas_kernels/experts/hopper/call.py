@@ -23,16 +23,20 @@ def grouped_matmul(
     tuning: Tuning | None = None,
     sms: int | None = None,
     tiles: Int[Array, "B 4"] | None = None,
+    *,
+    wide: bool = False,
 ) -> Float[Array, "R N"]:
     """See `api.grouped_matmul`. The grid and the length of the list of tiles are static; how many count is data.
 
+    `wide`: the result has float32 in place of the type of x; then the tiles must have all rows, each once.
+
     Raises NoExpertKernel if the kernel cannot serve the shapes, and ValueError if the tuning does not fit them.
     """
-    plan = plan_of(Shape.of(x, weights, bias, gated), sms, tuning)
+    plan = plan_of(Shape.of(x, weights, bias, gated, wide=wide), sms, tuning)
     if tiles is None:
         tiles = list_tiles(groups, plan.tiling, plan.rows)
     out: Array = _run(plan, x, weights, tiles, bias)
-    return out
+    return out.T if wide else out
 
 
 def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:
@@ -47,14 +51,14 @@ def _run(
     weights: HopperWeights,
     tiles: Int[Array, "B 4"],
     bias: Float[Array, "E C"] | None,
-) -> Float[Array, "R N"]:
+) -> Float[Array, "_ _"]:
     """Run the kernel. Jitted by itself, so that layers of one shape share one trace and hence one kernel."""
     run = mosaic.kernel(
         partial(kernel.body, plan),
         name="grouped_matmul",
-        outputs=[((plan.rows, plan.outputs), plan.dtype)],
+        outputs=[((plan.outputs, plan.rows) if plan.wide else (plan.rows, plan.outputs), plan.out_dtype)],
         grid={"block": min(plan.blocks // plan.tuning.cluster, plan.most_tiles * plan.column_groups)},
-        cluster={kernel.CLUSTER: plan.tuning.cluster} if plan.tuning.cluster > 1 else None,
+        cluster=None if plan.cluster_axis is None else {plan.cluster_axis: plan.tuning.cluster},
         num_threads=plan.tuning.consumers + 1,
         scratch={"shared": kernel.scratch(plan)},
     )

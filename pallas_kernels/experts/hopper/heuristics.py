@@ -98,6 +98,27 @@ def _overlap_tuning(shape: Shape, mean: int, sms: int) -> Tuning:
     return max(fitting, key=lambda tuning: (min(tuning.stages, _LEAST_STAGES), tuning.depth, tuning.stages))
 
 
+def tile_rows(rows: int) -> int:
+    """Return the rows of tiles of one size that have all rows, and fewer than eight times as many others as tiles."""
+    count = -(-rows // _MOST_ROWS)
+    return -(-rows // (count * ALIGN)) * ALIGN
+
+
+def dense_tuning(shape: Shape, sms: int = SMS) -> Tuning:
+    """Choose a tuning for one matrix in 16 bits that is not split along its inputs: all rows are one tile up to 128.
+
+    Outputs of a thread block are those with which copies take least time (`_of_one_matrix`), and stages as many as fit.
+    """
+    rows = tile_rows(shape.rows) if shape.wide else min(_MOST_ROWS, shape.rows)
+    consumers, parts = _of_one_matrix(shape, rows, sms)
+    budget = SMEM_BYTES if consumers == 2 else SM_SMEM_BYTES // 2 - BLOCK_SMEM_BYTES
+    band = BAND if rows > FEW_ROWS else shape.outputs // UNIT
+    most = max(2, min(_MOST_STAGES, shape.inputs // UNIT))
+    tunings = [Tuning(rows, consumers, parts, stages, 1, band, sms) for stages in range(most, 1, -1)]
+    fitting = (tuning for tuning in tunings if Launch.of_shape(shape, tuning).smem_bytes <= budget)
+    return next(fitting, tunings[-1])
+
+
 def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
     """Return consumers and parts of a single matrix: those with which copies take least time, by arithmetic.
 
@@ -105,7 +126,7 @@ def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
     multiprocessor that copies most, at 64 bytes a cycle, or of all copies from the L2 cache, which has about half of
     all multiprocessors' rate.
     """
-    lines, line, kind = TILES[shape.held]
+    lines, line, kind = TILES.get(shape.held, (UNIT, UNIT, shape.dtype))
 
     def time(found: tuple[int, int]) -> float:
         each = math.prod(found) * lines * line * kind.itemsize + rows * UNIT * shape.dtype.itemsize
@@ -120,5 +141,11 @@ def _of_one_matrix(shape: Shape, rows: int, sms: int) -> tuple[int, int]:
         if Launch.of_shape(shape, Tuning(rows, consumers, parts, stages=2)).step <= shape.outputs
         and (consumers == 2 or rows * parts // (1 if in_blocks else 2) <= _MOST_SUMS)
         and (parts == 1 or not in_blocks or rows <= _MOST_BLOCK_ROWS)
+        and _leaves_stages(shape, Tuning(rows, consumers, parts, _LEAST_STAGES))
     ]
     return min(fitting or pairs[-1:], key=time)
+
+
+def _leaves_stages(shape: Shape, tuning: Tuning) -> bool:
+    """Return whether the stages fit beside the outputs, which take twice the memory in float32."""
+    return not shape.wide or Launch.of_shape(shape, tuning).smem_bytes <= SMEM_BYTES

@@ -7,7 +7,8 @@
     consumers   Each computes weightsᵀ * xᵀ for its own columns by WGMMA, both from shared memory, with sums in float32
                 registers. A column of the weights is a row there, so biases are one number per row.
     epilogue    Bias and activation in registers; the result goes transposed into shared memory, and from there by TMA,
-                eight rows at a time, and no rows of another tile.
+                eight rows at a time, and no rows of another tile. In float32 it stays as it is, and the array of
+                results has columns first.
 
 The ring follows the protocol of `pallas_kernels.ring`. Its turns go on from tile to tile; here of two turns per tile:
 
@@ -34,13 +35,12 @@ from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
 from pallas_kernels.experts.hopper.overlap import Loop
-from pallas_kernels.experts.hopper.plan import TILES, UNIT, Launch
+from pallas_kernels.experts.hopper.plan import CLUSTER, TILES, UNIT, Launch
 from pallas_kernels.experts.mxfp4 import SHIFT
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
 _SWIZZLE = 128
-CLUSTER = "cluster"  # the axis of a cluster's thread blocks
 
 Part = Scalar | int  # number of a consumer
 Sums = list[Float[Array, "64 rows"]]  # of each part, columns of the weights by rows of x
@@ -51,9 +51,9 @@ class Shared(NamedTuple):
 
     Attributes:
         x: stages of rows [stage, row, input].
-        weights: stages of weights [stage, part, input, column]; or of tiles [stage, part, consumer, tile, ...], or
-            of their words and scales in two.
-        staged: the output [consumer, part, row, column].
+        weights: stages of weights [stage, part, input, column], or [..., column, input] of "rows"; or of tiles [stage,
+            part, consumer, tile, ...], or of their words and scales in two.
+        staged: the output [consumer, part, row, column], or in float32 [consumer, part, column, row].
         ring: of the stages of both.
     """
 
@@ -76,17 +76,15 @@ def scratch(plan: Launch) -> Shared:
         copies = parts * 2 * consumers
         weights = plgpu.SMEM((*tiles, 4, 128), jnp.int32), plgpu.SMEM((*tiles, UNIT), jnp.int16)
     else:
-        weights = (mosaic.tiled((stages, parts, UNIT, plan.width), plan.dtype, _SWIZZLE),)
+        sides = (plan.width, UNIT) if plan.held == "rows" else (UNIT, plan.width)
+        weights = (mosaic.tiled((stages, parts, *sides), plan.dtype, _SWIZZLE),)
+    staged = mosaic.tiled((consumers, plan.out_parts, rows, UNIT), plan.dtype, _SWIZZLE)
     return Shared(
         x=mosaic.tiled((stages, rows, UNIT * depth), plan.dtype, _SWIZZLE),
         weights=weights,
-        staged=mosaic.tiled((consumers, plan.out_parts, rows, UNIT), plan.dtype, _SWIZZLE),
-        ring=Ring.scratch(stages, 1 + copies, consumers=consumers, cluster=_cluster_axis(plan)),
+        staged=plgpu.SMEM((consumers, plan.out_parts, UNIT, rows), plan.out_dtype) if plan.wide else staged,
+        ring=Ring.scratch(stages, 1 + copies, consumers=consumers, cluster=plan.cluster_axis),
     )
-
-
-def _cluster_axis(plan: Launch) -> str | None:
-    return CLUSTER if plan.tuning.cluster > 1 else None
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ def _produce(scheduler: _Scheduler, index: Scalar) -> None:
         depth = pl.ds(pl.multiple_of(number * inputs, inputs), inputs)
         source = refs.x.at[pl.ds(tile.start, plan.tuning.rows), depth]
         target = refs.shared.x.at[ring.stage(turn)]
-        plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn), collective_axes=_cluster_axis(plan))
+        plgpu.copy_gmem_to_smem(source, target, ring.producer_barrier(turn), collective_axes=plan.cluster_axis)
         for part in range(plan.tuning.parts):
             copy(plan, refs, tile, number, turn, part)
 
@@ -231,7 +229,7 @@ def _copy_weights(plan: Launch, refs: _Refs, tile: _WorkTile, number: Scalar, tu
     depth = pl.ds(pl.multiple_of(number * UNIT, UNIT), UNIT)
     columns = pl.ds(pl.multiple_of(tile.first + part * _part_stride(plan), UNIT), plan.width)
     ring, (target,), (weights,) = refs.shared.ring, refs.shared.weights, refs.weights
-    source = weights.at[tile.expert, depth, columns]
+    source = weights.at[(tile.expert, columns, depth) if plan.held == "rows" else (tile.expert, depth, columns)]
     plgpu.copy_gmem_to_smem(source, target.at[ring.stage(turn), part], ring.producer_barrier(turn))
 
 
@@ -301,7 +299,9 @@ def _mainloop(scheduler: _Scheduler, index: Scalar, part: Part, totals: tuple[Re
         ring.consumer_wait(turn)
         stage = ring.stage(turn)
         for which, total in enumerate(totals):
-            plgpu.wgmma(total, weights.at[stage, which, :, _columns(part)].T, shared.x.at[stage].T)
+            own = weights.at[stage, which]
+            left = own.at[_columns(part)] if plan.held == "rows" else own.at[:, _columns(part)].T
+            plgpu.wgmma(total, left, shared.x.at[stage].T)
         plgpu.wgmma_wait(len(totals))
         pl.when(number > 0)(lambda: ring.consumer_release(turn - 1, scheduler.turns))
 
@@ -345,8 +345,12 @@ def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums
     staged = refs.shared.staged
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     for which, result in enumerate(results):
-        staged.at[part, which].T[...] = result.astype(plan.dtype)
+        own = staged.at[part, which] if plan.wide else staged.at[part, which].T
+        own[...] = result.astype(plan.out_dtype)
     plgpu.commit_smem()
+    if plan.wide:
+        _write_wide(plan, refs, tile, part)
+        return
 
     for which in range(len(results)):
         first = pl.multiple_of(tile.first + part * UNIT + which * plan.width, UNIT)
@@ -357,6 +361,17 @@ def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums
             source = staged.at[part, which, pl.ds(row, ALIGN)]
             out = refs.out.at[pl.ds(_eights(tile.start + row), ALIGN), pl.ds(first, UNIT)]
             plgpu.copy_smem_to_gmem(source, out)
+
+
+def _write_wide(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part) -> None:
+    """Write a tile's results in float32, columns first. All of its rows are its own."""
+    for which in range(plan.out_parts):
+        first = pl.multiple_of(tile.first + part * UNIT + which * plan.width, UNIT)
+
+        @pl.when(first >= tile.own_first)
+        def _part(which: int = which, first: Scalar = first) -> None:
+            rows = pl.ds(_eights(tile.start), plan.tuning.rows)
+            plgpu.copy_smem_to_gmem(refs.shared.staged.at[part, which], refs.out.at[pl.ds(first, UNIT), rows])
 
 
 def _scaled(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> Sums:

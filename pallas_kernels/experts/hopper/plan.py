@@ -5,7 +5,7 @@ rows, and rows of x are the right operand, 8 to 128 at a time. So with a few tok
 cores' work is empty, and one kernel serves decode and prefill.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import jax
@@ -24,10 +24,19 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, S
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
 FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread blocks on a multiprocessor
 BAND = 8
+CLUSTER = "cluster"  # the axis of a cluster's thread blocks
 _SHARED_ROWS = 48  # times parts, of weights with scales of blocks: sums that leave two thread blocks their registers
-Held = Literal["plain", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
+Held = Literal["plain", "rows", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
 InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
-HopperWeights = Float[Array, "E K C"] | InTiles
+
+
+class OutputsFirst(NamedTuple):
+    """Weights in the type of x, each output's inputs side by side: as an embedding lies that is the head too."""
+
+    values: Float[Array, "E C K"]
+
+
+HopperWeights = Float[Array, "E K C"] | OutputsFirst | InTiles
 
 
 class Tuning(NamedTuple):
@@ -66,7 +75,9 @@ class Shape:
         outputs: columns of the result.
         gated: activation, if any.
         bias: whether there are biases.
-        held: the form of the weights: in the type of x, or in tiles of 4 or 8 bits.
+        held: the form of the weights: in the type of x, inputs first or outputs first ("rows"), or in tiles of 4 or 8
+            bits.
+        wide: whether the result has float32 in place of the type of x.
     """
 
     rows: int
@@ -77,6 +88,7 @@ class Shape:
     gated: Glu | None
     bias: bool
     held: Held
+    wide: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -85,6 +97,8 @@ class Shape:
         weights: HopperWeights,
         bias: Float[Array, "E C"] | None,
         gated: Glu | None,
+        *,
+        wide: bool = False,
     ) -> "Shape":
         """Return the sizes of a call of `grouped_matmul`. Only shapes and types of the arrays are read.
 
@@ -92,7 +106,7 @@ class Shape:
         """
         rows, inputs = x.shape
         _check(x, weights, bias)
-        experts, _, columns = _tile_shape(weights) if isinstance(weights, InTiles) else weights.shape
+        experts, columns = _sizes(weights)
         outputs = columns if gated is None else columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
@@ -103,7 +117,12 @@ class Shape:
             raise NoExpertKernel(f"{inputs} inputs: {limit}")
         if rows % ALIGN:
             raise NoExpertKernel(f"{rows} rows: implementation = 'mosaic' needs a multiple of {ALIGN}")
-        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, held)
+        return cls(rows, experts, inputs, outputs, x.dtype, gated, bias is not None, held, wide=wide)
+
+    @property
+    def out_dtype(self) -> jnp.dtype:
+        """Type of the result."""
+        return jnp.dtype("float32") if self.wide else self.dtype
 
     @property
     def overlaps(self) -> bool:
@@ -127,13 +146,22 @@ def _held(weights: HopperWeights) -> Held:
         return weights.kind
     if isinstance(weights, Int4Tiles):
         return "int4_wide" if weights.wide else "int4"
-    forms: dict[type, Held] = {Mxfp4Tiles: "mxfp4", Mxfp4Joined: "mxfp4_joined", BlockTiles8: "fp8_blocks"}
+    forms: dict[type, Held] = {
+        Mxfp4Tiles: "mxfp4",
+        Mxfp4Joined: "mxfp4_joined",
+        BlockTiles8: "fp8_blocks",
+        OutputsFirst: "rows",
+    }
     return forms.get(type(weights), "plain")
 
 
-def _tile_shape(weights: InTiles) -> tuple[int, int, int]:
-    experts, across, along = weights[0].shape[:3]
-    return experts, along * UNIT, across * UNIT
+def _sizes(weights: HopperWeights) -> tuple[int, int]:
+    """Return the experts, and the columns of each one's matrix."""
+    if isinstance(weights, InTiles):
+        return weights[0].shape[0], weights[0].shape[1] * UNIT
+    if isinstance(weights, OutputsFirst):
+        return weights.values.shape[0], weights.values.shape[1]
+    return weights.shape[0], weights.shape[2]
 
 
 @dataclass(frozen=True)
@@ -186,6 +214,11 @@ class Launch(Shape):
         return Tiling(self.tuning.rows, self.most_tiles)
 
     @property
+    def cluster_axis(self) -> str | None:
+        """The axis of a cluster's thread blocks; None: a thread block is alone."""
+        return CLUSTER if self.tuning.cluster > 1 else None
+
+    @property
     def turns(self) -> int:
         """Turns of the main loop per tile."""
         return self.inputs // (UNIT * self.tuning.depth)
@@ -201,7 +234,8 @@ class Launch(Shape):
             weights = (tiles * lines * line * kind.itemsize,)
         elif self.held == "mxfp4":
             weights = tiles * UNIT * UNIT // 2, tiles * UNIT * 2
-        arrays = stages * rows * UNIT * depth * 2, *weights, consumers * self.out_parts * rows * UNIT * 2
+        staged = consumers * self.out_parts * rows * UNIT * self.out_dtype.itemsize
+        arrays = stages * rows * UNIT * depth * 2, *weights, staged
         barriers = 2 * 8 * stages
         return sum(-(-int(size) // SMEM_ALIGN) * SMEM_ALIGN for size in arrays) + barriers
 
@@ -225,7 +259,7 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     Raises ValueError if they do not fit together, or need more shared memory than a thread block may use.
     """
     out = Launch.of_shape(shape, tuning)
-    if tuning.depth > 1 and shape.held == "plain":
+    if tuning.depth > 1 and shape.held in ("plain", "rows"):
         raise ValueError(f"depth = {tuning.depth} must be 1, except for weights of 8 and 4 bits")
     if shape.held == "fp8_blocks" and tuning.depth != DEEP // UNIT:
         raise ValueError(f"depth = {tuning.depth} must be {DEEP // UNIT} for weights with scales of blocks")
@@ -233,6 +267,8 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
         raise ValueError(f"depth = {tuning.depth} does not divide {shape.inputs} inputs into units of {UNIT}")
     if tuning.rows % ALIGN or tuning.rows > shape.rows:
         raise ValueError(f"tiles of {tuning.rows} rows do not fit {shape.rows} rows")
+    if shape.wide and shape.rows % tuning.rows:
+        raise ValueError(f"tiles of {tuning.rows} rows do not divide {shape.rows} rows, whose results have float32")
     # The law of progress in `ring`: a consumer waits for the next stage before it releases this one.
     if tuning.stages < 2:
         raise ValueError(f"stages = {tuning.stages} must be at least 2")
@@ -273,7 +309,8 @@ def _check(
             raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
         dtypes = {array.dtype for array in (x, bias) if array is not None}
     else:
-        dtypes = {array.dtype for array in (x, weights, bias) if array is not None}
+        held = weights.values if isinstance(weights, OutputsFirst) else weights
+        dtypes = {array.dtype for array in (x, held, bias) if array is not None}
     if len(dtypes) > 1:
         raise NoExpertKernel(
             f"rows, weights and bias are {sorted(map(str, dtypes))}: implementation = 'mosaic' needs one"

@@ -43,6 +43,16 @@ SIZES = {
     "num_local_experts": 2,
     "num_experts_per_tok": 2,  # all of them: rounding changes no choice
 }
+# Sides of all matrices are multiples of 64, and routing is a choice.
+WIDE = {
+    **SIZES,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "vocab_size": 128,
+}
 # V of another size than K, times a factor, and a third of the columns rotated.
 MIMO = {
     "num_hidden_layers": 2,
@@ -85,6 +95,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any]] = {  # a fixture's name, si
     "gpt_oss": ("gpt_oss_base", SIZES, SCALES),
     # Heads whose queries are packed for attention, and KV of 8 bits if the engine keeps it so.
     "gpt_oss with scales of KV": ("gpt_oss_base", {**SIZES, "head_dim": 64}, MILD),
+    "gpt_oss wide": ("gpt_oss_base", WIDE, SCALES),
     "mimo_v2_flash": ("mimo_v2_flash_base", MIMO, MILD),
     "mimo_v2_flash in blocks": ("mimo_v2_flash_base", MIMO_BLOCKS, MILD),
     "mimo_v2_flash all in blocks": ("mimo_v2_flash_base", MIMO_DENSE_BLOCKS, MILD),

@@ -27,7 +27,7 @@ from pallas_kernels.experts.hopper.plan import Shape
 from pallas_kernels.ptxas import Ptxas, find_ptxas, prefer_packaged
 from tests.parity.load import load_fixture
 from tests.support.kernels.calls import shape_of
-from tests.support.oracles import random_params
+from tests.support.oracles import random_params, small_model
 from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
@@ -99,12 +99,54 @@ def test_a_deterministic_engine_on_a_cpu_adds_by_its_library(monkeypatch: pytest
         "layers.0.mlp.down": jnp.ones((1, 4, 32)),
         "layers.0.mlp.up_bias": jnp.ones((2, 4)),
     }
-    assert computes_rows_alone(chosen, params)
-    assert computes_rows_alone(chosen._replace(glue="xla"), params), "norms add by what `sums` says"
-    assert not computes_rows_alone(chosen, {**params, "layers.0.mlp.down.lora_a": jnp.ones((4, 2))})
+    model = small_model("L")
+    assert computes_rows_alone(chosen, params, model)
+    assert computes_rows_alone(chosen._replace(glue="xla"), params, model), "norms add by what `sums` says"
+    assert not computes_rows_alone(chosen, {**params, "layers.0.mlp.down.lora_a": jnp.ones((4, 2))}, model)
     others = chosen._replace(attention="xla"), chosen._replace(experts="xla"), chosen._replace(linear="xla")
     for other in (*others, chosen._replace(sampling="xla")):
-        assert not computes_rows_alone(other, params)
+        assert not computes_rows_alone(other, params, model)
+
+
+HOPPER_ALONE: dict[str, Any] = {"linear_backend": "mosaic", "glue_backend": "mosaic", "sampling_backend": "triton"}
+
+
+def test_a_deterministic_engine_on_hopper_adds_by_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all of them are named; sums along rows are Triton's then. Keys are not split in any case."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    given = jnp.dtype("bfloat16"), "gpu", "9.0"
+    chosen = choose_backends(EngineConfig(deterministic=True, **HOPPER_ALONE), *given)
+    assert (chosen.attention, chosen.experts, chosen.sums) == ("mosaic_whole", "mosaic", "triton")
+    assert choose_backends(EngineConfig(**HOPPER_ALONE), *given).sums == "xla"
+    assert choose_backends(EngineConfig(**HOPPER_ALONE), *given).attention == "mosaic"
+    for option in HOPPER_ALONE:
+        fewer = choose_backends(EngineConfig(deterministic=True, **HOPPER_ALONE | {option: "auto"}), *given)
+        assert (fewer.attention, fewer.sums) == ("mosaic_whole", "xla")
+        assert not computes_rows_alone(fewer, {}, small_model("L"))
+    model = small_model("LF", d_model=128)
+    params = {"embed": jnp.ones((128, 128)), "layers.0.mlp.down": jnp.ones((64, 128))}
+    assert computes_rows_alone(chosen, params, model)
+    for more in (
+        {"embed": jnp.ones((100, 128))},
+        {"lm_head": jnp.ones((128, 100))},
+        {"layers.0.mlp.shared_gate": jnp.ones((128, 1))},
+    ):
+        assert not computes_rows_alone(chosen, {**params, **more}, model)
+    assert not computes_rows_alone(chosen._replace(routing="triton"), params, model)
+
+
+@pytest.mark.parametrize("attention", ["mosaic", "mosaic_splits", "triton"])
+def test_kernels_that_split_keys_by_the_step_are_not_deterministic(
+    attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names what is, and what is chosen if nothing is named."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    options, half = EngineConfig(deterministic=True, attention_backend=attention), jnp.dtype("bfloat16")
+    whole = f"{attention.partition('_')[0]}_whole"
+    with pytest.raises(ConfigError, match=f"attention_backend = '{attention}': .* must be {whole} if deterministic"):
+        choose_backends(options, half, "gpu", "9.0")
+    capability = "8.0" if attention == "triton" else "9.0"
+    assert choose_backends(EngineConfig(deterministic=True), half, "gpu", capability).attention == whole
 
 
 def test_glue_runs_on_its_kernels_only_if_they_are_named() -> None:

@@ -147,12 +147,16 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize("mode", ["auto", "fp8"])
-def test_linear_layers_in_tiles_are_checked(
+@pytest.mark.parametrize("mode", ["auto", "fp8", "none"])
+def test_linear_layers_on_mosaic_are_checked(
     mode: QuantizationMode, broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 4 and of 8 bits: qkv, output, gates and ups with their activation, downs. A wrong kernel is refused."""
+    """Of 4, 8 and 16 bits: qkv, output, gates and ups with their activation, downs. A wrong kernel is refused.
+
+    In 16 bits the head too, of an engine whose rows are computed alone.
+    """
     sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    sizes["vocab_size"] = 128
     packed, plain = write_both(tmp_path, CASES["compressed symmetric bf16"], "llama_one_layer", **sizes)
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(packed if mode == "auto" else plain, bfloat16, quantization=mode)
@@ -161,12 +165,13 @@ def test_linear_layers_in_tiles_are_checked(
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
-        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends(linear="mosaic")
+        backends = Backends(linear="mosaic", sums="cpu" if mode == "none" else "xla")
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], backends
         if broken:
             with pytest.raises(KernelError, match=r"linear layers 'mosaic', layers\.0\.\w+\.\w+, 2 tokens"):
                 check_kernels(*arguments, np.dtype(bfloat16))
         else:
-            assert check_kernels(*arguments, np.dtype(bfloat16)) == 4
+            assert check_kernels(*arguments, np.dtype(bfloat16)) == (5 if mode == "none" else 4)
 
 
 def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Tests of the bytes that kernels of a compiled program move, on a program in XLA's text form."""
+"""Tests of the bytes that kernels of a compiled program move, and of what XLA adds up, on XLA's text form."""
 
 import pytest
 
+from tools.aot.measures.sums import float_sums
 from tools.aot.measures.traffic import Array, Range, arrays_moved, bytes_moved, parse_program
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
@@ -107,3 +108,48 @@ def test_another_text_is_an_error() -> None:
     """A program without kernels would pass all gates."""
     with pytest.raises(ValueError, match="no program: 'HloModule x'"):
         parse_program("HloModule x")
+
+
+SUMS = """HloModule jit_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add.1 = f32[] add(%a, %b)
+}
+
+%most (c: f32[], d: f32[]) -> f32[] {
+  %c = f32[] parameter(0)
+  %d = f32[] parameter(1)
+  ROOT %maximum.1 = f32[] maximum(%c, %d)
+}
+
+%count (e: s32[], f: s32[]) -> s32[] {
+  %e = s32[] parameter(0)
+  %f = s32[] parameter(1)
+  ROOT %add.2 = s32[] add(%e, %f)
+}
+
+%fused (p: f32[8,64]) -> f32[8] {
+  %p = f32[8,64]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %reduce.1 = f32[8]{0} reduce(%p, %zero), dimensions={1}, to_apply=%add, metadata={op_name="jit(step)/moe/sum"}
+}
+
+ENTRY %main.1 (p.1: f32[8,64], p.2: bf16[64,64], p.3: s32[8,64]) -> f32[8] {
+  %p.1 = f32[8,64]{1,0} parameter(0)
+  %p.2 = bf16[64,64]{1,0} parameter(1)
+  %p.3 = s32[8,64]{1,0} parameter(2)
+  %low = f32[] constant(-inf)
+  %none = s32[] constant(0)
+  %dot.1 = f32[8,64]{1,0} dot(%p.1, %p.2), lhs_contracting_dims={1}, metadata={op_name="jit(step)/layer_0/dot"}
+  %reduce.2 = f32[8]{0} reduce(%p.1, %low), dimensions={1}, to_apply=%most, metadata={op_name="jit(step)/max"}
+  %reduce.3 = s32[8]{0} reduce(%p.3, %none), dimensions={1}, to_apply=%count, metadata={op_name="jit(step)/count"}
+  ROOT %fusion.1 = f32[8]{0} fusion(%p.1), kind=kInput, calls=%fused
+}
+"""
+
+
+def test_products_and_sums_of_floating_point_numbers_are_found() -> None:
+    """Inside of fusions too; largest numbers and counts are in no order that matters."""
+    assert float_sums(parse_program(SUMS)) == ["dot in jit(step)/layer_0/dot", "reduce in jit(step)/moe/sum"]

@@ -1,4 +1,4 @@
-"""Compile linear layers with weights of 4 and 8 bits for an H200 on any machine; check what the compilers report.
+"""Compile linear layers with weights of 4, 8 and 16 bits for an H200 on any machine; check what the compilers report.
 
     .venv-gpu/bin/python -m tools.aot.small.dense [--only NAME] [--write] [--sample]
 
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.dense import DenseTiles, matmul
+from pallas_kernels.experts.dense import DensePlain, DenseTiles, matmul, plain_launch
 from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.call import plan_of
@@ -28,7 +28,7 @@ from tools import gates
 from tools.aot import device
 from tools.aot.experts import BYTES_PER_SECOND
 from tools.aot.facts import KernelFacts
-from tools.cases.kernels.dense import BLOCK_MATRICES, MATRICES, TOKENS, Matrix
+from tools.cases.kernels.dense import BLOCK_MATRICES, MATRICES, PLAIN_MATRICES, PLAIN_TOKENS, TOKENS, Matrix
 
 GATES = "dense.json"
 
@@ -42,11 +42,15 @@ def main() -> None:
     options = parser.parse_args()
     faults, figures = [], dict[str, dict[str, float]]()
     print(f"{'matrix':40}tile outputs blocks registers spills shared memory blocks/SM  µs of weights  seconds")
-    for matrix in (one for one in (*MATRICES, *BLOCK_MATRICES) if options.only in one.name):
-        for tokens in (64,) if options.sample else TOKENS:
+    for matrix in (*MATRICES, *BLOCK_MATRICES, *PLAIN_MATRICES):
+        for tokens in (64,) if options.sample else PLAIN_TOKENS if matrix in PLAIN_MATRICES else TOKENS:
             name, begin = f"{matrix.name}, {tokens} tokens", time.perf_counter()
+            if options.only not in name:
+                continue
             facts, plan = compile_matrix(matrix, tokens)
-            size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in _tiles(matrix))
+            size = matrix.inputs * matrix.outputs * 2
+            if matrix not in PLAIN_MATRICES:
+                size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in _tiles(matrix))
             print(
                 f"{name:40}{plan.tuning.rows:4}{plan.step:8}{_blocks(plan):7}{facts.registers:10}{facts.spills:7}"
                 f"{facts.smem:14}{facts.blocks_per_sm:10}{size / BYTES_PER_SECOND * 1e6:15.1f}"
@@ -62,6 +66,8 @@ def main() -> None:
 
 def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
     """Compile one product; return its kernel and its launch."""
+    if matrix in PLAIN_MATRICES:
+        return _compile_plain(matrix, tokens)
     x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
     held = DenseTiles(_tiles(matrix), device.SMS)
     with device.captured() as found:
@@ -81,6 +87,18 @@ def _tiles(matrix: Matrix, *experts: int) -> Int4Tiles | BlockTiles8:
         codes = array(TILE, eight_bits.LINES, eight_bits.LINE, kind="uint8")
         return BlockTiles8(codes, array(DEEP, kind="float32"))
     return Int4Tiles(array(TILE, int4_tiles.LINES, TILE, kind="int16"))
+
+
+def _compile_plain(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
+    first, wide = matrix.form == "head", matrix.form != "plain"
+    x: Any = jax.ShapeDtypeStruct((tokens, matrix.inputs), "bfloat16")  # type: ignore[no-untyped-call]
+    sides = (matrix.outputs, matrix.inputs) if first else (matrix.inputs, matrix.outputs)
+    held = DensePlain(jax.ShapeDtypeStruct(sides, "bfloat16"), device.SMS, first)  # type: ignore[no-untyped-call, arg-type]
+    with device.captured() as found:
+        run = jax.jit(matmul, static_argnames=("gated", "wide"))
+        run.lower(*device.on_h200((x, held)), gated=matrix.gated, wide=wide).compile()
+    (facts,) = found
+    return facts, plain_launch(tokens, held, matrix.gated, wide=wide)
 
 
 def _blocks(plan: Launch) -> int:

@@ -33,7 +33,7 @@ class Layer:
     context: int = 131_072
     batch: int = 64
     count: int = 0
-    implementation: Literal["mosaic", "mosaic_splits"] = "mosaic"
+    implementation: Literal["mosaic", "mosaic_splits", "mosaic_whole"] = "mosaic"
 
 
 _GEMMA_3 = Layer("gemma-3-27b local", (32, 16, 128, 128), window=1024, layers_per_page=6)
@@ -123,4 +123,11 @@ SPLIT_LAYERS = tuple(
     replace(layer, name=f"splits, {layer.name}", implementation="mosaic_splits")
     for layer in LAYERS
     if layer.name in (*_SPLIT_NAMES, *_SPLIT_PREFILL_NAMES)
+)
+# Keys that are not split, in blocks of those of one query: the same kernels as else for decode steps.
+WHOLE_LAYERS = tuple(
+    replace(layer, name=f"whole, {layer.name}", implementation="mosaic_whole")
+    for layer in PREFILL_LAYERS
+    if layer.name.removeprefix("prefill, ")
+    in ("gemma-3-27b local", "gemma-3-27b full", "gpt-oss-20b full", "Mistral-7B")
 )

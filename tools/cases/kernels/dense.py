@@ -1,4 +1,4 @@
-"""Cases of products of linear layers with weights of 4 and 8 bits, as plain data, for tests and compilation.
+"""Cases of products of linear layers on Hopper, as plain data, for tests and compilation.
 
 `CASES` are small, and the kernel must be right on each. `MATRICES` (in integers of 4 bits) and `BLOCK_MATRICES` (in
 e4m3 with scales of blocks) are those of released models, to be compiled with `TOKENS` per step.
@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["int4", "int4_wide", "int8", "fp8", "fp8_blocks"]  # as in `tools.cases.kernels.experts`
+# As in `tools.cases.kernels.experts`. "rows" has the outputs first; "head" too, and results in float32.
+Form = Literal["int4", "int4_wide", "int8", "fp8", "fp8_blocks", "plain", "rows", "head"]
 SILU, GELU = Glu("silu"), Glu("gelu_tanh")
 
 
@@ -43,6 +44,10 @@ CASES = (
     Case("fp8 in blocks", 9, 256, 128, "fp8_blocks"),
     Case("fp8 in blocks, gates and ups, two tiles of tokens", 72, 128, 256, "fp8_blocks", gated=SILU),
     Case("two tiles of tokens", 136, 64, 128, groups=2),
+    Case("16 bits", 13, 192, 192, "plain"),
+    Case("16 bits, gates and ups", 24, 128, 256, "plain", gated=SILU),
+    Case("16 bits, outputs first", 8, 128, 128, "rows"),
+    Case("16 bits, outputs first, float32", 136, 128, 192, "head"),
     Case("more outputs than a thread block", 8, 128, 448, groups=2, quick=False),
     Case("two and a half tiles of tokens, gates and ups", 320, 128, 384, groups=4, gated=GELU, quick=False),
     Case("int8, two tiles of tokens", 200, 128, 192, "int8", quick=False),
@@ -53,18 +58,24 @@ CASES = (
 
 
 class Matrix(NamedTuple):
-    """A linear layer of a released model."""
+    """A linear layer of a released model.
+
+    Attributes:
+        form: "int4", "plain", "router" or "head". The last two have results in float32, and the last one is an
+            embedding: its outputs come first.
+    """
 
     model: str
     layer: str
     inputs: int
     outputs: int
     gated: Glu | None = None
+    form: Literal["int4", "plain", "router", "head"] = "int4"
 
     @property
     def name(self) -> str:
         """Model and layer."""
-        return f"{self.model} {self.layer}"
+        return f"{self.model} {self.layer}" + ", 16 bits" * (self.form != "int4")
 
 
 MATRICES = (
@@ -82,4 +93,13 @@ BLOCK_MATRICES = (
     Matrix("MiMo-V2-Flash, fp8 in blocks,", "gate_up", 4096, 32768, SILU),
     Matrix("MiMo-V2-Flash, fp8 in blocks,", "down", 16384, 4096),
 )
+PLAIN_MATRICES = (
+    *(matrix._replace(form="plain") for matrix in MATRICES if matrix.model == "gemma-3-27b"),
+    Matrix("gemma-3-27b", "head", 5376, 262208, form="head"),
+    Matrix("gpt-oss-20b", "qkv", 2880, 5120, form="plain"),
+    Matrix("gpt-oss-20b", "router", 2880, 64, form="router"),
+    Matrix("gpt-oss-20b", "head", 2880, 201088, form="router"),
+    Matrix("Mistral-7B", "gate_up", 4096, 28672, SILU, "plain"),
+)
+PLAIN_TOKENS = (8, 64, 128, 256, 2048)
 TOKENS = (1, 16, 32, 64, 128, 256, 512)

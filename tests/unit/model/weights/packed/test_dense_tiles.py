@@ -13,12 +13,12 @@ from jswa.errors import ConfigError
 from jswa.model.binding import bind
 from jswa.model.layers import linear, tiles_of
 from jswa.model.lora import Adapted, lora_product
-from jswa.model.panels import lay_out, require_form
+from jswa.model.panels import lay_out, linear_in_16_bits, require_form
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.dense import DenseTiles, matmul
+from pallas_kernels.experts.dense import DensePlain, DenseTiles, fits, matmul
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.int4 import Int4
 from tests.support.checkpoints.packed_integers import CASES, write_both
@@ -98,11 +98,29 @@ def test_what_does_not_fit_is_refused_by_name(case: str, sizes: dict[str, Any], 
         laid_out(params)
 
 
-def test_layers_in_16_bits_alone_are_refused(tmp_path: Path) -> None:
-    """The error names the options that would round them."""
+@pytest.mark.parametrize("sums", ["xla", "cpu"])
+def test_layers_in_16_bits_stay_as_they_are(sums: Any, tmp_path: Path) -> None:
+    """The kernel reads them; it has the head too in an engine whose rows are computed alone."""
     _, plain = write_both(tmp_path, CASES["compressed"], "llama_one_layer", others={}, one_order=True, **SIZES)
+    model, params = load_checkpoint(plain, BFLOAT16)
+    found = laid_out(params)
+    require_form(found, "mosaic")
+    assert all(found[name] is value for name, value in params.items())
+    assert sorted(linear_in_16_bits(found)) == sorted(f"layers.0.{matrix}" for matrix in MATRICES)
+    decoder = bind(model, found, sms=7, linear="mosaic", sums=sums)
+    assert isinstance(decoder.layers[0].attention.out.get_value(), DensePlain)
+    assert decoder.lm_head is not None
+    assert isinstance(decoder.lm_head.get_value(), DensePlain) == (sums == "cpu" and fits(*found["lm_head"].shape))
+    assert not isinstance(bind(model, found).layers[0].attention.out.get_value(), DensePlain)
+
+
+def test_layers_in_16_bits_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """The error names the matrix, its sides and the limit."""
+    sizes = {**SIZES, "intermediate_size": 96}
+    _, plain = write_both(tmp_path, CASES["compressed"], "llama_one_layer", others={}, one_order=True, **sizes)
     params = laid_out(load_checkpoint(plain, BFLOAT16)[1])
-    with pytest.raises(ConfigError, match="no linear layer is held in 4 or 8 bits: must be xla, or quantization int8"):
+    limit = r"layers\.0\.mlp\.down is \[96, 128\] on each device: both must be multiples of 64, or linear_backend xla"
+    with pytest.raises(ConfigError, match=f"linear_backend = 'mosaic': {limit}"):
         require_form(params, "mosaic")
     require_form(params, "xla")
 
