@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
 
-from pallas_kernels.attention.api import paged_attention
+from pallas_kernels.attention.api import Implementation, paged_attention
 from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
@@ -50,12 +50,12 @@ TUNINGS = [
 NAMED_TUNINGS = {f"{case.name}, {tuning}": (case, tuning) for case, tuning in TUNINGS}
 
 
-def compare(case: Case) -> None:
+def compare(case: Case, implementation: Implementation = "triton") -> None:
     """Compare the interpreted kernel with the oracle."""
     for rows in case.rows:
         padded = rows + (RowSpec(0, 0),) * (max(map(len, case.rows)) - len(rows))
         call = make_call(case, padded)
-        out = run(call, case, "triton")
+        out = run(call, case, implementation)
         tokens = check(out, call, case, roundoffs=ROUNDOFFS)
         np.testing.assert_array_equal(out[tokens:], 0)  # padding tokens
 
@@ -65,6 +65,13 @@ def compare(case: Case) -> None:
 def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, name: str) -> None:
     """The result is the softmax over visible keys. All other cells hold NaN."""
     compare(NAMED[name])
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("case", [FULL, TILES], ids=lambda case: case.name)
+def test_keys_that_are_not_split_give_the_same_result(interpreter: Any, case: Case) -> None:
+    """Of decode steps and of tiles of several tokens."""
+    compare(case, "triton_whole")
 
 
 @pytest.mark.triton
