@@ -21,7 +21,6 @@ _MOST_SAVED = 8  # steps
 _HOLDS = 16  # steps for which a choice holds, as long as the rows are the same
 _RESTS = 8, 16  # steps for which the choice of no drafts holds at first and, doubled each time, at most
 _RUN = 3  # right drafts in a row, behind which a row's wrong ones before count no more
-_SOON = 4  # steps for which the choice of no drafts holds if the last token would have been drafted
 _TIMED = 4  # the last of these, which are measured
 _NEW = 4  # steps for which a choice holds at most once a row has begun: others' texts say little about its own
 _CLOSE = 0.8  # of the best tokens a second, which a number of drafts must give for its time to be measured again
@@ -266,8 +265,7 @@ class Choice:
     def watched(self, hits: Hits) -> None:
         """Count, of rows that run no drafts, which of their next tokens would have been drafted.
 
-        If none would have been, for some time, the choice of no drafts holds on. If the last one would, the next look
-        comes soon.
+        If none would have been, for some time, the choice of no drafts holds on.
         """
         right, compared = hits.right, hits.compared
         if not len(compared):
@@ -287,8 +285,6 @@ class Choice:
         runs = np.where(right.all(axis=1), right.shape[1], right[:, ::-1].argmin(axis=1))
         follows = runs >= _RUN
         self._counts[hits.row_ids[follows]] = runs[follows, None, None]
-        if runs.any():
-            self._rest = _SOON
 
     def note(
         self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]
