@@ -33,10 +33,11 @@ InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
 class OutputsFirst(NamedTuple):
     """Weights in the type of x, each output's inputs side by side: as an embedding lies that is the head too."""
 
-    values: Float[Array, "E C K"]
+    values: Float[Array | jax.ShapeDtypeStruct, "E C K"]
 
 
-HopperWeights = Float[Array, "E K C"] | OutputsFirst | InTiles
+# Of shapes alone where no call is made.
+HopperWeights = Float[Array | jax.ShapeDtypeStruct, "E K C"] | OutputsFirst | InTiles
 
 
 class Tuning(NamedTuple):
