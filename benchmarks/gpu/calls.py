@@ -98,7 +98,7 @@ CALLS: dict[int, tuple[Stage, ...]] = {
         Stage(
             "serve", f"{_ENGINE}.serve",
             ("--hub", "gpt-oss-20b", "--quantization", "mxfp4", *_ROWS, "--seconds", "240"),
-            ("--small", "gpt-oss", "--requests", "4", "--concurrency", "2", "--input", "6", "--output", "6",
+            ("--small", "gpt-oss", "--requests", "4", "--concurrency", "2", "--input", "6", "--output", "16",
              "--soak", "2", "--streams", "3", "--longest", "30", "--kv-cache-memory-bytes", "4000000", "--max-num-seqs",
              "2", "--max-model-len", "256", "--cudagraph-capture-sizes", "2", "256", "--most-growth", "9"),
             least=120, most=245, needs=("attention", "mxfp4"), packages=("fastapi", "uvicorn", "msgspec", "httpx2"),

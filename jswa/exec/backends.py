@@ -225,7 +225,7 @@ def _require_no_mosaic(chosen: Backends, compiler: Ptxas) -> None:
 
 
 def _sums_of(chosen: Backends, options: EngineConfig) -> Sums:
-    """Return who adds along rows outside of the kernels: Triton where theirs are computed alone on a GPU."""
+    """Return the implementation of sums along rows: Triton if all other kernels of a GPU compute rows alone."""
     if chosen.sampling == "cpu":
         return "cpu"
     return "triton" if options.deterministic and chosen.sampling == "triton" and _kernels_alone(chosen) else "xla"

@@ -364,7 +364,7 @@ def _epilogue(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums
 
 
 def _write_wide(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part) -> None:
-    """Write a tile's results in float32, columns first. All of its rows are its own."""
+    """Write a tile's results in float32, columns first. No row belongs to another tile."""
     for which in range(plan.out_parts):
         first = pl.multiple_of(tile.first + part * UNIT + which * plan.width, UNIT)
 
