@@ -73,9 +73,9 @@ class EngineConfig:
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         attention_backend: Run attention with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. mosaic_splits is
-            mosaic, where a long row beside short ones costs its share; mosaic_whole and triton_whole do not
-            split a row's keys, as deterministic needs, and are slow for few long rows; no GPU has measured these three
-            yet. reference computes in float32, for tests. A backend that cannot run the model is an error.
+            mosaic, where a long row beside short ones costs its share; mosaic_whole and triton_whole split no row's
+            keys, as deterministic needs, and are slow for few long rows; no GPU has measured these three. reference
+            is float32, for tests. A backend that cannot run the model is an error.
         moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
             kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4, 8 bits or integers of 4 bits
             on Hopper, which are unpacked while those before are multiplied; triton is for experts in 16 or 32 bits on

@@ -388,12 +388,9 @@ def main() -> NoReturn:
     """Run the command line and end the process with its exit status."""
     status = run(sys.argv[1:])
     steps = sys.modules.get("jswa.exec.compile.steps")
-    # A program may take long to compile, and nobody waits for it any more. While a thread compiles one, jax's functions
-    # for the exit must not run.
-    if steps is None or steps.end_compiling(0.1):
-        atexit._run_exitfuncs()
-    else:
-        logging.shutdown()
+    # Nobody waits for a program that is compiled now. While a thread compiles one, jax's exit functions must not run.
+    is_quiet = steps is None or steps.end_compiling(0.1)
+    (atexit._run_exitfuncs if is_quiet else logging.shutdown)()
     with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
         sys.stdout.flush()
         sys.stderr.flush()
