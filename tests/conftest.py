@@ -133,9 +133,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"TEST_TURN={turn()} chooses the same cases by turns")
 
 
+class _NotInterpreted:
+    """In the place of the interpreter: a test that looks into it ends there, with all that it checked before."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(f"a GPU has no {name} of the interpreter")
+
+
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton, for tests marked `triton`."""
+    """Put Triton's interpreter in the place of jax-triton, for tests marked `triton`. On a GPU the kernels run there."""
+    if os.environ["JAX_PLATFORMS"] != "cpu":
+        return _NotInterpreted()
     from tests.support.kernels import triton_interpreter
 
     monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)

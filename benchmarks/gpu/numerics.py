@@ -1,14 +1,15 @@
 """Numerics: the cases of all kernels against their oracles, in groups of processes.
 
     python -m benchmarks.gpu.numerics [--json FILE] [--groups NAME ...] [--without KERNEL ...] [--only EXPRESSION]
-                                      [--seconds 160] [--case-seconds 30] [--processes 4]
+                                      [--seconds 160] [--case-seconds 30] [--processes 4] [--every 3 --turn 0]
 
 A case that hangs, dies or poisons the GPU costs its own process only: another one goes on behind it. XLA's autotuner is
-off, since it would time every small product of the references. The exit status is 1 if a case is wrong; cases for
-which there was no time are listed as "not run".
+off, since it would time every small product of the references. --every takes each third case, say, and --turn says from
+which one. The exit status is 1 if a case is wrong; cases for which there was no time are listed as "not run".
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -29,42 +30,63 @@ _NARROW = "(int8 or fp8 or int4)"
 
 @dataclass(frozen=True)
 class Group:
-    """Tests of one kind: a file, an expression that chooses among its tests, and the kernels that they need."""
+    """Tests of one kind: a file, an expression that chooses among its tests, and the kernels that they need.
+
+    Attributes:
+        marker: of pytest, that the tests must have.
+        shards: processes among which its cases are divided: each takes half a minute or so.
+        packages: modules that the kernels need and that a machine may lack.
+    """
 
     name: str
     file: str
     choose: str
     kernels: tuple[Kernel, ...]
+    shards: int = 1
+    packages: tuple[str, ...] = ()
+    marker: str = ""
 
 
+def _attention(name: str, file: str, choose: str, shards: int = 1, kernel: Kernel = "attention") -> Group:
+    return Group(name, f"{_ROOM}/attention/{file}.py", choose, (kernel,), shards)
+
+
+def _experts(name: str, file: str, choose: str, shards: int = 1, *kernels: Kernel) -> Group:
+    return Group(name, f"{_ROOM}/experts/{file}.py", choose, kernels or ("mxfp4",), shards)
+
+
+def _triton(name: str, file: str, shards: int = 1) -> Group:
+    return Group(name, f"{_ROOM}/{file}.py", "test", ("triton",), shards, ("jax_triton",), "triton")
+
+
+_OVERLAP = "test_all_tunings or test_all_tilings or test_a_cluster_gives or test_three_copies"
 GROUPS = (
-    Group("attention", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and not fp8", ("attention",)),
-    Group(
-        "experts",
-        f"{_ROOM}/experts/test_grouped_matmul.py",
-        f"mosaic and not (4 and bits) and not {_NARROW}",
-        ("experts",),
-    ),
-    Group("4 bits", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic and 4 and bits and not overlap", ("mxfp4",)),
-    Group("4 bits, overlap", f"{_ROOM}/experts/test_grouped_matmul.py", "mosaic_overlap and bits", ("mxfp4",)),
-    Group("8 bits, int4", f"{_ROOM}/experts/test_grouped_matmul.py", f"mosaic and {_NARROW}", ("mxfp4",)),
-    Group("linear layers", f"{_ROOM}/experts/test_dense.py", "test_tokens_are_multiplied", ("mxfp4",)),
-    Group("tunings of overlap", f"{_ROOM}/experts/test_overlap.py", "test_all_tunings", ("mxfp4",)),
-    Group("8-bit pages", f"{_ROOM}/attention/test_paged_attention.py", "mosaic and fp8", ("fp8",)),
-    Group("matrix", f"{_ROOM}/attention/test_hopper.py", "test_matrix", ("attention",)),
-    Group("tunings of attention", f"{_ROOM}/attention/test_hopper.py", "test_all_tunings", ("attention",)),
-    Group(
-        "tunings of experts",
-        f"{_ROOM}/experts/test_hopper.py",
-        "test_all_tunings or test_a_thread_block",
-        ("experts", "mxfp4"),
-    ),
+    _attention("matrix", "test_hopper", "test_matrix", 4),
+    _attention("attention", "test_paged_attention", "mosaic and not fp8", 6),
+    _attention("8-bit pages", "test_paged_attention", "mosaic and fp8", 1, "fp8"),
+    _attention("tunings of attention", "test_hopper", "test_all_tunings or test_a_row_of or test_queries_beyond", 2),
+    _attention("splits", "test_splits", "test_all_tunings or bits_are_its_own", 2),
+    _attention("whole rows", "test_whole", "test_a_query_has or test_other_kernels"),
+    _experts("experts", "test_grouped_matmul", f"mosaic and not (4 and bits) and not {_NARROW}", 1, "experts"),
+    _experts("4 bits", "test_grouped_matmul", "mosaic and 4 and bits and not overlap"),
+    _experts("4 bits, overlap", "test_grouped_matmul", "mosaic_overlap and bits"),
+    _experts("8 bits, int4", "test_grouped_matmul", f"mosaic and {_NARROW}", 2),
+    _experts("linear layers", "test_dense", "test_tokens_are_multiplied or test_nan_in or are_found", 2),
+    _experts("tunings of overlap", "test_overlap", _OVERLAP, 5),
+    _experts("tunings of experts", "test_hopper", "test_all_t or test_a_thread_block", 3, "experts", "mxfp4"),
+    Group("glue", f"{_ROOM}/glue/test_glue.py", "(mosaic or pages_of_8) and not refused", ("attention",), 3),
+    _triton("attention on Triton", "attention/test_triton", 5),
+    _triton("whole rows on Triton", "attention/test_whole"),
+    _triton("experts on Triton", "experts/test_triton", 2),
+    _triton("routing", "experts/test_routing", 2),
+    _triton("sums", "glue/test_row_sums"),
+    _triton("sampling", "sampling/test_sampling"),
     Group("float32 in XLA", f"{_ROOM}/attention/test_paged_attention.py", "xla and (p128 or p200 or 1000)", ()),
 )
 
 
 def check(groups: Sequence[Group], log: Path, until: float, args: argparse.Namespace) -> list[tuple[Group, Verdict]]:
-    """Run groups, each cut into as many shards as there are processes; return all verdicts, the worst first."""
+    """Run groups, each cut into its shards, by a few processes at a time; return all verdicts, the worst first."""
     processes: int = args.processes
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
     environ = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
@@ -72,11 +94,13 @@ def check(groups: Sequence[Group], log: Path, until: float, args: argparse.Names
     def shard(group: Group, index: int) -> list[tuple[Group, Verdict]]:
         choose = f"({group.choose}) and ({args.only})" if args.only else group.choose
         own = log.with_name(f"{log.stem}-{group.name.replace(' ', '_')}-{index}.log")
-        cases = Cases((group.file, "-k", choose), args.case_seconds, f"{index}/{processes}", args.start_seconds)
+        part = f"{index * args.every + args.turn}/{group.shards * args.every}"
+        select = (group.file, "-k", choose, "-m", group.marker)
+        cases = Cases(select, args.case_seconds, part, args.start_seconds)
         verdicts = run_cases(cases, own, until=until, environ=environ)
         return [(group, verdict) for verdict in verdicts]
 
-    work = [(group, index) for group in groups for index in range(processes)]
+    work = [(group, index) for group in groups for index in range(group.shards)]
     with ThreadPoolExecutor(processes) as pool:
         found = [one for part in pool.map(lambda each: shard(*each), work) for one in part]
     order = {outcome: rank for rank, outcome in enumerate((*BAD, "not run", "passed", "skipped"))}
@@ -94,9 +118,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--case-seconds", type=float, default=30, help="after which a case is hung")
     parser.add_argument("--start-seconds", type=float, default=60, help="in which a process must begin its first case")
     parser.add_argument("--processes", type=int, default=4, help="at a time")
+    parser.add_argument("--every", type=int, default=1, help="take one case of so many")
+    parser.add_argument("--turn", type=int, default=0, help="the first case that is taken, with --every")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args(words)
-    groups = [g for g in GROUPS if g.name in args.groups and not set(g.kernels) & set(args.without)]
+    there = [group for group in GROUPS if all(map(importlib.util.find_spec, group.packages))]
+    groups = [g for g in there if g.name in args.groups and not set(g.kernels) & set(args.without)]
     log = (args.json or Path("numerics.json")).with_suffix(".cases.log")
     checked = check(groups, log, time.monotonic() + args.seconds, args)
     for group, verdict in checked:

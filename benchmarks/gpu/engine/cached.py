@@ -1,6 +1,7 @@
 """Whether a prompt whose prefix is cached gives the tokens and log probabilities that it gives cold.
 
     python -m benchmarks.gpu.engine.cached [--models gpt-oss gemma-3] [--prompts 40] [--output 32] [--json FILE]
+                                           [--engine glue_backend=mosaic ...]
 
 Small models with random weights, whose heads and experts the Hopper kernels take. Prompts share a prefix that is longer
 than the windows, and parted from each other inside a page. Each is asked alone and greedily: once with an empty cache,
@@ -22,6 +23,7 @@ import jax
 import numpy as np
 
 from benchmarks import result_file
+from benchmarks.gpu.engine.decode_steps import engine_options
 from jswa.llm import LLM
 from tools.cases.small_models import SMALL_MODELS
 
@@ -89,6 +91,7 @@ def measure(name: str, args: argparse.Namespace, *, deterministic: bool) -> dict
         "load_format": "dummy", "max_num_seqs": _ROWS, "kv_cache_memory_bytes": _KV_BYTES,
         "max_num_batched_tokens": args.step, "max_model_len": args.prefix + 60 + args.output,
         "deterministic": deterministic, "cudagraph_capture_sizes": () if deterministic else sizes,
+        **engine_options(args.engine),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
@@ -117,6 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefix", type=int, default=700, help="tokens of the prefix")
     parser.add_argument("--output", type=int, default=32, help="tokens generated for each prompt")
     parser.add_argument("--step", type=int, default=256, help="tokens of a step, at most")
+    parser.add_argument("--engine", nargs="+", default=[], metavar="NAME=VALUE", help="more options of the engine")
     parser.add_argument("--rounding", type=float, default=0.05, help="most that log probabilities may differ, in nats")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args(words)

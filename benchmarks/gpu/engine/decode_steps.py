@@ -1,7 +1,8 @@
 """Time of whole decode steps and prefill chunks by rows and context, against the bytes and FLOP that they cannot avoid.
 
     python -m benchmarks.gpu.engine.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768]
-                                                 [--quantization mxfp4]
+                                                 [--quantization mxfp4] [--engine glue_backend=mosaic ...]
+                                                 [--trace FILE]
 
 Runs on random weights, without a scheduler and without prefill: rows get entries in the page tables as if their
 contexts had been computed, each with pages of its own, and run `--steps` steps one after another without waiting for
@@ -13,6 +14,7 @@ that does not fit the arena is listed as such.
 Local layers see a window, so a longer context should add the bytes of the full layers only. `bytes` counts weights and
 all visible keys and values (`benchmarks.scale.step_time`). `share` is the shortest possible time (bytes at the
 bandwidth of a large copy, or FLOP at the rate of a large matrix product, both of the same run) over the measured one.
+--trace writes each kernel of a few decode steps of all sizes, in the order in which they ran.
 """
 
 import argparse
@@ -30,6 +32,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
+from benchmarks.gpu.engine.step_trace import traced
 from benchmarks.gpu.kernels.attention import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
 from jswa.config import EngineConfig
@@ -45,6 +48,7 @@ BITS = {"fp8": 8, "int8": 8}  # of a weight, where it is not that of the run
 MXFP4_BITS = 4.25  # with a scale of 8 bits for 32 weights
 NO_EXTRAS = 2**30  # past the end of the extras tables
 MEMORY = ("bytes_limit", "bytes_in_use", "peak_bytes_in_use", "largest_free_block_bytes")
+_TRACED = 4  # steps
 IN_FLIGHT = 24  # launches that are timed: fewer than the 32 that PJRT's GPU client lets wait
 
 
@@ -197,6 +201,33 @@ def measure(llm: LLM, roof: dict[str, float], args: argparse.Namespace) -> Itera
             yield figures(runner, model, roof, (1, context, chunk), max(2, args.steps // 8), args.repeats)
 
 
+def trace(llm: LLM, args: argparse.Namespace) -> Iterator[Row]:
+    """Trace decode steps of all sizes: names of kernels, and for each kernel its name, its begin and its duration."""
+    runner = llm.engine.runner
+    assert isinstance(runner, Runner)
+    for context in args.contexts:
+        for rows in args.rows:
+            cached = lay_out_rows(runner, rows, context - 1, _TRACED + 2)
+            if cached is None or rows > runner.limits.max_rows:
+                continue
+            time_steps(runner, cached, _TRACED, 1)
+            kernels = traced(lambda cached=cached: time_steps(runner, cached, _TRACED, 1))  # type: ignore[misc]
+            names = list(dict.fromkeys(kernel.name for kernel in kernels))
+            events = [(names.index(kernel.name), kernel.begin, kernel.duration) for kernel in kernels]
+            yield {"rows": rows, "context": context, "steps": 1 + _TRACED, "names": names, "kernels": events}
+
+
+def engine_options(words: Sequence[str]) -> dict[str, Any]:
+    """Return options of an engine, given as NAME=VALUE. Values are JSON, or else plain words."""
+    found: dict[str, Any] = {}
+    for name, _, value in (word.partition("=") for word in words):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,6 +244,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs that are counted")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of a chunk")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: all memory that is left")
+    parser.add_argument("--engine", nargs="+", default=[], metavar="NAME=VALUE", help="more options of the engine")
+    parser.add_argument("--trace", type=Path, help="file to write the kernels of a few steps to")
     parser.add_argument("--square", type=int, default=8192, help="size of the matrices that give the roof")
     parser.add_argument("--json", type=Path, help="result file to write")
     return parser.parse_args(words)
@@ -238,6 +271,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "max_num_seqs": max(args.rows),
         "max_num_batched_tokens": most_tokens,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
+        **engine_options(args.engine),
     }
     roof = roof_of(args.square)
     started = time.perf_counter()
@@ -252,7 +286,9 @@ def main(words: Sequence[str] | None = None) -> None:
             rows.append(row)
             if args.json:  # after each measure, because a run may be cut off
                 result_file.write(args.json, {**about, "steps": rows})
-    print("\n".join(table(rows)))
+        print("\n".join(table(rows)), flush=True)
+        if args.trace:
+            result_file.write(args.trace, {**about, "options": args.engine, "traces": list(trace(llm, args))})
 
 
 if __name__ == "__main__":
