@@ -142,7 +142,7 @@ class _NotInterpreted:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put Triton's interpreter in the place of jax-triton, for tests marked `triton`. On a GPU the kernels run there."""
+    """Put Triton's interpreter in the place of jax-triton, for tests marked `triton`, unless there is a GPU."""
     if os.environ["JAX_PLATFORMS"] != "cpu":
         return _NotInterpreted()
     from tests.support.kernels import triton_interpreter

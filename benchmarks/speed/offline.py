@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
+from benchmarks.engine_options import add_engine_options, engine_options
 from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument(
         "--cudagraph-capture-sizes", type=int, nargs="+", default=[], help="compile these batch sizes only"
     )
+    add_engine_options(parser)
     parser.add_argument("--json", type=Path, help="result file to write")
     parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
     args = parser.parse_args()
@@ -161,6 +163,7 @@ def main() -> None:
         "quantization": args.quantization,
         "cudagraph_capture_sizes": tuple(args.cudagraph_capture_sizes),
         "prefix_cache": False,
+        **engine_options(args.engine),
     }
     with tempfile.TemporaryDirectory() as folder:
         model = args.model

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from benchmarks import result_file
-from benchmarks.gpu.engine.decode_steps import engine_options
+from benchmarks.engine_options import add_engine_options, engine_options
 from jswa.llm import LLM
 from tools.cases.small_models import SMALL_MODELS
 
@@ -120,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefix", type=int, default=700, help="tokens of the prefix")
     parser.add_argument("--output", type=int, default=32, help="tokens generated for each prompt")
     parser.add_argument("--step", type=int, default=256, help="tokens of a step, at most")
-    parser.add_argument("--engine", nargs="+", default=[], metavar="NAME=VALUE", help="more options of the engine")
+    add_engine_options(parser)
     parser.add_argument("--rounding", type=float, default=0.05, help="most that log probabilities may differ, in nats")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args(words)

@@ -32,6 +32,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
+from benchmarks.engine_options import add_engine_options, engine_options
 from benchmarks.gpu.engine.step_trace import traced
 from benchmarks.gpu.kernels.attention import ceilings
 from benchmarks.scale.step_time import StepTime, step_time
@@ -217,17 +218,6 @@ def trace(llm: LLM, args: argparse.Namespace) -> Iterator[Row]:
             yield {"rows": rows, "context": context, "steps": 1 + _TRACED, "names": names, "kernels": events}
 
 
-def engine_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return options of an engine, given as NAME=VALUE. Values are JSON, or else plain words."""
-    found: dict[str, Any] = {}
-    for name, _, value in (word.partition("=") for word in words):
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -244,7 +234,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="runs that are counted")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of a chunk")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: all memory that is left")
-    parser.add_argument("--engine", nargs="+", default=[], metavar="NAME=VALUE", help="more options of the engine")
+    add_engine_options(parser)
     parser.add_argument("--trace", type=Path, help="file to write the kernels of a few steps to")
     parser.add_argument("--square", type=int, default=8192, help="size of the matrices that give the roof")
     parser.add_argument("--json", type=Path, help="result file to write")
