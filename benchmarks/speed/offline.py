@@ -3,7 +3,7 @@
     python -m benchmarks.speed.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE]
     python -m benchmarks.speed.offline --hub gemma-3-27b [--quantization fp8]    random weights in a released shape
 
-Prompt lengths are uniform in [input / 2, input]. The prefix cache is off, and each repeat has prompts of its own, so
+Prompt lengths are uniform in [shortest, input], where --shortest is half of --input unless it is given. The prefix cache is off, and each repeat has prompts of its own, so
 that nothing is found anywhere. With several --output, the load runs with each; the first one is that of the tables.
 A first run warms up and is not counted; the median and the range of the next `--repeats` runs are printed. The baseline
 of the same run sends prompts one after another.
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--hub", choices=sorted(CONFIGS), help="random weights in this model's shape, not --model")
     parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
     parser.add_argument("--input", type=int, default=256, help="tokens of the longest prompt")
+    parser.add_argument("--shortest", type=int, help="tokens of the shortest prompt")
     parser.add_argument("--output", type=int, nargs="+", default=[128], help="tokens generated for each prompt")
     parser.add_argument("--quantization", default="auto", help="storage of the weights, as of an engine")
     parser.add_argument("--repeats", type=int, default=5, help="runs that are counted")
@@ -173,7 +174,8 @@ def main() -> None:
         llm = LLM(model, **options)
     with llm:
         ready = time.perf_counter() - started
-        lengths = random.integers(args.input // 2, args.input + 1, args.prompts)
+        shortest = args.input // 2 if args.shortest is None else args.shortest
+        lengths = random.integers(shortest, args.input + 1, args.prompts)
 
         def fresh() -> list[list[int]]:
             """Return prompts that have not been sent yet. Their lengths are always the same."""

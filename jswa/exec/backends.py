@@ -17,7 +17,6 @@ from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.experts.api import Implementation as Experts
-from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.sums import Implementation as Sums
@@ -44,11 +43,6 @@ class Backends(NamedTuple):
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     sums: Sums = "xla"
-
-    @property
-    def row_unit(self) -> int:
-        """Rows of which decode steps should have a multiple: other numbers would be padded before each product."""
-        return ALIGN if self.linear == "mosaic" else 1
 
 
 PORTABLE = Backends()

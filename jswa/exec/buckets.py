@@ -8,6 +8,8 @@ from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.plan import StepPlan
 
+GPU_ROWS = 8
+
 
 @dataclass(frozen=True, order=True)
 class Bucket:
@@ -55,10 +57,16 @@ class Bucket:
         return drafts == self.mean_drafts and not prompts and (rows == tokens or drafts > 0)
 
 
-def bucket_table(
-    limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False, unit: int = 1
-) -> tuple[Bucket, ...]:
+def in_units(rows: int, unit: int = GPU_ROWS) -> int:
+    """Return the least multiple of `unit` that has room for so many rows."""
+    return -(-rows // unit) * unit
+
+
+def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
     """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
+
+    On a GPU all have a multiple of `GPU_ROWS` rows, and with drafts at least so many places: of fewer rows XLA makes a
+    product of a matrix and a vector, for which it writes the output matrix in float32 in every step.
 
     With speculation also buckets with drafts: for decode steps of powers of two rows and of the most rows; and, with
     the largest number of drafts, for steps with prompts of powers of two tokens and of the most tokens.
@@ -69,19 +77,19 @@ def bucket_table(
         fewest_rows: of a decode bucket on CPU, where a product of one row may be slower than one of two.
         tail: whether the model has layers that run for each row's last token alone (`ModelConfig.tail`). Beside drafts
             they would run whole prompts, so steps with prompts have no drafts then.
-        unit: decode buckets on a GPU have a multiple of so many rows, or the most, and with drafts as many places.
     """
     speculation = limits.speculation
     programs, looks_up = ((), False) if speculation is None else (speculation.programs, speculation.looks_up)
+    unit = GPU_ROWS if on_gpu else 1
+    max_rows = in_units(limits.max_rows, unit)
     if limits.one_bucket:
         drafts = max(programs, default=0)
-        return (Bucket(limits.max_tokens, limits.max_rows, decode=False, drafts=drafts),)
+        return (Bucket(limits.max_tokens, max_rows, decode=False, drafts=drafts),)
     if limits.step_sizes:
-        rows = [size for size in limits.step_sizes if size <= limits.max_rows]
+        rows = sorted({in_units(size, unit) for size in limits.step_sizes if size <= limits.max_rows})
         tokens = [size for size in limits.step_sizes if size > limits.max_rows] or [limits.max_tokens]
     elif on_gpu:
-        rungs = _ladder(1, limits.max_rows, (1.0, 1.5))
-        rows = sorted({min(-(-rung // unit) * unit, limits.max_rows) for rung in rungs})
+        rows = sorted({in_units(rung, unit) for rung in _ladder(1, limits.max_rows, (1.0, 1.5))})
         tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
     else:
         rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
@@ -94,10 +102,10 @@ def bucket_table(
         fitting = [n for n in sizes if n * (1 + drafts) <= limits.max_tokens]
         whole = [n for n in fitting if n * (1 + drafts) >= unit] or fitting[-1:]
         decode += [Bucket.verifying(n, drafts, most) for n in whole]
-    mixed = [Bucket(n, min(n, limits.max_rows), decode=False) for n in tokens]
+    mixed = [Bucket(n, min(n, max_rows), decode=False) for n in tokens]
     if programs and not tail:
         most, sizes = programs[-1], [n for n in tokens if n.bit_count() == 1 or n == max(tokens)]
-        mixed += [Bucket(n, min(n, limits.max_rows), decode=False, drafts=most) for n in sizes]
+        mixed += [Bucket(n, min(n, max_rows), decode=False, drafts=most) for n in sizes]
     # Of two buckets of one size the decode bucket is faster.
     return tuple(
         sorted(decode + mixed, key=lambda bucket: (bucket.tokens, bucket.rows, not bucket.decode, bucket.drafts))

@@ -109,7 +109,7 @@ class Runner:
         self.params = params
         # XLA's CPU product of one row in 16 bits is a scalar loop: it takes 8 times as long as that of two rows.
         few = 2 if run_dtype(params).itemsize == 2 and has_other_products(params, backends.linear) else 1
-        self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=few, tail=model.has_tail, unit=backends.row_unit)
+        self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=few, tail=model.has_tail)
         self._model = model
         self._backends = backends
         self._num_pages = limits.num_blocks * layout.pages_per_block

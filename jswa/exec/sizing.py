@@ -15,7 +15,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends, on_hopper
-from jswa.exec.buckets import Bucket, bucket_table
+from jswa.exec.buckets import Bucket, bucket_table, in_units
 from jswa.exec.compile.program import compile_step
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
@@ -268,10 +268,11 @@ def scratch_bytes(
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
     table = bucket_table(limits, on_gpu=True, tail=model.has_tail)
     held = table[-1] if limits.one_bucket else None
-    largest = held or Bucket(limits.max_tokens, limits.max_rows, decode=False)
+    rows = in_units(limits.max_rows)
+    largest = held or Bucket(limits.max_tokens, rows, decode=False)
     cases: list[tuple[Bucket, Logprobs]] = [(largest, "prompt")]
     if held is None:
-        cases.append((Bucket(limits.max_rows, limits.max_rows, decode=True), "sampled"))
+        cases.append((Bucket(rows, rows, decode=True), "sampled"))
         cases += [(bucket, "sampled") for bucket in most_logits(table, model.vocab_size // model.devices)]
     most = 0
     for bucket, logprobs in cases:

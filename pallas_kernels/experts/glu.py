@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -28,11 +29,17 @@ def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return the activation function of that name at x."""
     functions = {
         "silu": jax.nn.silu,
-        "gelu": lambda y: jax.nn.gelu(y, approximate=False),
+        "gelu": _gelu,
         "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
-        "relu": jax.nn.relu,
+        "relu": lambda y: jnp.maximum(y, 0),
     }
     return functions[name](x)
+
+
+def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x Φ(x), computed in float32. `jax.nn.gelu` and `jax.nn.relu` need what Mosaic does not lower."""
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1 + lax.erf(wide * 0.5**0.5))).astype(x.dtype)
 
 
 def glu(config: Glu, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:

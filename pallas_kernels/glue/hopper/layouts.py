@@ -51,19 +51,21 @@ def chunks(columns: int) -> Iterator[Chunk]:
         yield Chunk(first, 64, plgpu.Layout.TILED(tiling, warp_dims=everywhere, lane_dims=(-2,), vector_dim=-1))
 
 
-def head_rows(heads: int, columns: int) -> int:
+def head_rows(heads: int, lanes: int) -> int:
     """Return how many heads `head_layout` takes at a time: a power of two that divides the number of heads."""
-    most = THREADS // _lanes(columns)
-    return min(most, heads & -heads)
+    return min(THREADS // lanes, heads & -heads)
 
 
-def head_layout(rows: int, columns: int, *, paired: bool = False) -> Any:
+def head_layout(rows: int, columns: int, lanes: int, *, paired: bool = False) -> Any:
     """Return the layout of the same columns of several heads, [rows, columns]: those of a head lie in one warp.
 
-    Warps, and lanes of a warp, that no head is left for have the same as others. `paired`: the columns are one of each
-    pair of neighbours in memory, so that a load takes one number.
+    Warps, and lanes of a warp, that no head is left for have the same as others.
+
+    Args:
+        lanes: that share a head, at most `lanes_of(columns)`. With equal lanes, sums along rows of different numbers of
+            columns lie in the same registers.
+        paired: the columns are one of each pair of neighbours in memory, so that a load takes one number.
     """
-    lanes = _lanes(columns)
     vector = 1 if paired else min(_VECTOR, _power_of_two(columns // lanes))
     warps = min(rows, THREADS // LANES)
     per_warp = rows // warps
@@ -86,7 +88,8 @@ def by_row(values: Num[Array, " rows"] | Scalar, shape: tuple[int, int]) -> Num[
     return lax.broadcast_in_dim(values, shape, [0])
 
 
-def _lanes(columns: int) -> int:
+def lanes_of(columns: int) -> int:
+    """Return how many lanes of a warp can share so many columns."""
     return min(LANES, _power_of_two(columns))
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import mosaic
 from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue.hopper.layouts import by_column, by_row, head_layout, head_rows
+from pallas_kernels.glue.hopper.layouts import LANES, by_column, by_row, head_layout, head_rows, lanes_of
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Rms, scaled
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.quantized import cut
@@ -36,11 +36,17 @@ class Span(NamedTuple):
     Attributes:
         first, size: in columns, or in pairs.
         place: which of each pair; None: whole columns.
+        lanes: that share them: as many as share the other columns of the head.
     """
 
     first: int
     size: int
     place: int | None = None
+    lanes: int = LANES
+
+    def layout(self, rows: int) -> Any:
+        """Return how these columns of some heads, [rows, size], lie in registers."""
+        return head_layout(rows, self.size, self.lanes, paired=self.place is not None)
 
     def of(self, base: Scalar | int = 0) -> tuple[Any, ...]:
         """Return the columns as an index of the last axis, or of the last two, behind `base`."""
@@ -159,7 +165,8 @@ def spans(heads: Heads, size: int, half: int, *, rotates: bool) -> list[Span]:
             pieces.append(Span(2 * turned, size - 2 * turned))
     if any(piece.size % 8 for piece in pieces):
         raise NoGlueKernel(limit)
-    return pieces
+    lanes = min(lanes_of(piece.size) for piece in pieces)
+    return [piece._replace(lanes=lanes) for piece in pieces]
 
 
 def _kinds(heads: Heads) -> tuple[_Kind, _Kind, _Kind]:
@@ -250,7 +257,7 @@ def _in_8_bits(
     """Return columns of some heads of K (`which` = 0) or V (1) as pages of 8 bits hold them."""
     wide = x.astype(jnp.float32)
     if refs.scales is not None:
-        layout = head_layout(rows, piece.size, paired=piece.place is not None).reduce(1)
+        layout = piece.layout(rows).reduce(1)
         scales = plgpu.load(refs.scales.at[which, pl.ds(head, rows)], layout=layout, optimized=False)
         wide = wide / by_row(scales, (rows, piece.size))
     return cut(wide, refs.kv.dtype)
@@ -269,7 +276,7 @@ def _each(
 ) -> None:
     """Norm, rotate and store `count` heads of a kind, a few at a time, of which `together` have one group."""
     pieces = spans(heads, kind.size, refs.half, rotates=kind.rotates)
-    rows = min(head_rows(together, piece.size) for piece in pieces) if _are_rows(heads) else 1
+    rows = head_rows(together, pieces[0].lanes) if _are_rows(heads) else 1
 
     @pl.loop(0, count // rows)
     def _heads(index: Scalar) -> None:
@@ -311,7 +318,7 @@ def _total(
     heads: Heads, refs: _Refs, kind: _Kind, token: Scalar, head: Scalar, rows: int, piece: Span
 ) -> Float[Array, "rows columns"]:
     """Return columns of some heads of the projection: the sum of its parts, and the bias."""
-    layout = head_layout(rows, piece.size, paired=piece.place is not None)
+    layout = piece.layout(rows)
     if _are_rows(heads):
         own = pl.ds(kind.first + head, rows), *piece.of()
     else:
@@ -330,6 +337,6 @@ def _total(
 
 def _of_columns(ref: Ref, rows: int, piece: Span) -> Float[Array, " columns"]:
     """Load a number per column, where the columns of `rows` heads lie."""
-    layout = head_layout(rows, piece.size, paired=piece.place is not None).reduce(0)
+    layout = piece.layout(rows).reduce(0)
     out: Array = plgpu.load(ref, layout=layout, optimized=False)
     return out

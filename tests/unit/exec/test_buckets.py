@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jswa.config import Limits, resolve_limits
 from jswa.errors import EngineError
-from jswa.exec.buckets import Bucket, bucket_table, pick_bucket
+from jswa.exec.buckets import Bucket, bucket_table, in_units, pick_bucket
 from jswa.plan import StepPlan
 from jswa.text.inputs import engine_config
 from jswa.text.speculation import Speculation
@@ -38,8 +38,9 @@ def test_every_plan_gets_the_smallest_bucket_that_fits(case: tuple[Limits, StepP
     limits, plan = case
     table = bucket_table(limits, on_gpu=on_gpu)
     bucket = pick_bucket(table, plan)
-    assert plan.num_rows <= bucket.rows <= limits.max_rows
-    assert plan.num_tokens <= bucket.tokens <= limits.max_tokens
+    most = in_units(limits.max_rows, 8 if on_gpu else 1)
+    assert plan.num_rows <= bucket.rows <= most
+    assert plan.num_tokens <= bucket.tokens <= max(limits.max_tokens, most)
     assert not bucket.decode or plan.counts.max() == 1
     assert not any(other.holds(plan.num_rows, plan.num_tokens) for other in table if other.tokens < bucket.tokens)
 
@@ -67,18 +68,16 @@ def test_the_buckets_of_a_cpu_double(max_rows: int, max_tokens: int, fewest: int
         assert all(before < after <= 2 * before for before, after in itertools.pairwise(sizes))
 
 
-@given(st.integers(1, 300), st.integers(0, 900), st.booleans())
-def test_decode_buckets_of_eights(max_rows: int, more: int, drafting: bool) -> None:
-    """Or of the most rows, if a plan needs it; every plan that fits other buckets fits one of these."""
+@given(st.integers(1, 300), st.integers(0, 900), st.booleans(), st.booleans())
+def test_the_buckets_of_a_gpu_have_eights_of_rows(max_rows: int, more: int, drafting: bool, one: bool) -> None:
+    """Even where fewer rows may run. Those with drafts have at least eight places."""
     drafts = Speculation("ngram", 7) if drafting else None
-    limits = Limits(10_000, max_rows, max_rows + more, 16, speculation=drafts)
-    table, others = (bucket_table(limits, on_gpu=True, unit=unit) for unit in (8, 1))
-    assert len(table) == len(set(table)) <= len(others)
-    for bucket in table:
-        assert not bucket.decode or bucket.drafts or bucket.rows % 8 == 0 or bucket.rows == max_rows
-    for other in others:
-        given = other.rows, other.tokens, other.mean_drafts if other.drafts else 0
-        assert not other.decode or any(bucket.holds(*given) and bucket.decode for bucket in table)
+    limits = Limits(10_000, max_rows, max_rows + more, 16, speculation=drafts, one_bucket=one)
+    for bucket in bucket_table(limits, on_gpu=True):
+        if bucket.decode and bucket.drafts:
+            assert bucket.tokens >= 8 or bucket.tokens > limits.max_tokens // 2
+        else:
+            assert bucket.rows % 8 == 0 or bucket.rows == bucket.tokens
 
 
 @pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
@@ -87,7 +86,7 @@ def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
     table = bucket_table(Limits(131_072, 256, max_tokens, 64), on_gpu=True)
     assert len(table) == len(set(table)) < 40
     decode = [b.rows for b in table if b.decode]
-    assert decode[0] == 1
+    assert decode[0] == 8
     assert decode[-1] == 256
     assert all(after <= 2 * before for before, after in itertools.pairwise(decode))
 
@@ -98,7 +97,7 @@ def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
     [
         ([2048, 64, 256], 2048, [64, 256], [2048]),
         ([256, 512, 2048, 512], 2048, [256], [512, 2048]),
-        ([1, 256], 256, [1, 256], [256]),
+        ([1, 4, 256], 256, [1, 4, 256], [256]),
     ],
 )
 def test_only_the_sizes_that_are_asked_for_are_compiled(
@@ -108,7 +107,8 @@ def test_only_the_sizes_that_are_asked_for_are_compiled(
     options = {"max_num_seqs": 256, "max_num_batched_tokens": max_tokens, "cudagraph_capture_sizes": sizes}
     limits = resolve_limits(engine_config(options), make_model(make_layer(8, (1, 2, 2))), on_gpu=on_gpu)
     table = bucket_table(limits, on_gpu=on_gpu)
-    assert [bucket.rows for bucket in table if bucket.decode] == decode
+    unit = 8 if on_gpu else 1
+    assert [bucket.rows for bucket in table if bucket.decode] == sorted({in_units(rows, unit) for rows in decode})
     assert [bucket.tokens for bucket in table if not bucket.decode] == mixed
     assert pick_bucket(table, plan_of([1] * 256)).decode
     assert pick_bucket(table, plan_of([max_tokens - 255] + [1] * 255)).tokens == max_tokens
