@@ -395,4 +395,4 @@ def _bias_and_activation(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part,
     if refs.bias is not None:
         for which, total in enumerate(sums):
             sums[which] = total + _per_column(plan, refs.bias, tile, part, which)
-    return sums if plan.gated is None else [glu(plan.gated, *sums)]
+    return sums if plan.gated is None else [glu(plan.gated, *sums, in_kernel=True)]

@@ -1,5 +1,6 @@
 """Make calls of the glue from cases: random arrays, the call of an implementation, the result in float32."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -92,8 +93,8 @@ def _scales(rng: np.random.Generator, kv_heads: int) -> jax.Array:
     return jnp.asarray(scales, jnp.float32)
 
 
-def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
-    """Return the queries, without the rows beyond the group, and the pages, in float32."""
+def rope_call(case: RopeCase, implementation: Implementation) -> Callable[[Arrays], tuple[jax.Array, jax.Array]]:
+    """Return a function of the operands that returns the queries, without the rows beyond the group, and the pages."""
     heads = case.call
 
     def call(given: Arrays) -> tuple[jax.Array, jax.Array]:
@@ -110,7 +111,12 @@ def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) ->
         )
         return q[:, :, : heads.group], kv
 
-    return _run(call, arrays, implementation)
+    return call
+
+
+def call_rope(case: RopeCase, arrays: Arrays, implementation: Implementation) -> tuple[np.ndarray, np.ndarray]:
+    """Return the queries, without the rows beyond the group, and the pages, in float32."""
+    return _run(rope_call(case, implementation), arrays, implementation)
 
 
 def in_float32(arrays: Arrays) -> Arrays:

@@ -1,7 +1,7 @@
 """Tests of the Hopper grouped matmul only: tunings, which weights it reads, its limits, and that it lowers."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation, grouped_matmul
+from pallas_kernels.experts.glu import Activation, Glu
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.heuristics import default_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
@@ -99,6 +100,13 @@ def test_only_weights_of_experts_with_rows_are_read() -> None:
 def test_layers_lower_for_hopper(layer: Layer, tokens: int, matrix: Matrix) -> None:
     """Lowering needs no GPU packages; `tools.aot.experts` runs the rest of the compilation."""
     lower(arguments(layer, matrix, tokens), layer.implementation)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_activations_lower_for_hopper(activation: Activation) -> None:
+    """Found on an H100: the exact GELU and ReLU were interpreted, but Mosaic lowered neither."""
+    layer = replace(LAYERS[1], gated=Glu(activation))
+    lower(arguments(layer, "up", 64), layer.implementation)
 
 
 def lower(given: Arguments, implementation: Implementation) -> None:
