@@ -231,7 +231,15 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     if on_gpu:
         prefer_packaged()
     compiler = find_ptxas() if on_gpu else None
-    backends = choose_backends(options, dtype, device.platform, capability, sms if on_gpu else None, compiler)
+    backends = choose_backends(
+        options,
+        dtype,
+        device.platform,
+        capability,
+        sms if on_gpu else None,
+        compiler,
+        mxfp4=_holds_mxfp4(folder, options),
+    )
     _require_memory(folder, options, device)
     mode, forms = options.quantization, (backends.linear, backends.experts == "cpu")
     room, declared = options.lora_room, load_config(folder)
@@ -298,6 +306,14 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         runner.warm_up()
     reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
     return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
+
+
+def _holds_mxfp4(folder: Path, options: EngineConfig) -> bool:
+    """Return whether experts will be held in MXFP4. A converted checkpoint's config.json names the form it had."""
+    if options.quantization != "auto" or is_converted(folder):
+        return options.quantization == "mxfp4"
+    stored = parse_quantization(read_object(folder / "config.json"))
+    return stored is not None and stored.method == "mxfp4"
 
 
 class _Drafts(NamedTuple):

@@ -78,6 +78,8 @@ def choose_backends(
     capability: str | None,
     sms: int | None = None,
     compiler: Ptxas | None = None,
+    *,
+    mxfp4: bool = False,
 ) -> Backends:
     """Return the kernels to run.
 
@@ -93,6 +95,7 @@ def choose_backends(
         capability: a GPU's compute capability, such as "9.0".
         sms: a GPU's multiprocessors.
         compiler: the ptxas that compiles Mosaic's kernels.
+        mxfp4: whether experts are held in MXFP4.
     """
     triton = importlib.util.find_spec("jax_triton") is not None
     named = options.attention_backend
@@ -110,9 +113,9 @@ def choose_backends(
             )
     if options.deterministic:
         attention = _WHOLE.get(attention, attention)
-    experts: Experts = "mosaic" if hopper else "xla"
+    experts: Experts = ("mosaic_overlap" if mxfp4 else "mosaic") if hopper else "xla"
     linear: Linear = "xla"
-    glue: Glue = "xla"  # until a GPU has measured the kernels
+    glue: Glue = "xla"
     sampling: Sampling = "xla"
     if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
         attention, experts, linear, glue = "cpu", "cpu", "cpu", "cpu"

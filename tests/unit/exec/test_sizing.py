@@ -15,6 +15,7 @@ from jswa.config import EngineConfig, Limits, LoraRoom, resolve_limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import PORTABLE
 from jswa.exec.buckets import bucket_table
+from jswa.exec.runner import Runner
 from jswa.exec.sizing import (
     claim_memory,
     free_bytes,
@@ -233,8 +234,9 @@ def test_scratch_is_measured_with_the_most_logits_that_exist_at_once(vocab: int,
 
 def test_no_program_needs_more_scratch_than_was_measured() -> None:
     """Scratch is measured with an arena of two blocks; the programs of this runner have one of 800."""
-    model, params, layout, limits, runner = small_engine_parts()
+    model, params, layout, limits, _ = small_engine_parts()
     one_step = dataclasses.replace(limits, one_bucket=True)
+    runner = Runner(model, params, layout, one_step, on_gpu=True)
     measured = scratch_bytes(model, params, layout, one_step, PORTABLE, jnp.dtype("float32"))
     memory = [program.memory_analysis() for program in runner.compiled.values()]
     needed = [m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes for m in memory if m is not None]
