@@ -1,13 +1,15 @@
 """The constants of the prediction, all of them: value, range, unit and source of each. Measurements alone change them.
 
-No figure of jswa on a GPU exists. Two constants were measured on an H200 with other programs (a copy and a matrix
-product). Kernel counts come from the compiler. All others are estimates, and their ranges say how far they are trusted.
+Two constants were measured on an H200 with other programs (a copy and a matrix product), and those that name "traces"
+or "tunings" with jswa, in benchmarks/results/h200. Kernel counts come from the compiler. All others are estimates, and
+their ranges say how far they are trusted.
 """
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 _ESTIMATE = "estimate"
+_TRACES, _TUNINGS = "measured (traces)", "measured (tunings)"
 
 
 def _constant(value: float, low: float, high: float, unit: str, source: str) -> Any:
@@ -22,23 +24,23 @@ class Constants:
     matmul: float = _constant(
         790e12, 720e12, 830e12, "FLOP/s", "a large bfloat16 product, measured without jswa; data sheet: 989"
     )
-    gemm_start: float = _constant(
-        2e-6,
-        1e-6,
-        4e-6,
-        "s per kernel",
-        f"{_ESTIMATE}: first loads and last stores of a product in a CUDA graph",
+    gemm_start: float = _constant(2e-6, 1e-6, 4e-6, "s per kernel", f"{_TRACES}: what a matrix of no bytes would take")
+    gemm_bytes: float = _constant(
+        0.90,
+        0.66,
+        0.96,
+        "share",
+        f"{_TRACES}, dense matrices of 16 bits: 0.66 of 24 MB, 0.82 of 29, 0.96 of 88 and 1,158",
     )
-    gemm_bytes: float = _constant(0.90, 0.80, 0.95, "share", f"{_ESTIMATE}: dense matrices of 16 bits, few tokens")
     gemm_bytes_8: float = _constant(
         0.65, 0.40, 0.85, "share", f"{_ESTIMATE}: dense matrices of 8 bits, widened inside of XLA's Triton products"
     )
     gemm_flops: float = _constant(0.82, 0.70, 0.92, "share", f"{_ESTIMATE}: dense matrices, many tokens")
     attention_start: float = _constant(
-        4e-6, 2.5e-6, 6e-6, "s per kernel", "published: 5.6 to 16 µs for one row of 1,024 keys"
+        4e-6, 3.6e-6, 5.4e-6, "s per kernel", f"{_TRACES}: one row of 1,536 keys 3.6, windows of 64 rows 5.4"
     )
     attention_bytes: float = _constant(
-        0.88, 0.75, 0.93, "share", f"{_ESTIMATE}; the best published figure on an H200 is 0.93 (TileOPs)"
+        0.82, 0.78, 0.87, "share", f"{_TRACES}, 64 rows of 1,536 keys: mosaic 0.78, mosaic_splits 0.87"
     )
     attention_bytes_8: float = _constant(
         0.65, 0.50, 0.75, "share", f"{_ESTIMATE}: pages of 8 bits, one thread block on a multiprocessor"
@@ -54,17 +56,17 @@ class Constants:
     )
     experts_bytes: float = _constant(0.85, 0.70, 0.92, "share", f"{_ESTIMATE}: experts of 16 bits, few tokens")
     experts_bytes_4: float = _constant(
-        0.80, 0.65, 0.90, "share", f"{_ESTIMATE}: MXFP4 experts, tiles of at most 16 rows, copies of 6 KB"
+        0.60, 0.56, 0.61, "share", f"{_TUNINGS}, MXFP4 experts, 64 tokens: mosaic 0.60, mosaic_overlap 0.56 to 0.58"
     )
     experts_bytes_4_wide: float = _constant(
-        0.54, 0.40, 0.67, "share", "cycles of loader and unpacking, wider tiles, copies of 2 KB"
+        0.456, 0.34, 0.47, "share", f"{_TUNINGS}, MXFP4 experts, 256 tokens: mosaic_overlap 0.456, mosaic 0.34"
     )
     experts_flops: float = _constant(0.60, 0.45, 0.75, "share", f"{_ESTIMATE}; tokamax on an H100: 400 to 461 TFLOP/s")
     experts_flops_4: float = _constant(
         0.44, 0.30, 0.55, "share", f"{_ESTIMATE}: MXFP4, many tokens; each tile of 128 rows unpacks"
     )
     small_kernel: float = _constant(
-        2.7e-6, 1.7e-6, 4e-6, "s per kernel", f"{_ESTIMATE}: a small kernel in a CUDA graph, start to start"
+        1.9e-6, 1.7e-6, 3.5e-6, "s per kernel", f"{_TRACES}, start to start: XLA's 1.9, fewer kernels that do more 3.5"
     )
     small_bytes: float = _constant(0.75, 0.60, 0.90, "share", f"{_ESTIMATE}: elementwise kernels, many tokens")
     logits_bytes: float = _constant(0.88, 0.60, 0.95, "share", f"{_ESTIMATE}: kernels that read or write all logits")
@@ -72,7 +74,7 @@ class Constants:
         7.5e-12, 5e-12, 10e-12, "s per number", "arithmetic: 110 instructions of threefry and Gumbel"
     )
     between_steps: float = _constant(
-        15e-6, 5e-6, 50e-6, "s per step", f"{_ESTIMATE}: the device idles between two command buffers"
+        110e-6, 60e-6, 150e-6, "s per step", f"{_TRACES}: 85 before what two conditionals run, 25 between two steps"
     )
 
 

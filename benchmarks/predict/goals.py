@@ -2,9 +2,9 @@
 
     python -m benchmarks.predict.goals
 
-Prints the tables of docs/performance.md. Constants are those of `constants.py`, whichever kernels run: no constant is
-known for a kernel that has run on no GPU. What the fast kernels change is counted in steps compiled for an H200
-(tools/aot/gates/steps.json): kernels in a layer, and how often the logits are read or written. Nothing was measured.
+Prints the tables of docs/performance.md. Constants are those of `constants.py`, whichever kernels run. What the fast
+kernels change is counted in steps compiled for an H200 (tools/aot/gates/steps.json): kernels in a layer, and how often
+the logits are read or written.
 """
 
 import json

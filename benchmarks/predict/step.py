@@ -5,7 +5,7 @@
 
 The step is the sum of its scopes, because its kernels run one after another. Weights, KV and logits are counted, other
 activations are not: in decode they stay in the L2 cache, and prefill is bound by FLOP. Only its small kernels are bound
-by them. Nothing here was measured on a GPU.
+by them.
 """
 
 from collections.abc import Callable, Iterable, Mapping

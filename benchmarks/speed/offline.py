@@ -3,10 +3,10 @@
     python -m benchmarks.speed.offline [--model tiny] [--prompts 32] [--input 256] [--output 128] [--json FILE]
     python -m benchmarks.speed.offline --hub gemma-3-27b [--quantization fp8]    random weights in a released shape
 
-Prompt lengths are uniform in [shortest, input], where --shortest is half of --input unless it is given. The prefix cache is off, and each repeat has prompts of its own, so
-that nothing is found anywhere. With several --output, the load runs with each; the first one is that of the tables.
-A first run warms up and is not counted; the median and the range of the next `--repeats` runs are printed. The baseline
-of the same run sends prompts one after another.
+Prompt lengths are uniform in [shortest, input], where --shortest is half of --input unless it is given. The prefix
+cache is off, and each repeat has prompts of its own, so that nothing is found anywhere. With several --output, the load
+runs with each; the first one is that of the tables. A first run warms up and is not counted; the median and the range
+of the next `--repeats` runs are printed. The baseline of the same run sends prompts one after another.
 
 prefill_tokens_per_s comes from a pass of its own in which each prompt generates one token, so no step decodes.
 decode_tokens_per_s counts from the step in which the last prompt got its first token. tokens_per_s is the whole load,

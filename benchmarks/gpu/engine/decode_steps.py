@@ -113,17 +113,22 @@ def greedy_records(cached: Sequence[CachedRow], at: int, count: int) -> Int[np.n
 
 
 def time_steps(runner: Runner, cached: list[CachedRow], steps: int, count: int) -> tuple[float, float]:
-    """Return seconds per step, and seconds of the host to launch one. A prefill chunk repeats the same positions."""
+    """Return seconds per step, and seconds of the host to launch one. A prefill chunk repeats the same positions.
+
+    Time begins with the tokens of the first step: before them the device waits for the host's first launch.
+    """
     move = 1 if count == 1 else 0
     runner.launch(plan_of(cached, 0, count, begin=True)).tokens()
     plans = [plan_of(cached, move * n, count, begin=False) for n in range(1, steps + 1)]
     timed = min(IN_FLIGHT, steps)
-    begin = time.perf_counter()
+    before = time.perf_counter()
     pending = [runner.launch(plan) for plan in plans[:timed]]
-    launched = time.perf_counter() - begin
+    launched = time.perf_counter() - before
+    pending[0].tokens()
+    begin = time.perf_counter()
     pending += [runner.launch(plan) for plan in plans[timed:]]
     pending[-1].tokens()
-    return (time.perf_counter() - begin) / steps, launched / timed
+    return (time.perf_counter() - begin) / (steps - 1), launched / timed
 
 
 def figures(

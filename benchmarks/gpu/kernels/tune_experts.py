@@ -5,7 +5,7 @@
 Tokens choose their experts at random. Every tuning that fits the GPU is timed once while the time of its measure lasts,
 and the best few again beside the default, which is the baseline. `bytes` are the weights of the experts that have rows,
 each read once; `share` is that of a large copy in the same run. --clusters tries thread blocks that copy rows for each
-other too, which no GPU has run. --smoke runs a tiny layer on XLA, on any machine.
+other too, which was never timed. --smoke runs a tiny layer on XLA, on any machine.
 """
 
 import argparse

@@ -13,8 +13,8 @@ _MOST_STAGES = 12
 _DEPTHS = (3, 2, 1)
 _MOST_SUMS = 64  # numbers of a thread's sums for which two thread blocks on a multiprocessor leave registers
 _LEAST_STAGES = 3  # of a kernel that overlaps its work, where a depth leaves room for them
-# Of MXFP4 that is unpacked meanwhile, in tiles of few rows: gates and ups of gpt-oss-20b, 64 tokens, take an H200 113.8 µs with 4 stages, and
-# 118.7 with 7.
+# Of MXFP4 that is unpacked meanwhile, in tiles of few rows: gates and ups of gpt-oss-20b, 64 tokens, take an H200
+# 113.8 µs with 4 stages, and 118.7 with 7.
 _MOST_MXFP4_STAGES = 4
 # Bytes that a multiprocessor copies in a cycle: of matrices in 16 bits measured on an H200 with 64 tokens; of others as
 # many as it can. And its part of what the L2 cache gives to all of them.
@@ -60,7 +60,7 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
 def clustered_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     """Return the default tuning with clusters of two thread blocks: tiles have 16 rows or a multiple.
 
-    Never a default: no GPU has run it.
+    Never a default: it is not timed.
     """
     first = default_tuning(shape, sms)
     tuning = first._replace(rows=-(-first.rows // (2 * ALIGN)) * 2 * ALIGN, cluster=2)
