@@ -1,13 +1,16 @@
 """A call to a GPU machine: its stages one after another, within its time, and the few files that come back.
 
-    python -m benchmarks.gpu.run --call 1 --out $OUT [--seconds 540] [--again STAGE ...] [--stages STAGE ...]
+    python -m benchmarks.gpu.run --call 1 --out $OUT [--seconds 270] [--again STAGE ...] [--stages STAGE ...]
     python -m benchmarks.gpu.run --call 1 --out DIR --rehearse       the same with small sizes on a CPU
 
 `make gpu CALL=1` calls it. The calls are listed in `benchmarks.gpu.calls`:
 
     1  facts, ladder, numerics, cached against cold       is anything wrong?
-    2  experts and attention tuned, kernels beside torch, decode steps
-    3  throughput beside transformers, the server under load, a soak
+    2  decode steps and prefill chunks, with their kernels
+    3  throughput
+    4  draws; attention beside torch; attention and experts tuned
+    5  transformers on the same load
+    6  the server under load, a soak
 
 A stage is a process with a limit. It starts if its least time is left, and is skipped if the ladder found a kernel
 broken that it needs, or if its result file, in DIR or in --earlier, says that it is complete. What comes back is packed
