@@ -238,7 +238,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         capability,
         sms if on_gpu else None,
         compiler,
-        mxfp4=_holds_mxfp4(folder, options),
+        mxfp4=holds_mxfp4(folder, options),
     )
     _require_memory(folder, options, device)
     mode, forms = options.quantization, (backends.linear, backends.experts == "cpu")
@@ -308,7 +308,7 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
     return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
 
 
-def _holds_mxfp4(folder: Path, options: EngineConfig) -> bool:
+def holds_mxfp4(folder: Path, options: EngineConfig) -> bool:
     """Return whether experts will be held in MXFP4. A converted checkpoint's config.json names the form it had."""
     if options.quantization != "auto" or is_converted(folder):
         return options.quantization == "mxfp4"

@@ -76,7 +76,7 @@ def test_experts_in_mxfp4_are_unpacked_meanwhile(
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(build, "is_converted", lambda folder: converted)
     named: dict[str, Any] = {"quantization": quantization}
-    assert build._holds_mxfp4(tmp_path, EngineConfig(**named)) == mxfp4
+    assert build.holds_mxfp4(tmp_path, EngineConfig(**named)) == mxfp4
     given = jnp.dtype("bfloat16"), "gpu", "9.0"
     assert choose_backends(EngineConfig(), *given, mxfp4=mxfp4).experts == ("mosaic_overlap" if mxfp4 else "mosaic")
     assert choose_backends(EngineConfig(moe_backend="mosaic"), *given, mxfp4=mxfp4).experts == "mosaic"
