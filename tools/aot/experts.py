@@ -28,7 +28,7 @@ from jswa.model.moe import Experts, Moe, Storage
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.call import plan_of
-from pallas_kernels.experts.hopper.heuristics import clustered_tuning
+from pallas_kernels.experts.hopper.heuristics import clustered_tuning, shared_tuning
 from pallas_kernels.experts.hopper.plan import Shape
 from tools import gates
 from tools.aot import device
@@ -41,6 +41,8 @@ from tools.cases.kernels.experts import (
     LAYERS,
     MIDDLE_TOKENS,
     PREFILL_TOKENS,
+    SHARED,
+    SHARED_TOKENS,
     Layer,
 )
 from tools.cases.kernels.experts_shapes import MATRICES, Matrix, arguments
@@ -114,8 +116,9 @@ def main() -> None:
     ]
     compiled += [
         (f"{layer.name} {matrix}, {count} tokens", *compile_matrix(layer, matrix, count))
-        for layer in CLUSTERED
-        for count in (() if options.sample or options.only not in layer.name else CLUSTER_TOKENS)
+        for variants, counts in ((CLUSTERED, CLUSTER_TOKENS), (SHARED, SHARED_TOKENS))
+        for layer in variants
+        for count in (() if options.sample or options.only not in layer.name else counts)
         for matrix in MATRICES
     ]
     kernels = [(name, facts, seconds) for name, facts, _, seconds in compiled]
@@ -144,7 +147,8 @@ def compile_matrix(layer: Layer, matrix: Matrix, tokens: int) -> tuple[KernelFac
     """
     given: Any = arguments(layer, matrix, tokens, device.h200())  # shapes
     shape = Shape.of(given.x, given.weights, given.bias, given.gated)
-    plan = plan_of(shape, device.SMS, clustered_tuning(shape, device.SMS) if layer.cluster > 1 else None)
+    special = clustered_tuning if layer.cluster > 1 else shared_tuning if layer.shared else None
+    plan = plan_of(shape, device.SMS, None if special is None else special(shape, device.SMS))
 
     def multiply(x: jax.Array, weights: Any, groups: Groups, bias: jax.Array | None) -> jax.Array:
         out: jax.Array = hopper(x, weights, groups, bias, given.gated, plan.tuning, device.SMS)

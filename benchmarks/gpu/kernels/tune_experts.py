@@ -115,10 +115,12 @@ def candidates(shape: Shape, first: Tuning, *, clusters: bool = False) -> Iterat
     """Yield the tunings that fit the shared memory, those that are like the default first; also with `clusters`."""
     found = []
     sizes = sorted({8, 16, 32, 64, 128, first.rows})
-    ways = itertools.product(sizes, (1, 2, 3), (2, 3, 4, 6), (1, 2, 3), (1, 2) if clusters else (1,))
-    for rows, consumers, stages, depth, cluster in ways:
-        depth = 1 if shape.held == "plain" else depth
-        tuning = first._replace(rows=rows, consumers=consumers, stages=stages, depth=depth, cluster=cluster)
+    others = (1, 2) if clusters else (1,), (False, True) if shape.overlaps else (False,)
+    ways = itertools.product(sizes, (1, 2, 3), sorted({1, first.parts}), (2, 3, 4, 6), (1, 2, 3), *others)
+    for rows, consumers, parts, stages, depth, cluster, shared in ways:
+        sides = {"rows": rows, "consumers": consumers, "parts": parts}
+        deep = {"stages": stages, "depth": 1 if shape.held == "plain" else depth}
+        tuning = first._replace(**sides, **deep, cluster=cluster, shared=shared)
         try:
             launch(shape, tuning)
         except ValueError:

@@ -54,6 +54,8 @@ class Tuning(NamedTuple):
         sms: multiprocessors. Each runs one or two thread blocks, which take tiles until none is left.
         cluster: thread blocks that multiply one tile of rows with neighbouring columns, and copy a part of its rows for
             each other: 1 or 2. More than 1 for weights of 8 or 4 bits only, but those of "mosaic" in MXFP4.
+        shared: two thread blocks share a multiprocessor, so that twice as many warpgroups unpack. For the same weights
+            in tiles of few rows, whose consumers need no registers of the producer.
     """
 
     rows: int
@@ -64,6 +66,7 @@ class Tuning(NamedTuple):
     band: int = BAND
     sms: int = SMS
     cluster: int = 1
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,8 @@ class Launch(Shape):
     @property
     def moves_registers(self) -> bool:
         """Whether the producer gives registers to the consumers: many rows take many sums, overlap two operands."""
-        return self.tuning.consumers > 1 and (self.tuning.rows > FEW_ROWS or self.overlaps)
+        many = self.tuning.rows > FEW_ROWS or (self.overlaps and not self.tuning.shared)
+        return self.tuning.consumers > 1 and many
 
     @property
     def blocks(self) -> int:
@@ -274,6 +278,7 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     if tuning.stages < 2:
         raise ValueError(f"stages = {tuning.stages} must be at least 2")
     _check_cluster(out)
+    _check_shared(out)
     if shape.gated is not None and tuning.parts != 2:
         raise ValueError(f"parts = {tuning.parts} must be 2 for gates and ups")
     if out.step > shape.outputs:
@@ -281,6 +286,15 @@ def launch(shape: Shape, tuning: Tuning) -> Launch:
     if out.smem_bytes > SMEM_BYTES:
         raise ValueError(f"{tuning} needs {out.smem_bytes} bytes of shared memory, of {SMEM_BYTES}")
     return out
+
+
+def _check_shared(plan: Launch) -> None:
+    """Raise ValueError if thread blocks should share a multiprocessor and cannot."""
+    if plan.tuning.shared and not (plan.overlaps and plan.tuning.rows <= FEW_ROWS):
+        limit = f"unpacked meanwhile, in tiles of at most {FEW_ROWS} rows"
+        raise ValueError(f"shared = True must be False, except for weights that are {limit}")
+    if plan.tuning.shared and plan.blocks == plan.tuning.sms:
+        raise ValueError(f"shared = True: {plan.smem_bytes} bytes of shared memory do not fit twice")
 
 
 def _check_cluster(plan: Launch) -> None:

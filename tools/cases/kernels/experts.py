@@ -68,6 +68,7 @@ class Layer:
     Attributes:
         overlap: weights in MXFP4 are unpacked while the product before runs, "mosaic_overlap"; those of 8 bits always.
         cluster: thread blocks that copy rows for each other; see `hopper.plan.Tuning`.
+        shared: two thread blocks share a multiprocessor; see there.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Layer:
     form: Form = "plain"
     overlap: bool = False
     cluster: int = 1
+    shared: bool = False
 
     @property
     def implementation(self) -> Implementation:
@@ -156,6 +158,9 @@ LAYERS = (
 # With copies of rows for two thread blocks, which no default has: compiled with `CLUSTER_TOKENS` alone.
 CLUSTERED = tuple(replace(layer, name=f"{layer.name}, clusters", cluster=2) for layer in LAYERS[6:8])
 CLUSTER_TOKENS = (128, 256, 384)
+# With two thread blocks on a multiprocessor, which no default has: compiled with `SHARED_TOKENS` alone.
+SHARED = tuple(replace(layer, name=f"{layer.name}, shared", shared=True) for layer in LAYERS[6:8])
+SHARED_TOKENS = (1, 16, 64)
 MIDDLE_TOKENS = (96, 128, 384)  # between a decode step of few rows and a prefill, for the kernel that overlaps
 DECODE_TOKENS, PREFILL_TOKENS = (1, 16, 64, 256), (2048, 8192)
 # For the kernel on Triton: a mixture of gpt-oss held in 16 bits, many small experts, and few large ones.

@@ -11,7 +11,7 @@ from pallas_kernels import interpreter
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.hopper import overlap
-from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning
+from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning, shared_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
 from pallas_kernels.int4 import Int4
@@ -196,6 +196,39 @@ def test_a_cluster_that_does_not_fit_is_an_error(tuning: Tuning, message: str) -
     shape = Shape(40, 3, 128, 192, jnp.dtype(jnp.bfloat16), SILU, True, "mxfp4_joined")
     with pytest.raises(ValueError, match=message):
         launch(shape, tuning)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "held", "message"),
+    [
+        (Tuning(24, 2, 2, 2, shared=True), "mxfp4_joined", "tiles of at most 16 rows"),
+        (Tuning(16, 2, 2, 2, shared=True), "mxfp4", "weights that are unpacked meanwhile"),
+        (Tuning(16, 2, 2, 6, depth=3, shared=True), "mxfp4_joined", "do not fit twice"),
+    ],
+)
+def test_thread_blocks_that_cannot_share_are_an_error(tuning: Tuning, held: Any, message: str) -> None:
+    shape = Shape(40, 3, 384, 512, jnp.dtype(jnp.bfloat16), SILU, True, held)
+    with pytest.raises(ValueError, match=message):
+        launch(shape, tuning)
+
+
+def test_thread_blocks_that_share_give_the_same_bits() -> None:
+    """Each has tiles of its own."""
+    call, tuning = make_call(GATED), Tuning(16, 2, 2, 2, sms=1)
+    alone, shared = (run(call, GATED, NAME, tuning._replace(shared=value)) for value in (False, True))
+    check(shared, call, GATED)
+    np.testing.assert_array_equal(shared[call.owned], alone[call.owned])
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 64])
+@pytest.mark.parametrize("gated", [None, GPT_OSS_GLU], ids=["plain", "gpt-oss"])
+def test_two_thread_blocks_share_a_multiprocessor(tokens: int, gated: Any) -> None:
+    """With two or four stages, whose numbers need no division; a default has one."""
+    rows = -(-4 * tokens // 8) * 8 + 7 * min(4 * tokens, 32)
+    shape = Shape(-(-rows // 8) * 8, 32, 2880, 2880, jnp.dtype(jnp.bfloat16), gated, True, "mxfp4_joined")
+    first, tuning = launch(shape, default_tuning(shape)), launch(shape, shared_tuning(shape))
+    assert (first.blocks, tuning.blocks) == (first.tuning.sms, 2 * first.tuning.sms)
+    assert tuning.tuning.stages in (2, 4)
 
 
 @pytest.mark.parametrize("tokens", [65, 96, 256, 511])
