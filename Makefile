@@ -178,12 +178,13 @@ gpu-rehearsal: .venv/installed  ## the same with small sizes on a CPU
 	@touch $@
 
 # Packages that a machine with jax and pytest may lack: what jswa and its tests import, and the server. For that machine's
-# Python and not this one's.
+# Python and not this one's. Then a ptxas and jax-triton (benchmarks/gpu/site.py).
 GPU_SITE := --python-version 3.12 --only-binary :all: $(patsubst %,--platform manylinux%_x86_64,_2_28 _2_17 2014 _2_5 1)
-.gpu-site/installed: requirements.lock
+.gpu-site/installed: requirements.lock .venv-gpu/installed
 	@mkdir -p .gpu-site
 	$(PYTHON) tools/lock.py select gpu-site server > .gpu-site/requirements.txt
 	$(PYTHON) $(PIP) --target .gpu-site --upgrade --no-compile --no-deps --require-hashes $(GPU_SITE) -r .gpu-site/requirements.txt
+	.venv-gpu/bin/python -m benchmarks.gpu.site .gpu-site
 	@touch $@
 
 package: .venv/installed .venv-package/installed  ## build wheel and sdist into dist/, install and run them

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import result_file
+from benchmarks.gpu import site
 from benchmarks.gpu.bring_back import HOME, pack
 from benchmarks.gpu.calls import CALL_SECONDS, CALLS, PACKING_SECONDS, REPORT_SECONDS
 from benchmarks.gpu.stage import NOT_INSTALLED, ROOT, Ended, Place, Stage, run_stages
@@ -53,6 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [stage.name for stage in stages]
     if unknown := {*(args.stages or ()), *args.again} - set(names):
         parser.error(f"call {args.call} has no stage {', '.join(sorted(unknown))}: its stages are {', '.join(names)}")
+    if not args.rehearse and (root := site.use()):
+        print(f"ptxas of {site.FOLDER.name} is in {root}", flush=True)
     if args.commit:
         os.environ[result_file.COMMIT] = args.commit
     chosen = [stage for stage in stages if args.stages is None or stage.name in args.stages]
