@@ -19,7 +19,7 @@ PROMPTS = [[5, 9, 21, 40, 8, 3, 77, 31, 12, 60, 2], [7, 7, 30]]
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", by_turns(sorted(FAMILIES), len(FAMILIES)))
+@pytest.mark.parametrize("name", by_turns(sorted(FAMILIES), 2 * len(FAMILIES)))
 def test_scores_have_the_bits_of_the_rollout(name: str, tmp_path: Path) -> None:
     """Decoded token by token, in steps with other rows; scored as prompts in chunks."""
     fixture = load_fixture(name)

@@ -94,7 +94,7 @@ def said(texts: list[CompletionOutput]) -> list[tuple[list[int], str | None]]:
     return [(list(text.token_ids), text.finish_reason) for text in texts]
 
 
-@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 2))
+@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 4))
 def test_tokens_are_the_same_with_drafts(llms: tuple[LLM, LLM], way: str) -> None:
     """Drafts go across ends of texts, forced tokens, and tokens that a grammar forbids; many of them are right."""
     plain, drafting = llms

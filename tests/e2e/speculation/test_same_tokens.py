@@ -82,7 +82,7 @@ def texts(said: Said) -> dict[str, tuple[list[int | None], str | None]]:
     return {name: ([event.token for event in events], events[-1].finish_reason) for name, events in said.items()}
 
 
-@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 2))
+@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 4))
 def test_tokens_are_the_same_with_drafts(engines: tuple[Engine, Engine], way: str) -> None:
     """Rows with and without drafts in the same steps; log probabilities belong to each token of a step."""
     (plain, drafting), kinds = engines, list(KINDS)
