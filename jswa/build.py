@@ -52,7 +52,7 @@ from jswa.model.panels import lay_out, require_form
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted
-from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
+from jswa.model.weights.load import dummy_checkpoint, holds_mxfp4, load_checkpoint
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
@@ -227,19 +227,13 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         use_compilation_cache(cache)
     dtype = _dtype(options, device)
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
-    capability, sms = (getattr(device, name, None) for name in ("compute_capability", "core_count"))
+    capability = getattr(device, "compute_capability", None)
+    sms = getattr(device, "core_count", None) if on_gpu else None
     if on_gpu:
         prefer_packaged()
     compiler = find_ptxas() if on_gpu else None
-    backends = choose_backends(
-        options,
-        dtype,
-        device.platform,
-        capability,
-        sms if on_gpu else None,
-        compiler,
-        mxfp4=holds_mxfp4(folder, options),
-    )
+    mxfp4 = holds_mxfp4(folder, options.quantization)
+    backends = choose_backends(options, dtype, device.platform, capability, sms, compiler, mxfp4=mxfp4)
     _require_memory(folder, options, device)
     mode, forms = options.quantization, (backends.linear, backends.experts == "cpu")
     room, declared = options.lora_room, load_config(folder)
@@ -306,14 +300,6 @@ def _build(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path
         runner.warm_up()
     reader = None if room is None else LoraReader(declared, whole, dtype, room.rank)
     return Built(model, limits, layout, runner, Adapters(adapters.digests, room), reader, stager)
-
-
-def holds_mxfp4(folder: Path, options: EngineConfig) -> bool:
-    """Return whether experts will be held in MXFP4. A converted checkpoint's config.json names the form it had."""
-    if options.quantization != "auto" or is_converted(folder):
-        return options.quantization == "mxfp4"
-    stored = parse_quantization(read_object(folder / "config.json"))
-    return stored is not None and stored.method == "mxfp4"
 
 
 class _Drafts(NamedTuple):

@@ -83,18 +83,16 @@ class EngineConfig:
         linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
             CPU whose kernels are compiled. mosaic is for layers that are held in integers of 4 bits or in 8 bits, on
             Hopper: weights are unpacked while those before are multiplied. It takes layers in 16 bits too, for
-            deterministic alone: cuBLAS, which xla calls, takes up to a third less time. fp8 rounds
-            activations to 8 bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output
-            (quantization); the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly; no GPU
-            has measured these two yet.
+            deterministic alone: cuBLAS, which xla calls, takes up to a third less time. fp8 rounds activations to 8
+            bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output (quantization); the
+            numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
-            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer kernels per
-            layer on Hopper.
+            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer on Hopper.
         routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto and xla run on
             any device. triton does it in one kernel, on one NVIDIA GPU since Ampere.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
-            reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up
-            probabilities in the compiled kernels of a CPU, so that they do not depend on other rows.
+            reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the compiled
+            kernels of a CPU, so that they do not depend on other rows.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
             this costs nothing for most models. With linear_backend and glue_backend mosaic and sampling_backend triton
             steps on Hopper keep their batch shapes. Elsewhere they have one, which is slow.

@@ -134,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class _NotInterpreted:
-    """In the place of the interpreter: a test that looks into it ends there, with all that it checked before."""
+    """Takes the place of the interpreter on a GPU: a test that reads its counts is skipped, after the checks before."""
 
     def __getattr__(self, name: str) -> Any:
         pytest.skip(f"a GPU has no {name} of the interpreter")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".gpu-site"
 _PTXAS, _DEVICE = "cuda/ptxas.xz", "cuda/libdevice.10.bc"
-# In the image of the machines that have been had, and large: with the sources the folder should stay below 64 MiB.
+# Large packages that GPU machines had already: without them the folder and the sources stay below 64 MiB.
 _THERE = ("beartype*", "hypothesis*", "_hypothesis*", "pygments*")
 _NEWER = "  from triton.backends.nvidia.driver import TMA_TF32 as _TMA_TF32"
 _NUMBER = "  _TMA_TF32 = 11  # as Triton 3.7 has it"
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def for_triton_36(line: str) -> str:
-    """Return a line of jax-triton's source such that Triton 3.6 can serve it."""
+    """Return a line of jax-triton's source, changed so that it runs with Triton 3.6."""
     return _NUMBER if line.startswith(_NEWER) else line
 
 

@@ -8,7 +8,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.plan import StepPlan
 
-GPU_ROWS = 8
+GPU_ROWS = 8  # of which programs on a GPU have a multiple; see `bucket_table`
 
 
 @dataclass(frozen=True, order=True)

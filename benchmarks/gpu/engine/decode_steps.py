@@ -13,7 +13,7 @@ that does not fit the arena is listed as such.
 
 Local layers see a window, so a longer context should add the bytes of the full layers only. `bytes` counts weights and
 all visible keys and values (`benchmarks.scale.step_time`). `share` is the shortest possible time (bytes at the
-bandwidth of a large copy, or FLOP at the rate of a large matrix product, both of the same run) over the measured one.
+bandwidth of `ceilings`, or FLOP at the rate of a large matrix product, both of the same run) over the measured one.
 --trace writes each kernel of a few decode steps of all sizes, in the order in which they ran.
 """
 
@@ -235,7 +235,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[1024, 8192, 32768, 130_000], help="tokens of context"
     )
-    parser.add_argument("--steps", type=int, default=48, help="decode steps per run")
+    parser.add_argument("--steps", type=int, default=48, help="decode steps per run, two or more")
     parser.add_argument("--repeats", type=int, default=3, help="runs that are counted")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of a chunk")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: all memory that is left")
@@ -243,7 +243,10 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, help="file to write the kernels of a few steps to")
     parser.add_argument("--square", type=int, default=8192, help="size of the matrices that give the roof")
     parser.add_argument("--json", type=Path, help="result file to write")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.steps < 2:
+        parser.error(f"--steps {args.steps}: must be at least 2, as time begins when the first step has ended")
+    return args
 
 
 def config_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Span(NamedTuple):
     Attributes:
         first, size: in columns, or in pairs.
         place: which of each pair; None: whole columns.
-        lanes: that share them: as many as share the other columns of the head.
+        lanes: of a warp, that share these columns; all pieces of a head have as many.
     """
 
     first: int
