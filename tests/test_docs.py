@@ -8,6 +8,7 @@ import pytest
 
 from jswa.config import EngineConfig
 from server.options import ServeConfig
+from tools import routes
 from tools.docs import GUIDES, REST, attributes, reference, schema, write
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,11 @@ def test_every_route_is_there_with_its_fields(pages: dict[str, str]) -> None:
             assert f"## {method.upper()} {path}\n" in pages["reference/api"]
     for field in ("`messages` (required)", "`temperature`", "`stream_options`", "`max_completion_tokens`"):
         assert field in pages["reference/api"]
+
+
+def test_the_guide_has_the_table_of_all_routes() -> None:
+    page = routes.PAGE.read_text(encoding="utf-8")
+    assert routes.filled(page) == page, "python -m tools.routes"
 
 
 def test_every_metric_and_code_is_there(pages: dict[str, str]) -> None:

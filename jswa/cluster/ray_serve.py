@@ -241,9 +241,10 @@ def _relay_of(server: Any, retries: int) -> Any:
 
     def relay() -> Any:
         handle = serve.get_deployment_handle("Engine", app_name=serve.get_replica_context().app_name)
-        checked = load_server("http.auth").Keys(keys, admin, pages=pages)
+        table = load_server("gate.routes").table(pages=pages)
+        accepted = load_server("gate.keys").Keys(keys, admin)
         relay = load_server("cluster.relay").Relay
-        return relay(_Replicas(handle), checked, max_body_size, retries, [b"x-request-id"])
+        return relay(_Replicas(handle), table, accepted, max_body_size, retries, [b"x-request-id"])
 
     return relay
 

@@ -15,9 +15,12 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..gate.gate import admitted
+from ..gate.keys import Keys
+from ..gate.table import Replicas as Asks
+from ..gate.table import Table, path_of
 from ..http.access import request_id_of
-from ..http.auth import CHANGES, LORA, Keys, error_response, path_of
-from ..http.errors import ApiError
+from ..http.errors import ApiError, error_response
 from ..http.sse import event, unless_gone
 from .merge import Answer, merged
 
@@ -26,8 +29,6 @@ _PIECES = 64  # messages of an answer that may wait to be forwarded
 _BLOCK, _BLOCKS = 32, 2_048  # characters of a block, and largest number of blocks, by which the replica is chosen
 _SEEN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")  # methods whose bodies are ignored
-_HEALTH = ("/health", "/ready")
-_ALL = (*_HEALTH, "/metrics", "/flush_cache", "/abort")  # routes that are sent to every replica
 
 
 class Lost(Exception):
@@ -102,7 +103,8 @@ class Relay:
     """An ASGI application that forwards requests to replicas.
 
     Args:
-        keys: the keys of the replicas, which check them again. Without a key, the relay neither reads nor hashes a
+        table: the routes of the replicas, which check requests again.
+        keys: the keys of the replicas. Without a key, the relay neither reads nor hashes a
             body.
         max_body_size: the limit of the replicas, in bytes. They refuse a longer body; the relay reads only as much of
             it as shows that it is too long.
@@ -112,9 +114,16 @@ class Relay:
     """
 
     def __init__(
-        self, replicas: Replicas, keys: Keys, max_body_size: int, retries: int, hidden: Collection[bytes] = ()
+        self,
+        replicas: Replicas,
+        table: Table,
+        keys: Keys,
+        max_body_size: int,
+        retries: int,
+        hidden: Collection[bytes] = (),
     ) -> None:
         self._replicas = replicas
+        self._table = table
         self._keys = keys
         self._max_body_size = max_body_size
         self._retries = retries
@@ -133,21 +142,23 @@ class Relay:
                 message = {**message, "headers": shown}
             await send(message)
 
+        headers = Headers(scope=scope)
+        asks: Asks = "one"
         try:
             if scope["method"] != "OPTIONS":  # a browser sends a CORS preflight without a key
-                self._keys.check(scope, Headers(scope=scope))
+                asks = admitted(scope, headers, self._table, self._keys)[0].route.replicas
         except ApiError as error:
-            error.headers["x-request-id"] = request_id_of(Headers(scope=scope))
+            error.headers["x-request-id"] = request_id_of(headers)
             await _refuse(error, scope, send_shown)
             return
         body = await self._read(scope, receive) if scope["method"] not in _WITHOUT_BODY else b""
         if body is None:
             return
-        if path_of(scope) in (*LORA, *CHANGES):
+        if asks == "none":
             await _refuse(_fixed(), scope, send_shown)
             return
         seen, path = {name: scope[name] for name in _SEEN if name in scope}, path_of(scope)
-        work = self._ask_all if path in _ALL and scope["method"] != "HEAD" else self._ask_one
+        work = self._ask_all if asks == "all" and scope["method"] != "HEAD" else self._ask_one
         await unless_gone(receive, work(path, seen, body, send_shown))
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:

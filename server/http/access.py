@@ -3,33 +3,27 @@
 import logging
 import time
 import uuid
-from collections.abc import Collection
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
-from .auth import error_response
-from .errors import ApiError
+from ..gate.table import found_in
+from .errors import ApiError, error_response
 from .limits import MAX_ID_CHARS
 
 _log = logging.getLogger("jswa.server")
 _GONE = 499  # nginx's status for a client that disconnects before its response
-_MODEL = "/v1/models/{model}"
+_OTHER = "other"  # the name by which responses are counted whose requests named no route
 
 
 class Access:
-    """ASGI middleware that sets the request's id and time of arrival in the scope, and counts and logs responses.
+    """ASGI middleware that sets the request's id and time of arrival in the scope, and counts and logs responses."""
 
-    Args:
-        routes: paths that are counted by their own name; others are counted together.
-    """
-
-    def __init__(self, app: ASGIApp, service: Service, routes: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._routes = frozenset(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and count its response."""
@@ -46,7 +40,7 @@ class Access:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 status = message["status"]
-                self._service.recorder.response(self._route(scope), status)
+                self._service.recorder.response(_route(scope), status)
             await send(message)
 
         try:
@@ -58,13 +52,14 @@ class Access:
             await error_response(ApiError(500, "internal error"))(scope, receive, send_with_id)
         finally:
             if status is None:
-                self._service.recorder.response(self._route(scope), _GONE)
+                self._service.recorder.response(_route(scope), _GONE)
             if _log.isEnabledFor(logging.DEBUG):
                 _log_access(scope, _GONE if status is None else status)
 
-    def _route(self, scope: Scope) -> str:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as routes see it
-        return path if path in self._routes else _MODEL if path.startswith("/v1/models/") else "other"
+
+def _route(scope: Scope) -> str:
+    found = found_in(scope)
+    return _OTHER if found is None else found.route.name
 
 
 def _log_access(scope: Scope, status: int) -> None:

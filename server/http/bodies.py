@@ -17,8 +17,11 @@ from fastapi.routing import APIRoute
 from jaxtyping import Int, UInt8
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from ..core.off_loop import made
+from ..gate.table import found_in
 from . import limits
 from .errors import ApiError
 
@@ -50,7 +53,14 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that accepts large JSON bodies."""
+    """A route that accepts large JSON bodies. It answers a request only if the gate has found it in the table."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether the gate has found this route."""
+        found = found_in(scope)
+        if found is None or found.route.path != self.path or scope["method"] not in (self.methods or ()):
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": found.params, "route": self}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of the route's requests."""

@@ -16,6 +16,8 @@ from jswa.errors import (
     UnknownAdapter,
 )
 
+from .sse import JsonResponse
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -90,6 +92,12 @@ class ApiError(Exception):
         if isinstance(error, EngineDead):
             return ApiError(500, str(error), code="engine_dead")
         return ApiError(500, "internal error")
+
+
+def error_response(error: ApiError, path: str = "") -> JsonResponse:
+    """Return the response for an error, in the form that clients of the route expect."""
+    body = error.anthropic() if path.startswith("/v1/messages") else error.body()
+    return JsonResponse(body, status_code=error.status, headers=error.headers)
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -21,10 +21,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from jswa.frontend.engine_thread import EngineThread
 
 from ..core.service import Served, Service
+from ..gate.cross_site import is_loopback
 from ..options import ServeConfig
 from . import limits
 from .app import create_app, create_metrics_app
-from .cross_site import is_loopback
 
 _log = logging.getLogger("jswa.server")
 _KEEP_ALIVE = 75  # seconds until an idle connection is closed: longer than clients wait, so that they close it first

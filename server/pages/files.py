@@ -50,8 +50,7 @@ class File(NamedTuple):
 
 async def page(request: Request) -> Response:
     """Return the file of a path in `PAGES`."""
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    file = _file(PAGES[path])
+    file = _file(PAGES[request.scope["jswa.found"].route.path])
     headers = {**_HEADERS, "ETag": file.tag}
     if file.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)

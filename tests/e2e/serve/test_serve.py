@@ -16,7 +16,7 @@ import openai
 import pytest
 
 import jswa
-from tests.support.server.fuzz import fuzz, narrowed
+from tests.support.attacks.fuzz import fuzz, narrowed
 from tests.support.server.processes import ROOT, Process, started
 from tests.support.tiny import ONE_SHAPE, ONE_SHAPE_FLAGS
 

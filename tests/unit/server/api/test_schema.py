@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server.fuzz import fuzz, narrowed
+from tests.support.attacks.fuzz import fuzz, narrowed
 from tests.support.server.harness import serving
 from tests.support.turns import by_turns
 

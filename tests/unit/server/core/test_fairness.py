@@ -9,8 +9,8 @@ import pytest
 from jswa.errors import EngineDead
 from server.core.fairness import Admission, Budget, Helpers, Lanes, Weights, check_size
 from server.http.errors import ApiError
+from tests.support.attacks.floods import slow_tokenizer
 from tests.support.server.fake_engine import FakeEngine
-from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import serving, until
 
 KEYS: Weights = {"hog": 1.0, "a": 1.0, "b": 1.0, "c": 1.0}

@@ -9,8 +9,8 @@ import pytest
 
 from server.text.template_worker import frame
 from server.text.templates import answer_of, encoded
+from tests.support.attacks.floods import slow_tokenizer
 from tests.support.server.fake_engine import FakeEngine
-from tests.support.server.floods import slow_tokenizer
 from tests.support.server.harness import Client, serving, until
 
 PATH = "/v1/chat/completions"

@@ -13,8 +13,8 @@ from collections.abc import Collection
 
 from starlette.datastructures import Headers
 
+from ..http.errors import ApiError
 from ..options import ServeConfig
-from .errors import ApiError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:/@\[\]\s]+))(?::[0-9]*)?")

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from jswa.errors import ConfigError
-from server.http.cross_site import is_loopback
+from server.gate.cross_site import is_loopback
 from server.options import ServeConfig
 from tests.support.server.harness import Client, serving
 

@@ -1,0 +1,1 @@
+"""Which routes there are, who may call them, and the gate in front of them."""

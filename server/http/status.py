@@ -1,0 +1,60 @@
+"""The routes that say what a server is: names of its models, health, version, and the description of its API."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jswa import __version__
+
+from ..core.service import Service, service_of
+from .errors import ApiError, error_response
+from .sse import JsonResponse
+
+
+async def models(request: Request) -> Response:
+    """Return all names of the model and of its adapters."""
+    service = service_of(request)
+    return JsonResponse(
+        {"object": "list", "data": [_card(service, name) for name in (*service.names, *service.engine.adapters)]}
+    )
+
+
+async def model(model: str, request: Request) -> Response:
+    """Return one name of the model, or one adapter."""
+    service = service_of(request)
+    return JsonResponse(_card(service, service.check_model(model)))
+
+
+async def health(request: Request) -> Response:
+    """Return status 200 if the engine is up, else 503."""
+    failure = service_of(request).failure
+    if failure is not None:
+        return error_response(ApiError(503, failure.message, code=failure.code))
+    return JsonResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Return status 200 if the server accepts new requests, else 503."""
+    if not service_of(request).ready:
+        return error_response(ApiError(503, "the server accepts no new requests", code="not_ready"))
+    return JsonResponse({"status": "ok"})
+
+
+async def version() -> Response:
+    """Return the version of jswa."""
+    return JsonResponse({"version": __version__})
+
+
+async def openapi(request: Request) -> Response:
+    """Return the description of the API; its addresses begin with the path under which a proxy shows the server."""
+    described: dict[str, Any] = request.app.openapi()
+    root = request.scope.get("root_path", "").rstrip("/")
+    return JsonResponse({**described, "servers": [{"url": root}]} if root else described)
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
+        "parent": service.names[0] if name in service.engine.adapters else None, "max_model_len": service.max_model_len,
+    }  # fmt: skip
