@@ -15,6 +15,7 @@ from jswa.text.chat_template import ChatTemplate
 from jswa.types import SamplingParams
 
 from .core.service import Served
+from .gate.key_file import with_keys
 from .http.process import set_up_logging
 from .options import ServeConfig
 from .processes.supervisor import run
@@ -23,6 +24,7 @@ from .processes.supervisor import run
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     """Load the model and serve it until a signal arrives or the engine fails. Return the exit status."""
     set_up_logging(server)
+    server = with_keys(server)
     if not engine.node_rank:  # other hosts do not listen
         check_address(server)
     with loaded(model, server, engine) as (served, options):

@@ -13,14 +13,17 @@ _HOST = re.compile(
     r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*"
 )  # a host name or an IPv6 address
 
+_MODE = re.compile(r"0?[67][0-7]{2}")  # the server's own user must be able to connect
+
 # Groups in which --help shows the options.
 GROUPS = {
     "HTTP": (
-        "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile", "keep_alive",
-        "stream_interval", "chat_template", "response_template",
+        "host", "port", "uds", "uds_mode", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile",
+        "keep_alive", "stream_interval", "chat_template", "response_template",
     ),
     "Keys and web pages": (
-        "api_key", "api_key_weight", "admin_api_key", "allowed_origins", "allowed_hosts", "allow_priority",
+        "api_key", "api_key_file", "api_key_weight", "admin_api_key", "allowed_origins", "allowed_hosts",
+        "allow_priority",
     ),
     "Limits": (
         "max_body_size", "max_body_memory", "max_answer_memory", "max_queued_requests", "max_queued_tokens",
@@ -43,10 +46,14 @@ class ServeConfig:
         host: Listen on this IP address or host name.
         port: Listen on this TCP port; 0 picks a free port, which the log names.
         uds: Listen on this Unix socket instead of host and port.
+        uds_mode: Mode of the Unix socket in octal digits. With the default only the server's own user may connect; 660
+            admits its group, 666 every user of the machine.
         served_model_name: Model names that requests may use; the first is the model's id. Default: MODEL as given.
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
+        api_key_file: File with more API keys, one per line, which neither the command line nor the environment then
+            shows; lines that begin with # are comments. Default: none.
         api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
-            order. Default: equal weights.
+            order, those of the file last. Default: equal weights.
         admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load LoRA
             adapters and new weights; /metrics accepts it too. Default: none, and the admin endpoints are off.
         allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
@@ -101,8 +108,10 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
+    uds_mode: str = "600"
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
+    api_key_file: Path | None = None
     api_key_weight: tuple[float, ...] = ()
     admin_api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
@@ -159,6 +168,10 @@ class ServeConfig:
                 raise ConfigError("allowed_hosts", name, 'must be a host name without scheme or port, "*.NAME" or "*"')
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_certfile", self.ssl_certfile, "needs ssl_keyfile, and the other way round")
+        if not _MODE.fullmatch(self.uds_mode):
+            raise ConfigError(
+                "uds_mode", self.uds_mode, "must be octal digits such as 600, of which the first is 6 or 7"
+            )
         if self.metrics_host is not None and self.metrics_port is None:
             raise ConfigError("metrics_host", self.metrics_host, "needs metrics_port")
         _check_keys(self)
@@ -171,7 +184,7 @@ def _check_keys(config: ServeConfig) -> None:
         raise ConfigError("api_key", "", "must not be empty")
     if config.admin_api_key in keys:
         raise ConfigError("admin_api_key", "...", "must not be one of the API keys")
-    if weights and len(weights) != len(keys):
+    if weights and len(weights) != len(keys) and config.api_key_file is None:
         raise ConfigError("api_key_weight", weights, f"must be {len(keys)}: one for each API key")
     if not all(0.001 <= weight <= 1_000_000 for weight in weights):
         raise ConfigError("api_key_weight", weights, "must be between 0.001 and 1000000")

@@ -18,8 +18,8 @@ from ..http.sse import JsonResponse
 from .schemas import Body, Id
 
 _SECRET = (
-    "api_key", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template", "profile_dir",
-    "otlp_traces_endpoint",
+    "api_key", "api_key_file", "api_key_weight", "admin_api_key", "ssl_keyfile", "ssl_certfile", "uds", "chat_template",
+    "profile_dir", "otlp_traces_endpoint",
 )  # fmt: skip
 
 

@@ -11,11 +11,22 @@ from cyclopts.config import Env
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 
+from ..gate.key_file import with_keys
 from ..options import ServeConfig
 
 _SERVER, _ENGINE = ServeConfig(), EngineConfig()
 # Ray's proxy listens, so these are options of `serve start` or belong into the file of `serve deploy`.
-_OF_THE_PROXY = ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "root_path", "metrics_port", "metrics_host")
+_OF_THE_PROXY = (
+    "host",
+    "port",
+    "uds",
+    "uds_mode",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "root_path",
+    "metrics_port",
+    "metrics_host",
+)
 _ANY_HOST = ("*",)  # the proxy may listen anywhere
 
 
@@ -130,7 +141,7 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     if options.engine.nnodes > 1:
         raise ConfigError("nnodes", options.engine.nnodes, "must be 1: a replica runs on one host")
     server = dataclasses.replace(
-        options.server,
+        with_keys(options.server),
         served_model_name=options.server.served_model_name or (options.model,),
         allowed_hosts=options.server.allowed_hosts or _ANY_HOST,
     )

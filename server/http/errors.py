@@ -121,8 +121,6 @@ def engine_errors() -> Iterator[None]:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the error (400) for the first of pydantic's errors about a body."""
-    if errors[0]["type"] == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", code="invalid_json")
     # A union has an error for each alternative; the one for the value's own type is the most precise.
     same = [one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]]
     first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(one["loc"])))

@@ -5,6 +5,7 @@ A request beyond a limit is refused with status 400 (a body: 413) before anythin
 
 MAX_BODY_BYTES = 16 * 2**20  # default of --max-body-size
 MAX_VALUES = 50_000  # strings, numbers, objects and lists of a large body, besides token ids
+MAX_DEPTH = 128  # levels of objects and lists of a body; a JSON Schema inside may have 100
 MAX_HEADER_BYTES = 64 * 2**10  # all header fields and the request line
 READ_SECONDS = 60.0  # for receiving a request, from its connection or its first byte to its end
 WRITE_SECONDS = 60.0  # for a client to read a piece of an answer

@@ -22,6 +22,7 @@ from jswa.frontend.engine_thread import EngineThread
 
 from ..core.service import Served, Service
 from ..gate.cross_site import is_loopback
+from ..gate.unix_socket import bound
 from ..options import ServeConfig
 from . import limits
 from .app import create_app, create_metrics_app
@@ -354,8 +355,10 @@ async def _serve(service: Service, server: Server, beside: contextlib.AbstractAs
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     freeze()
+    config = service.config
+    listens = None if config.uds is None else [bound(config.uds, int(config.uds_mode, 8))]
     async with beside:
-        await server.serve()
+        await server.serve(listens)
     return shutdown.signals > 0
 
 

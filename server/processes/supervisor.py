@@ -22,6 +22,7 @@ from jswa.frontend.engine_protocol import EngineLike
 
 from ..core.service import Served
 from ..engine.local import LocalEngine
+from ..gate.unix_socket import bound
 from ..http.process import DEATH_GRACE, address_of, begin, end_process, freeze, serve_alone, settings_of
 from ..options import ServeConfig
 from . import frames
@@ -168,7 +169,7 @@ def _bound(config: ServeConfig) -> list[socket.socket]:
     """
     count = config.api_server_count
     if config.uds is not None:
-        sockets = [uvicorn.Config("", uds=config.uds).bind_socket()] * count
+        sockets = [bound(config.uds, int(config.uds_mode, 8))] * count
     else:
         sockets = same_port(config.host, config.port, count)
     if config.metrics_port is not None:

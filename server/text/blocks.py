@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..http import limits
-from ..http.errors import invalid, unsupported
+from ..http.bodies import parse_whole
+from ..http.errors import ApiError, invalid, unsupported
 
 Messages = list[dict[str, Any]]
 
@@ -53,8 +54,8 @@ def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
 def input_of(arguments: str) -> Any:
     """Return the arguments of a call as an object. Broken JSON, which the API cannot express, is kept as a string."""
     try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
+        value = parse_whole((arguments or "{}").encode())
+    except (ApiError, UnicodeEncodeError):
         return {"_raw": arguments}
     return value if isinstance(value, dict) else {"_raw": arguments}
 

@@ -1,6 +1,5 @@
 """Conversations: checks of their messages, and their prompt by the chat template."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +11,11 @@ from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
 from ..core.fairness import Key
-from ..core.off_loop import made
+from ..core.off_loop import gathered, made
 from ..core.service import Service
 from ..http import limits
-from ..http.errors import from_validation, invalid, unsupported
+from ..http.bodies import parse_whole
+from ..http.errors import ApiError, from_validation, invalid, unsupported
 from .parts import text_of
 from .prompts import Prompt, encode_chat
 
@@ -39,7 +39,9 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     """Return the prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    run = partial(service.helpers.run, key)
+    checked = (_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
+    messages = await gathered(checked, _arguments(body.messages), run)
     tools = check_tools(body.tools or ())
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
@@ -55,7 +57,6 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
         variables["tools"] = tools
     if service.renderer is None or service.tokenizer is None:
         raise unsupported("messages", "the model has no chat template; start the server with --chat-template")
-    run = partial(service.helpers.run, key)
     guarded = await made(partial(guard, messages, service.tokenizer), _size(messages), run)
     text = await service.renderer.render(guarded, variables, key)
     # The template writes all special tokens itself, so none are added unless the request says so.
@@ -134,11 +135,23 @@ def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                raise invalid(f"{param}[{index}].function.arguments", "must be JSON") from None
+                arguments = parse_whole((arguments or "{}").encode())
+            except ApiError as error:
+                why = error.message.replace("the body", "the text")
+                raise invalid(f"{param}[{index}].function.arguments", f"must be JSON: {why}") from None
         found.append({**call, "function": {**function, "arguments": arguments}})
     return found
+
+
+def _arguments(messages: list[dict[str, Any]]) -> int:
+    """Return the characters of earlier tool calls' arguments, which are JSON in strings."""
+    calls = [call for message in messages for call in _listed(message.get("tool_calls")) if isinstance(call, dict)]
+    functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+    return sum(len(one["arguments"]) for one in functions if isinstance(one.get("arguments"), str))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _size(messages: list[dict[str, Any]]) -> int:

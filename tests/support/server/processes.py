@@ -32,7 +32,7 @@ class Process:
     def _wait(self) -> str:
         end = time.monotonic() + 120
         while time.monotonic() < end:
-            found = re.search(r"listening on (https?://[\w.:]+)", "".join(self.log))
+            found = re.search(r"listening on (https?://[\w.:]+|unix:\S+)", "".join(self.log))
             if found:
                 return found[1]
             if self.process.poll() is not None:

@@ -10,6 +10,7 @@ import pytest
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from server import cli, launch
+from server.gate.key_file import with_keys
 from server.options import ServeConfig
 
 
@@ -92,3 +93,36 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     assert (given.sources, given.special_tokens) == ({"default": "{{ messages }}"}, {"bos_token": "<b>"})
     with pytest.raises(ConfigError, match="chat_template"):
         launch.choose_template("nowhere", own, {})
+
+
+def test_keys_of_a_file_come_behind_those_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# tenants\n\n  two \nthree\r\n#four\n")
+    config = with_keys(ServeConfig(api_key=("one",), api_key_file=file, api_key_weight=(1, 2, 3)))
+    assert (config.api_key, config.api_key_file) == (("one", "two", "three"), None)
+    with pytest.raises(ConfigError, match="must be 3: one for each API key"):
+        with_keys(ServeConfig(api_key=("one",), api_key_file=file, api_key_weight=(1,)))
+    with pytest.raises(ConfigError, match="twice"):
+        with_keys(ServeConfig(api_key=("two",), api_key_file=file))
+    with pytest.raises(ConfigError, match="admin_api_key"):
+        with_keys(ServeConfig(admin_api_key="three", api_key_file=file))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "has no key"), (b"#\n \n", "has no key"), (b"\xff", "no text file"), (b"k\n" * 2**19 + b"k", "at most")],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_file_without_keys_is_refused_and_no_key_is_shown(content: bytes, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        with_keys(ServeConfig(api_key_file=file))
+    with pytest.raises(ConfigError, match="no text file"):
+        with_keys(ServeConfig(api_key_file=tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["", "6", "0o600", "888", "-660", "066", "460", "1600", "rw", "384"])
+def test_a_mode_is_octal_and_admits_the_server_itself(mode: str) -> None:
+    with pytest.raises(ConfigError, match="uds_mode"):
+        ServeConfig(uds="s", uds_mode=mode)

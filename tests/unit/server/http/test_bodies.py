@@ -126,3 +126,50 @@ def test_no_call_that_holds_the_lock_makes_much(monkeypatch: pytest.MonkeyPatch,
         assert parsed
     assert all(len(data) <= 2**16 + 2**10 or data.count(b",") <= limits.MAX_VALUES for data in parsed)
     assert sum(map(len, parsed)) < 2 * len(body)
+
+
+def nested(depth: int, opening: str, pad: int = 0) -> bytes:
+    """A body of this depth, the outermost object included; `pad`: more bytes."""
+    closing = {"[": "]", '{"a":': "}"}[opening]
+    inner = opening * (depth - 1) + ("1" if opening != "[" else "") + closing * (depth - 1)
+    return f'{{"pad": "{"[" * pad}", "x": {inner}}}'.encode()
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+@pytest.mark.parametrize("pad", [0, 2**17], ids=["small", "large"])
+def test_a_body_is_as_deep_as_the_limit_at_most(opening: str, pad: int) -> None:
+    """Brackets in strings do not count, and a parser that recurses never sees a body that is deeper."""
+    read = bodies.parse if pad else bodies.parse_whole
+    assert read(nested(limits.MAX_DEPTH, opening, pad))["x"]
+    for depth in (limits.MAX_DEPTH + 1, 1_000, 20_000):
+        with pytest.raises(ApiError, match=f"at most {limits.MAX_DEPTH}|not valid JSON"):
+            read(nested(depth, opening, pad))
+    for text in (b"[" * 100_000, b'{"a":' * 100_000, b"]" * 300 + b"[" * 300):
+        with pytest.raises(ApiError):
+            read(text)
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\udfff", "\\udc00\\ud800", "\\ud83d\\ud83d", "\\uD800\\n"])
+@pytest.mark.parametrize("body", ['{"a": 1, "x": "y%sz"}', '{"a": 1, "x": {"y": ["%s"]}}', '{"x": {"%s": 1}}'])
+def test_half_of_a_surrogate_pair_is_refused_by_its_field(body: str, escape: str) -> None:
+    with pytest.raises(ApiError, match="surrogate") as refused:
+        bodies.parse_whole((body % escape).encode())
+    assert refused.value.param == "x"
+    with pytest.raises(ApiError):
+        bodies.parse((body % escape).encode().ljust(2**17))
+
+
+def test_text_in_the_names_of_fields_is_strict_too() -> None:
+    with pytest.raises(ApiError) as refused:
+        bodies.parse_whole(b'{"\\ud800": 1}')
+    assert refused.value.param == "?"
+    for text in (
+        b"NaN",
+        b'{"a": Infinity}',
+        b'"\xed\xa0\x80"',
+        b"\xef\xbb\xbf{}",
+        '{"a": 1}'.encode("utf-16"),
+        b'{"a": 1} x',
+    ):
+        with pytest.raises(ApiError, match="not valid JSON"):
+            bodies.parse_whole(text)
