@@ -62,10 +62,11 @@ def scripted(
 
 
 @contextmanager
-def agent(**options: Any) -> Iterator[Client]:
-    """Run a server whose model is an agent."""
+def agent(*, forms: bool = False, **options: Any) -> Iterator[Client]:
+    """Run a server whose model is an agent; see `scripted` for `forms`."""
     tokenizer, template = tokenizer_of(HARMONY), template_of("harmony", tokenizer_of(HARMONY))
-    with serving(_agent_engine(), tokenizer=tokenizer, template=AGENT_TEMPLATE, answers=template, **options) as client:
+    engine = _agent_with_forms() if forms else _agent_engine()
+    with serving(engine, tokenizer=tokenizer, template=AGENT_TEMPLATE, answers=template, **options) as client:
         yield client
 
 
