@@ -5,9 +5,10 @@
 #     docker run -p 8000:8000 jswa serve tiny --host 0.0.0.0
 #
 # Packages come from requirements.lock, each checked against its hash. The build stage compiles the CPU kernels, where the
-# processor is one that they are written for; the image has no compiler.
+# processor is one that they are written for; the image has no compiler. The base image is named by the digest of its
+# index, for all platforms: whoever wants its later fixes names a later one, in both stages.
 
-FROM python:3.12-slim AS build
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 ARG EXTRAS=""
 RUN apt-get update && apt-get install --yes --no-install-recommends g++
 WORKDIR /src
@@ -26,7 +27,7 @@ RUN /opt/build/bin/python -m hatchling build --target wheel --directory /opt/bui
     && /opt/jswa/bin/python -m pip uninstall --yes pip
 RUN test "$(uname -m)" != x86_64 || /opt/jswa/bin/python -m pallas_kernels.cpu.build
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 RUN useradd --create-home --uid 1000 jswa
 COPY --from=build /opt/jswa /opt/jswa
 ENV PATH=/opt/jswa/bin:$PATH

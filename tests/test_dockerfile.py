@@ -84,7 +84,12 @@ def test_it_serves_on_the_port_that_it_names_and_names_no_package_index() -> Non
     assert json.loads(only("ENTRYPOINT")) == ["jswa"]
     assert json.loads(only("CMD"))[:2] == ["serve", "tiny"]
     assert not re.search(r"https?://|index-url|find-links|proxy", TEXT, re.IGNORECASE)
-    assert all(only("FROM", stage).startswith("python:3.12-slim") for stage in range(LAST + 1))
+
+
+def test_the_base_image_is_the_same_in_both_stages_and_named_by_its_digest() -> None:
+    bases = {only("FROM", stage).removesuffix(" AS build") for stage in range(LAST + 1)}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.12-slim@sha256:[0-9a-f]{64}", bases.pop())
 
 
 def test_the_kernels_are_compiled_in_a_stage_that_is_left_behind() -> None:
