@@ -146,7 +146,7 @@ class Relay:
         asks: Asks = "one"
         try:
             if scope["method"] != "OPTIONS":  # a browser sends a CORS preflight without a key
-                asks = admitted(scope, headers, self._table, self._keys)[0].route.replicas
+                asks = admitted(self._table.find(scope), scope, headers, self._keys)[0].replicas
         except ApiError as error:
             error.headers["x-request-id"] = request_id_of(headers)
             await _refuse(error, scope, send_shown)

@@ -10,23 +10,21 @@ from ..core.service import Service
 from ..http.errors import ApiError, error_response
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .keys import Keys
-from .table import Found, Table, path_of
+from .table import Found, Route, Table, path_of
 
 
-def admitted(scope: Scope, headers: Headers, table: Table, keys: Keys) -> tuple[Found, str | None]:
-    """Return the route of a request and its key. Raises ApiError.
+def admitted(found: Found | ApiError, scope: Scope, headers: Headers, keys: Keys) -> tuple[Route, str | None]:
+    """Return the route that was found for a request, and the request's key. Raises ApiError.
 
     A request that names no route needs a key all the same: strangers learn nothing about the server.
     """
-    try:
-        found = table.find(scope)
-    except ApiError as error:
-        if error.status == 404:
+    if isinstance(found, ApiError):
+        if found.status == 404:
             keys.check("either", headers)
-        raise
+        raise found
     key = keys.check(found.route.whose, headers)
     found.route.check_method(scope["method"])
-    return found, key
+    return found.route, key
 
 
 class Gate:
@@ -50,11 +48,11 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            found = self._check(scope, headers)
+            route = self._check(scope, headers)
         except ApiError as error:
             await error_response(error, path_of(scope))(scope, receive, send)
             return
-        if found.route.whose == "user":
+        if route.whose == "user":
             await self._with_budget(scope, receive, send, int(headers.get("content-length", "0")))
         else:
             await self._app(scope, self._bounded(receive, _any_size), send)
@@ -101,17 +99,17 @@ class Gate:
 
         return bounded
 
-    def _check(self, scope: Scope, headers: Headers) -> Found:
+    def _check(self, scope: Scope, headers: Headers) -> Route:
+        found = self._table.find(scope)
         check_host(headers, self._hosts)
         if self._hosts is not None:
             check_page(scope["method"], headers, self._service.config.allowed_origins)
-        found, key = admitted(scope, headers, self._table, self._keys)
-        scope["jswa.found"] = found
-        if found.route.whose == "nobody":
-            return found
+        route, key = admitted(found, scope, headers, self._keys)
+        if route.whose == "nobody":
+            return route
         check_content_type(scope["method"], headers)
-        if found.route.whose == "operator":
-            return found
+        if route.whose == "operator":
+            return route
         scope["jswa.key"] = key
         if int(headers.get("content-length", "0")) > self._service.config.max_body_size:
             raise _too_large()
@@ -120,7 +118,7 @@ class Gate:
                 raise self._service.failure
             if self._service.draining:
                 raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
-        return found
+        return route
 
 
 async def _any_size(size: int) -> bool:

@@ -79,7 +79,7 @@ ROUTES = (
         "/v1/models", _GET, models, "names of the model, with `max_model_len`, and of its adapters, with `parent`",
         options=_KEY,
     ),
-    Route("/v1/models/{model:path}", _GET, model, "one of these names", options=_answers(401, 404)),
+    Route("/v1/models/{model:path}", _GET, model, "one of these names", options=_answers(400, 401, 404)),
     Route("/tokenize", _POST, tokenize, "`{prompt}` or `{messages}` to `{tokens}`, as in vLLM", options=_GENERATE),
     Route("/detokenize", _POST, detokenize, "`{tokens}` to `{prompt}`", options=_GENERATE),
     Route("/tokenizer_info", _GET, tokenizer_info, "the tokenizer and the chat template", options=_answers(401, 404)),

@@ -76,19 +76,18 @@ class Table:
         """Iterate over the routes in their order."""
         return iter(self._exact.values())
 
-    def find(self, scope: Scope) -> Found:
-        """Return the route of a request, whatever its method. Raises ApiError: 400 for a control character, 404."""
+    def find(self, scope: Scope) -> "Found | ApiError":
+        """Return the route of a request, whatever its method; without one, the error: 400 for a control character, 404.
+
+        What is found is set in the scope.
+        """
         path = path_of(scope)
         broken = next((one for one in path if unicodedata.category(one) in _BROKEN), None)
         if broken is not None:
-            raise ApiError(
-                400, f"the path has the control character U+{ord(broken):04X}, which no path may have",
-                code="invalid_path",
-            )  # fmt: skip
-        found = self._named(path)
-        if found is None:
-            raise ApiError(404, "Not Found", code="not_found")
-        return found
+            reason = f"the path has the control character U+{ord(broken):04X}, which no path may have"
+            return ApiError(400, reason, code="invalid_path")
+        found = scope["jswa.found"] = self._named(path)
+        return found or ApiError(404, "Not Found", code="not_found")
 
     def _named(self, path: str) -> Found | None:
         if path in self._exact and not path.endswith(_REST):

@@ -22,7 +22,8 @@ from ..api.admin import metrics
 from ..core.service import Service
 from ..core.tracing import finish, telemetry
 from ..gate.cross_site import allowed_hosts, check_host, is_loopback
-from ..gate.gate import Gate
+from ..gate.gate import Gate, admitted
+from ..gate.keys import Keys
 from ..gate.routes import table
 from ..gate.table import Route, Table, path_of
 from ..pages.live import feed_of
@@ -97,7 +98,7 @@ def create_metrics_app(service: Service) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             check_host(Headers(scope=scope), hosts)
-            only.find(scope).route.check_method(scope["method"])
+            admitted(only.find(scope), scope, Headers(scope=scope), Keys((), None))
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         else:

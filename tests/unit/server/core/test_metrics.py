@@ -195,7 +195,7 @@ def test_the_access_log_is_for_debugging(caplog: pytest.LogCaptureFixture) -> No
         assert re.fullmatch(
             rf"access: client=127.0.0.1 method=POST path={PATH} status=400 seconds=[\d.e-]+ request_id=mine", first
         )
-        assert "path=/a%0Ab%20c status=404" in second
+        assert "path=/a%0Ab%20c status=400" in second
 
 
 def test_a_stream_that_pauses_after_its_first_token_gets_keep_alive_comments(held: Held) -> None:
