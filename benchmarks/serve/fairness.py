@@ -1,11 +1,11 @@
 """Latencies of three quiet API keys while a fourth one floods `jswa serve tiny`, in real time over HTTP.
 
-    python -m benchmarks.serve.fairness [--seconds 15] [--only templates] [--json FILE]
+    python -m benchmarks.serve.fairness [--seconds 15] [--only properties] [--json FILE]
 
 Each quiet key sends one short chat for one token at a time, with pauses; its latency is the time to that token. In the
 baseline, the fourth key sends one request at a time and then pauses for three times as long as the request took. In the
 flood, it has 24 requests in progress at all times. `ratio` is the 99th percentile of the quiet keys' latencies over
-that of the baseline.
+that of the baseline. Each kind of flood has a server of its own.
 """
 
 import argparse
@@ -22,7 +22,8 @@ from benchmarks.serve.load import Address, ask, server
 from jswa.bench.report import percentile
 
 TEMPLATE = """{% for m in messages %}{% if m.content.startswith('heavy') %}{% for a in range(3000) %}{% for b in
-range(300) %}{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"""
+range(300) %}{% endfor %}{% endfor %}{% endif %}{% if m.role == 'assistant' %}<|im_start|>assistant
+{% endif %}{{ m.content }}{% endfor %}{% if tools %}{% endif %}"""
 QUIET = ("quiet-1", "quiet-2", "quiet-3")
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FLOOD = 24
@@ -34,7 +35,47 @@ KINDS: dict[str, tuple[str, Body]] = {
     "prompts": (COMPLETIONS, lambda i: {"prompt": [3 + i % 200, *range(3, 203)] * 15, "max_tokens": 2}),
     "templates": (CHATS, lambda i: {"messages": [{"role": "user", "content": f"heavy {i}"}], "max_tokens": 1}),
     "bodies": ("/tokenize", lambda i: {"prompt": f"{i} cats and dogs. " * 20_000}),
+    "texts": (COMPLETIONS, lambda i: {"prompt": f"{i} cats", "max_tokens": 100, "n": 128}),
+    "logprobs": (COMPLETIONS, lambda i: {"prompt": f"{i} cats", "max_tokens": 100, "n": 16, "logprobs": 20}),
+    "deep": (CHATS, lambda i: _chat(chat_template_kwargs={"q": _nested(1_000)})),
+    "properties": (COMPLETIONS, lambda i: _form(json=_properties(1_000, i))),
+    "copies": (COMPLETIONS, lambda i: {**_form(json=_properties(4_000, i)), "n": 64}),
+    "multiples": (COMPLETIONS, lambda i: _form(json={"allOf": [_multiple(p + 2 * i) for p in (997, 991, 983)]})),
+    "choices": (COMPLETIONS, lambda i: _form(choice=[f"{i} {'a' * n}" for n in range(4_000)])),
+    "ambiguous": (COMPLETIONS, lambda i: _form(grammar=f'start: e\ne: e e e | e e | "a" | "b{i}" | ""')),
+    "regexes": (COMPLETIONS, lambda i: _form(regex=f".*a{i}.{{500}}")),
+    "calls": (CHATS, lambda i: _call("<tool_call>\n<function=f>\n<parameter=a>" + "\n" * 2_000 + f" <parameter=b{i}>")),
 }
+
+
+def _chat(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **more}
+
+
+def _call(begun: str) -> dict[str, Any]:
+    """Return a chat whose answer the client has begun."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    return _chat(messages=messages, tools=tools, continue_final_message=True, add_generation_prompt=False)
+
+
+def _form(**form: Any) -> dict[str, Any]:
+    return {"prompt": "a", "max_tokens": 4, "structured_outputs": form}
+
+
+def _properties(count: int, number: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}_{n}": {"type": "string"} for n in range(count)}}
+
+
+def _multiple(of: int) -> dict[str, Any]:
+    return {"type": "integer", "multipleOf": of}
+
+
+def _nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 async def flood(at: Address, path: str, body: Body, end: float, *, places: int) -> int:
@@ -106,10 +147,11 @@ def main() -> None:
         template = Path(folder) / "template.jinja"
         template.write_text(TEMPLATE)
         options = ["-m", "jswa", "serve", "tiny", "--port", "0", "--chat-template", str(template)]
+        options += ["--response-template", "qwen_xml"]
         for key in (*QUIET, "fourth"):
             options += ["--api-key", key]
-        with server(options) as at:
-            for kind in KINDS if given.only is None else (given.only,):
+        for kind in KINDS if given.only is None else (given.only,):
+            with server(options) as at:
                 rows += asyncio.run(compare(at, kind, given.seconds))
     if given.json is not None:
         result_file.write(given.json, {"rows": rows})
