@@ -56,11 +56,11 @@ from jswa.model.weights.load import dummy_checkpoint, holds_mxfp4, load_checkpoi
 from jswa.model.weights.lora_files import HostAdapter, LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import weights_fingerprint
+from jswa.plan.trace import write_header
 from jswa.running.adapters import Adapters
 from jswa.storage import persist
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
-from jswa.storage.plan_trace import write_header
 from jswa.text.speculation import parse
 from jswa.updates.staging import WeightsStager, held_shapes
 from jswa.version import __version__

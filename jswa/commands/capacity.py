@@ -1,6 +1,7 @@
 """`jswa capacity`: how many sequences' KV fits in memory, in jswa, ideally, and as vLLM and SGLang allocate it."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,11 @@ def report(
     """
     path = Path(model)
     is_file = path.suffix == ".json" or path.is_file()
-    raw = read_object(path if is_file else find_model(model, revision=revision, needed="config") / "config.json")
+    if is_file:
+        path = Path(os.path.realpath(path))  # the user has named the file, so it may be a link to anywhere
+    else:
+        path = find_model(model, revision=revision, needed="config") / "config.json"
+    raw = read_object(path)
     whole = parse_config(raw, weights=False)
     config = shard_config(whole, devices)
     layout = KVLayout.of(config, block_size)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from jswa.errors import JswaError
-from jswa.storage.plan_trace import read
+from jswa.plan.trace import read
 
 
 def replay(path: Path) -> int:

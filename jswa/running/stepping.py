@@ -12,9 +12,9 @@ from jswa.env import Switches
 from jswa.errors import EngineError
 from jswa.exec.host.pages import HostPages
 from jswa.plan import RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan.trace import write_step
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog
-from jswa.storage.plan_trace import write_step
 
 _LOOK = 0.005  # seconds after which the engine looks for new requests while it waits for the disk
 

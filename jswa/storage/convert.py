@@ -12,6 +12,7 @@ from jswa.model.transformer import Linear
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
+from jswa.storage.checkpoint_files import open_file
 from jswa.storage.folders import write_folder
 from jswa.storage.json_object import read_object, shown
 
@@ -48,8 +49,9 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
 
     def write(folder: Path) -> None:
         for path in sorted(source.iterdir()):
-            if path.is_file() and not path.name.endswith(_WEIGHT_FILES) and path.name != MANIFEST:
-                shutil.copyfile(path, folder / path.name)
+            if not path.is_dir() and not path.name.endswith(_WEIGHT_FILES) and path.name != MANIFEST:
+                with open_file(path) as file, (folder / path.name).open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
         write_converted(folder, model, params)
 
     try:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from tqdm import tqdm
 
 from jswa.errors import CheckpointError, HubError
+from jswa.storage.checkpoint_files import is_there
 from jswa.storage.json_object import read_object
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -92,7 +93,7 @@ def weight_files(folder: Path) -> list[str]:
 
     Raises CheckpointError if the index cannot be read.
     """
-    if not (folder / INDEX).exists():
+    if not is_there(folder / INDEX):
         return [SINGLE]
     found = read_object(folder / INDEX).get("weight_map")
     names = found.values() if isinstance(found, dict) else ()

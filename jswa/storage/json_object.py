@@ -2,11 +2,11 @@
 
 import json
 import reprlib
-import stat
 from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError
+from jswa.storage.checkpoint_files import is_there, read_file
 
 MAX_BYTES = 100_000_000  # safetensors' own limit for a header; configs and indices are far smaller
 # Two bytes of JSON ("[]") take 80 once parsed, so a limit on bytes alone does not bound memory. A tensor takes about 10
@@ -16,21 +16,17 @@ MAX_VALUES = 2_000_000
 _brief = reprlib.Repr(maxlevel=3, maxlist=8, maxdict=4, maxstring=80, maxlong=80, maxother=80)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a regular file. Raises CheckpointError, which names the file and a repeated key."""
-    try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block for ever, reading a device would never end
-            raise CheckpointError(f"{path} is not a regular file")
-        if info.st_size > MAX_BYTES:
-            raise CheckpointError(f"{path} has {info.st_size} bytes: must have at most {MAX_BYTES}")
-        with path.open("rb") as file:
-            data = file.read(info.st_size)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.name} is missing in {path.parent}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    return parse_object(data, str(path))
+def read_object(path: Path, folder: Path | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file of a checkpoint's `folder`, by default the one that has the file.
+
+    Raises CheckpointError, which names the file and a repeated key.
+    """
+    return parse_object(read_file(path, MAX_BYTES, folder), str(path))
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a checkpoint, or {} if there is no such file. Raises CheckpointError."""
+    return read_object(path) if is_there(path) else {}
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
-from jswa.text.special_tokens import CONFIG, SpecialTokens, read_optional
+from jswa.storage.checkpoint_files import is_there, read_file
+from jswa.storage.json_object import read_optional
+from jswa.text.special_tokens import CONFIG, SpecialTokens
 
 Message = Mapping[str, Any]
+MAX_CHARS = 2**20  # of all templates of a checkpoint; the longest known ones have some ten thousand
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _ONE_OF_BOTH = "message.content and message.thinking"  # stands in templates that refuse messages with both
@@ -38,13 +41,11 @@ class ChatTemplate:
         sources = _named(read_optional(folder / "chat_template.json"), folder / "chat_template.json")
         sources |= _named(read_optional(folder / CONFIG), folder / CONFIG)
         files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        if (folder / "chat_template.jinja").exists():
+        if is_there(folder / "chat_template.jinja"):
             files[_DEFAULT] = folder / "chat_template.jinja"
-        for name, path in files.items():
-            try:
-                sources[name] = path.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{path} cannot be read: {error}") from error
+        sources |= {name: _source(path, folder) for name, path in files.items()}
+        if (size := sum(map(len, sources.values()))) > MAX_CHARS:
+            raise CheckpointError(f"{folder}: its chat templates have {size} characters: must have at most {MAX_CHARS}")
         return ChatTemplate(sources, SpecialTokens.load(folder).named) if sources else None
 
     def render(
@@ -143,6 +144,17 @@ def _shaped_call(call: Any) -> Any:
         return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
     except (ValueError, RecursionError):  # broken JSON, which the model wrote
         return call
+
+
+def _source(path: Path, folder: Path) -> str:
+    """Return the template in a file. Raises CheckpointError."""
+    try:
+        source = read_file(path, MAX_CHARS, folder).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not source:
+        raise CheckpointError(f"{path} is empty: must be a template")
+    return source
 
 
 def _named(config: Mapping[str, Any], path: Path) -> dict[str, str]:

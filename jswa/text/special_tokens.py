@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from jswa.errors import CheckpointError
-from jswa.storage.json_object import read_object
+from jswa.storage.json_object import read_optional
 
 CONFIG = "tokenizer_config.json"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -76,11 +76,6 @@ class SpecialTokens:
             if token.content and (found := backend.token_to_id(token.content)) != token_id:
                 # As in transformers: a vocabulary has no gaps, so the token gets the next free id.
                 _log.warning("%s: token %r should have id %d but has id %s", where, token.content, token_id, found)
-
-
-def read_optional(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or {} if there is no such file. Raises CheckpointError."""
-    return read_object(path) if path.exists() else {}
 
 
 def _own_names(config: Mapping[str, Any]) -> dict[str, str]:

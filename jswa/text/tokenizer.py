@@ -9,6 +9,8 @@ import tokenizers
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError, InvalidPrompt
+from jswa.storage.checkpoint_files import is_there, read_file
+from jswa.storage.json_object import MAX_BYTES
 from jswa.text.special_tokens import SpecialTokens
 
 # Vocabulary files that transformers can convert to a tokenizer.json.
@@ -33,14 +35,15 @@ class Tokenizer:
         corrupt.
         """
         path = folder / "tokenizer.json"
-        if not path.exists():
-            others = [name for name in _OTHER_FILES if (folder / name).exists()]
+        if not is_there(path):
+            others = [name for name in _OTHER_FILES if is_there(folder / name)]
             if others:
                 _log.warning("%s has %s but no tokenizer.json: prompts must be token ids", folder, others[0])
             return None
         special = SpecialTokens.load(folder)
+        content = read_file(path, MAX_BYTES)
         try:
-            loaded = Tokenizer(tokenizers.Tokenizer.from_file(str(path)), special)
+            loaded = Tokenizer(tokenizers.Tokenizer.from_buffer(content), special)
             loaded.backend.no_truncation()
             loaded.backend.no_padding()
             special.add_to(loaded.backend, folder)

@@ -13,7 +13,7 @@ from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.storage.json_object import read_object, shown
+from jswa.storage.json_object import read_object, read_optional, shown
 
 # Model types of the text part of multimodal configs whose text_config may lack model_type.
 _TEXT_PARTS = {
@@ -55,9 +55,7 @@ def load_config(folder: Path) -> ModelConfig:
     UnsupportedModel if the architecture, or a feature that it needs, is not implemented.
     """
     raw = read_object(folder / "config.json")
-    generation = folder / "generation_config.json"
-    eos = read_object(generation).get("eos_token_id") if generation.exists() else None
-    return parse_config(raw, eos_token_id=eos)
+    return parse_config(raw, eos_token_id=read_optional(folder / "generation_config.json").get("eos_token_id"))
 
 
 def parse_config(raw: dict[str, Any], *, eos_token_id: object = None, weights: bool = True) -> ModelConfig:

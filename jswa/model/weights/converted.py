@@ -35,6 +35,7 @@ from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.packed.blocks import BLOCK_SCALES, cut_blocks, rounded
 from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices
 from jswa.model.weights.placement import Placement, empty, load_all
+from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import read_object, shown
 
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
@@ -242,7 +243,7 @@ def _read(folder: Path, name: str, out: Shaped[np.ndarray, "..."]) -> int:
     view = memoryview(out.reshape(-1).view(np.uint8))
     done = checksum = 0
     try:
-        with _file(folder, name, out.ndim).open("rb", buffering=0) as file:
+        with open_file(_file(folder, name, out.ndim), folder) as file:
             while done < len(view):
                 count = file.readinto(view[done : done + _CHUNK_BYTES])
                 if not count:
@@ -283,7 +284,7 @@ def _zarray(shape: tuple[int, ...], dtype: np.dtype) -> dict[str, Any]:
 
 
 def _read_zarray(folder: Path, name: str) -> dict[str, Any]:
-    return read_object(folder / WEIGHTS / name / ".zarray")
+    return read_object(folder / WEIGHTS / name / ".zarray", folder)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

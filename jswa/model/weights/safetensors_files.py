@@ -13,7 +13,8 @@ from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.tensor_map import canonical_name
-from jswa.model.weights.safetensors_header import Stored, read_header
+from jswa.model.weights.safetensors_header import Stored, open_weights, read_header
+from jswa.storage.checkpoint_files import open_file
 from jswa.storage.hub import INDEX, SINGLE
 from jswa.storage.json_object import label, read_object, shown
 
@@ -111,9 +112,9 @@ def weights_fingerprint(folder: Path) -> str:
     files = [*folder.glob("*.safetensors"), *(folder / "weights").rglob("*")]  # `jswa convert` writes the latter
     for path in sorted(path for path in files if path.is_file()):
         try:
-            size = path.stat().st_size
-            digest.update(f"{path.relative_to(folder)} {size}\n".encode())
-            with path.open("rb") as file:
+            with open_file(path, folder) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.relative_to(folder)} {size}\n".encode())
                 for start in (0, size // 2, size - _BLOCK):
                     file.seek(max(0, start))
                     digest.update(file.read(_BLOCK))
@@ -163,8 +164,7 @@ class Reader:
         with ExitStack() as stack:
             for path in self._paths:
                 try:
-                    descriptor = os.open(path, os.O_RDONLY)
-                    stack.callback(os.close, descriptor)
+                    descriptor = stack.enter_context(open_weights(path)).fileno()
                     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
                 except OSError as error:
                     raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error

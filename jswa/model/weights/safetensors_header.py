@@ -7,12 +7,13 @@ name no key.
 """
 
 import math
-import stat
+import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from jswa.errors import CheckpointError
+from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import MAX_BYTES, label, parse_object, shown
 
 BITS = {
@@ -62,14 +63,12 @@ def read_header(path: Path) -> dict[str, Stored]:
 def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
     """Return the header and the number of bytes after it."""
     try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block
-            raise CheckpointError(f"{where}: it is not a regular file")
-        with path.open("rb") as file:
+        with open_weights(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            rest = info.st_size - 8
+            rest = size - 8
             if rest < 0:
-                raise CheckpointError(f"{where}: it has {info.st_size} bytes: must have at least 8")
+                raise CheckpointError(f"{where}: it has {size} bytes: must have at least 8")
             if length > rest:
                 raise CheckpointError(f"{where}: header length = {length}: must be at most {rest}, the bytes after it")
             if length > MAX_BYTES:
@@ -77,6 +76,14 @@ def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
             return file.read(length), rest - length
     except OSError as error:
         raise CheckpointError(f"{where}: {error}") from error
+
+
+def open_weights(path: Path) -> BinaryIO:
+    """Open a safetensors file; see `open_file`. Raises CheckpointError."""
+    try:
+        return open_file(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
 
 
 def _stored(entry: Any, size: int, where: str) -> Stored:

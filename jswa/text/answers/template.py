@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
-from jswa.storage.json_object import read_object
+from jswa.storage.json_object import read_object, read_optional
 from jswa.text.assembler import MARK
-from jswa.text.special_tokens import CONFIG, read_optional
+from jswa.text.special_tokens import CONFIG
 from jswa.text.tokenizer import Tokenizer
 
 from .writes import REASONING as REASONING
@@ -179,7 +179,7 @@ def _read(wanted: str) -> dict[str, Any]:
         raise ConfigError("response_template", wanted, f"must be a JSON file or one of {', '.join([*shipped(), NONE])}")
     if path.stat().st_size > _MOST_BYTES:
         raise ConfigError("response_template", wanted, f"must have at most {_MOST_BYTES} bytes")
-    return read_object(path)
+    return read_object(path.resolve())  # the operator has named it, so it may be a link to anywhere
 
 
 def _read_by(template: Any, token: str) -> bool:

@@ -13,8 +13,8 @@ from jswa.commands.trace import replay
 from jswa.errors import CheckpointError
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepPlan
+from jswa.plan.trace import read
 from jswa.storage.hub import TINY
-from jswa.storage.plan_trace import read
 from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
 from tests.support.turns import by_turns

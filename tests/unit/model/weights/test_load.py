@@ -226,14 +226,14 @@ def test_the_error_names_a_folder_without_weights(folder: Path) -> None:
         load(folder)
 
 
-def test_weight_files_may_be_links_to_other_folders(folder: Path) -> None:
-    """In the hub's cache, files are links to blobs outside the checkpoint's folder."""
+def test_weight_files_may_be_links_within_the_folder(folder: Path) -> None:
+    """They may be relative or absolute, and the folder may be a link too."""
     (folder / "blobs").mkdir()
-    (folder / "links").mkdir()
-    for name in ("config.json", FILE):
+    for name, target in (("config.json", Path("blobs")), (FILE, folder / "blobs")):
         (folder / name).rename(folder / "blobs" / name)
-        (folder / "links" / name).symlink_to(folder / "blobs" / name)
-    assert load(folder / "links").keys()
+        (folder / name).symlink_to(target / name)
+    (folder / "folder").symlink_to(folder)
+    assert load(folder / "folder").keys()
 
 
 def test_the_error_names_a_missing_shard(sharded: Path) -> None:
