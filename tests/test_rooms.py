@@ -31,6 +31,34 @@ LARGE = {
 }
 # Modules of a folder that do not count.
 FACE = {"__init__", "__main__", "version"}
+# Calls that open or copy a file by its path, or let a library do so.
+OPENS = {
+    *("open", "open_code", "fdopen", "FileIO", "read_text", "read_bytes", "copyfile", "copytree", "copy2"),
+    *("mmap", "memmap", "fromfile", "loadtxt", "genfromtxt", "safe_open", "load_file", "from_file", "from_pretrained"),
+}
+# Modules with such calls: how many, and why no file of a checkpoint is opened there but by the one reader.
+OPENERS = {
+    "jswa/storage/checkpoint_files.py": (4, "the reader of checkpoints"),
+    "jswa/bench/load.py": (1, "prompts that the user names"),
+    "jswa/build.py": (1, "writes the trace that the user names"),
+    "jswa/cache/disk/records.py": (4, "pages that jswa has written"),
+    "jswa/cache/disk/store.py": (1, "a lock of jswa's own"),
+    "jswa/commands/chat.py": (1, "tools that the user names"),
+    "jswa/commands/doctor.py": (1, "the driver's version in /proc"),
+    "jswa/commands/evaluate.py": (1, "task sets, which the user names"),
+    "jswa/commands/task_sets.py": (1, "task sets, which the user names"),
+    "jswa/exec/compile/store.py": (4, "programs that jswa has compiled, its sources, and /proc/cpuinfo"),
+    "jswa/model/panels.py": (1, "memory without a file"),
+    "jswa/plan/trace.py": (1, "a trace that the user names"),
+    "jswa/storage/convert.py": (1, "writes the copy"),
+    "jswa/storage/folders.py": (1, "waits for what was written"),
+    "jswa/storage/persist.py": (2, "a saved cache, which is trusted as code is"),
+    "server/cli.py": (1, "the operator's config file"),
+    "server/launch.py": (1, "a template that the operator names"),
+    "server/pages/files.py": (1, "the server's own pages"),
+    "pallas_kernels/attention/tuned.py": (1, "tunings that ship with jswa"),
+    "pallas_kernels/cpu/build.py": (2, "sources that ship with jswa"),
+}
 # Tests of benchmarks: no other test may import these.
 TESTS_OF_BENCHMARKS = ("tests/unit/benchmarks", "tests/e2e/benchmarks", "tests/scale")
 
@@ -144,6 +172,36 @@ def test_no_folder_has_more_modules_than_a_reader_can_keep_in_mind(folder: str) 
             counts.setdefault(path.parent.as_posix(), []).append(path.stem)
     large = {name: modules for name, modules in counts.items() if len(modules) > MOST_MODULES and name not in LARGE}
     assert not large
+
+
+def opened(tree: ast.AST) -> list[int]:
+    """The lines of the calls that open files; reading an open file is none of them."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    names = ((call.lineno, getattr(call.func, "attr", getattr(call.func, "id", ""))) for call in calls)
+    return [line for line, name in names if name in OPENS]
+
+
+def test_one_module_opens_the_files_of_checkpoints() -> None:
+    """A new call that opens a file goes through jswa/storage/checkpoint_files.py, or is listed here with its reason."""
+    code = {path: tree for folder in ("jswa", "pallas_kernels", "server") for path, tree in trees(folder).items()}
+    found = {path.as_posix(): lines for path, tree in code.items() if (lines := opened(tree))}
+    assert {path: len(lines) for path, lines in found.items()} == {path: many for path, (many, _) in OPENERS.items()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open(path)",
+        "path.open('rb')",
+        "os.fdopen(os.dup(1))",
+        "tokenizers.Tokenizer.from_file(path)",
+        "(folder / name).read_text()",
+        "shutil.copyfile(path, other)",
+        "AutoConfig.from_pretrained(folder)",
+    ],
+)
+def test_every_way_to_open_a_file_is_seen(code: str) -> None:
+    assert len(opened(ast.parse(code))) == 1
 
 
 def test_no_modules_import_each_other() -> None:
