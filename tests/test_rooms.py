@@ -56,6 +56,7 @@ OPENERS = {
     "server/cli.py": (1, "the operator's config file"),
     "server/launch.py": (1, "a template that the operator names"),
     "server/pages/files.py": (1, "the server's own pages"),
+    "server/text/template_worker.py": (2, "stdin and stdout of the process"),
     "pallas_kernels/attention/tuned.py": (1, "tunings that ship with jswa"),
     "pallas_kernels/cpu/build.py": (2, "sources that ship with jswa"),
 }

@@ -96,7 +96,7 @@ class ChatTemplate:
         except ImportError as error:  # transformers refuses versions of jinja2 whose sandbox leaks
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
         except TemplateSyntaxError as error:
-            reason = f"is not a valid jinja2 template; line {error.lineno}: {error}"
+            reason = f"is not a valid jinja2 template; line {error.lineno}: {error!s:.1000}"
             if source in self.sources.values():
                 raise CheckpointError(f"the checkpoint's chat template {reason}") from error
             raise InvalidPrompt("chat_template", chat_template, reason) from error

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MEMORY = 2 * 2**30  # bytes that a process may occupy
 MAX_CHARS = 2**24  # of a prompt
-FIRST_SECONDS = 20.0  # of the processor, to compile the templates and to render a first conversation
+FIRST_SECONDS = 10.0  # of the processor, to compile the templates and to render a first conversation
 _FILES = 64
 
 

@@ -107,12 +107,14 @@ class Renderer:
         """Return an idle process; wait for one to start if there is none. Raises ApiError if it does not start."""
         starting = None
         while True:
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.alive:
-                    self._start_spare()
-                    return worker
+            dead = [worker for worker in self._idle if not worker.alive]
+            self._idle = [worker for worker in self._idle if worker not in dead]
+            for worker in dead:
                 await self._end(worker)
+            if self._idle:
+                worker = self._idle.pop()
+                self._start_spare()
+                return worker
             if starting is not None and starting.done():
                 starting.result()
             self._start_spare()

@@ -1,0 +1,264 @@
+"""A template costs its own process at most: limits hold before it is read, and whatever dies, nobody else waits."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jswa.errors import CheckpointError
+from jswa.text.chat_template import ChatTemplate
+from server.core.fairness import weights_of
+from server.http.errors import ApiError
+from server.text import template_worker
+from server.text.template_worker import MEMORY, frame
+from server.text.templates import Renderer
+from tests.support.server.harness import until
+
+ROOT = Path(__file__).parents[4]
+TEXT = "{{ messages[0].content }}"
+
+
+class Alone:
+    """A process that answers at its stdout, without a server."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", template_worker.__file__, str(ROOT)]
+        environ = {**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+
+    def limits(self) -> str:
+        """The limits, as the system shows them."""
+        return Path(f"/proc/{self.process.pid}/limits").read_text()
+
+    def peak(self) -> int:
+        """The most bytes that the process has occupied."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def ask(self, question: bytes) -> bytes | None:
+        """The bytes of the answer; None if the process has ended."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(struct.pack("<I", len(question)) + question)
+        self.process.stdin.flush()
+        head = self.process.stdout.read(4)
+        return self.process.stdout.read(struct.unpack("<I", head)[0]) if head else None
+
+    def first(self, source: str, **more: Any) -> bytes | None:
+        """Give it a template."""
+        return self.ask(json.dumps({"sources": {"default": source}, "special_tokens": {}, **more}).encode())
+
+
+@pytest.fixture
+def alone() -> Iterator[Alone]:
+    """Yield a process without a template, and end it."""
+    found = Alone()
+    yield found
+    found.process.kill()
+    found.process.communicate()
+
+
+def question(content: object) -> bytes:
+    """A conversation of one message."""
+    return json.dumps({"messages": [{"role": "user", "content": content}], "variables": {}}).encode()
+
+
+def test_limits_hold_before_a_byte_of_the_template_is_read(alone: Alone) -> None:
+    """Also those of its files and dumps."""
+    until(lambda: re.search(rf"Max address space +{MEMORY} +{MEMORY} ", alone.limits()) is not None)
+    assert re.search(r"Max core file size +0 +0 ", alone.limits())
+    assert re.search(r"Max file size +0 +0 ", alone.limits())
+    assert alone.first(TEXT) is not None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_template_that_wants_much_memory_does_not_get_it(alone: Alone, first: bool) -> None:
+    """A constant is computed when the template is compiled, and any other when the first message is rendered."""
+    bombs = "{{ 'a' * 3500000000 }}{{ messages[0].content.center(3500000000) }}"
+    source = bombs if first else "{% if messages[0].content %}" + bombs + "{% endif %}"
+    assert alone.first(source) is not None
+    answer = json.loads(alone.ask(question("b")) or b"{}")
+    assert "MemoryError" in answer["refused"]
+    assert alone.peak() < MEMORY
+
+
+@pytest.mark.parametrize("kind", ["list", "object", "arguments"])
+def test_no_question_ends_a_process(alone: Alone, kind: str) -> None:
+    """Not even one that is no question."""
+    assert alone.first(TEXT) is not None
+    for depth in (10, 300, 990, 1_000, 1_100, 5_000, 200_000):
+        nested = "[" * depth + "]" * depth if kind != "object" else '{"a":' * depth + "1" + "}" * depth
+        variables, message = '{"x": ' + nested + "}", '{"role": "user", "content": "b"}'
+        if kind == "arguments":
+            calls = json.dumps([{"function": {"name": "f", "arguments": nested}}])
+            variables, message = "{}", '{"role": "assistant", "content": "b", "tool_calls": ' + calls + "}"
+        answer = alone.ask(f'{{"messages": [{message}], "variables": {variables}}}'.encode())
+        assert answer is not None
+        assert answer == b"Tb" or "refused" in json.loads(answer)
+    for odd in (
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b"\xff",
+        b"{",
+        b"9" * 5_000,
+        b'{"messages": 3, "variables": 4}',
+        frame("x"),
+    ):
+        answer = alone.ask(odd)
+        assert answer is not None
+        assert {"failed", "refused"} & json.loads(answer).keys(), odd
+    assert alone.ask(question("b")) == b"Tb"
+
+
+def test_a_process_without_a_server_ends_when_its_time_is_over(alone: Alone) -> None:
+    """A server that was killed cannot kill it."""
+    endless = (
+        "{% if messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    assert alone.first(endless + "{% endif %}", seconds=0.1) is not None
+    assert alone.ask(question("b")) is None
+    assert alone.process.wait() == -signal.SIGPROF
+
+
+class Running:
+    """A renderer on an event loop of its own."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the processes and the loop."""
+        self.call(self.renderer.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return what a coroutine returns on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def chat(self, content: object) -> str:
+        """Render a conversation of one message."""
+        return str(self.call(self.renderer.render([{"role": "user", "content": content}], {})))
+
+    def settle(self) -> list[int]:
+        """Wait until there are three processes, and return their ids. A chat notices those that are lost."""
+        assert self.chat("b") == "b"
+        until(lambda: len(self.pids()) == 3)
+        return self.pids()
+
+    def pids(self) -> list[int]:
+        """The ids of the processes that run; a process that was killed may still be listed."""
+        return [pid for pid in self.renderer.pids if state(pid) not in "ZX"]
+
+
+def state(pid: int, name: str = "State") -> str:
+    """Return a value of a process's status: its state as a letter, X if it is gone; or its parent, as PPid."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)[name].split()[0]
+
+
+def kill(*ids: int) -> None:
+    """Kill processes, and wait for their end."""
+    for pid in ids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: all(state(pid) in "ZX" for pid in ids))
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """Yield a renderer for a server without keys."""
+    found = Running(Renderer(ChatTemplate({"default": TEXT}, {}), 30.0, weights_of((), ())))
+    found.call(found.renderer.start())
+    yield found
+    ids = found.settle()
+    origin = int(state(ids[0], "PPid"))
+    found.close()
+    assert all(state(pid) in "ZX" for pid in [*ids, origin])
+
+
+def test_there_is_a_spare_without_keys_too(running: Running) -> None:
+    assert len(set(running.settle())) == 3
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(["chat", "nested", "kill one", "kill two"]), max_size=6))
+def test_a_chat_is_answered_whatever_has_been_killed(running: Running, steps: list[str]) -> None:
+    """As long as one process is left, it answers; the others are soon replaced."""
+    ids = running.settle()
+    for step in steps:
+        if step.startswith("kill"):
+            ids = running.settle()
+            kill(*ids[: 1 if step == "kill one" else 2])
+            assert running.chat("b") == "b"
+            assert ids[2] in running.renderer.pids
+        elif step == "nested":
+            before = running.settle()
+            nested: Any = []
+            for _ in range(100_000):
+                nested = [nested]
+            with pytest.raises(ApiError, match="is nested too deeply") as caught:
+                running.chat(nested)
+            assert caught.value.status == 400
+            assert running.settle() == before, "a process has ended"
+            while nested:
+                nested = nested.pop()
+        else:
+            assert running.chat("b") == "b"
+
+
+def test_new_processes_come_without_an_import(running: Running) -> None:
+    """All are killed again and again; the process that forks them stays."""
+    origin = state(running.settle()[0], "PPid")
+    for _ in range(10):
+        kill(*running.pids())
+        assert running.chat("b") == "b"
+    assert {state(pid, "PPid") for pid in running.settle()} == {origin}
+
+
+def test_the_process_that_forks_may_die_too(running: Running) -> None:
+    """The others answer meanwhile, and a new one is started when a process is wanted."""
+    ids = running.settle()
+    origin = int(state(ids[0], "PPid"))
+    kill(origin)
+    assert running.chat("b") == "b"
+    kill(*ids[:2])
+    assert running.chat("b") == "b"
+    assert running.settle()[0] == ids[2]
+    kill(*running.settle())
+    assert running.chat("b") == "b"
+
+
+def test_a_template_that_ends_its_process_is_the_checkpoints_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not start with it."""
+    monkeypatch.setattr("server.text.templates.START_TIMEOUT", 0.2)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    found = Running(Renderer(ChatTemplate({"default": endless}, {}), 1.0, weights_of((), ())))
+    start = time.monotonic()
+    with pytest.raises(CheckpointError, match="the chat template has ended the process"):
+        found.call(found.renderer.start())
+    assert time.monotonic() - start < 60
+    assert found.renderer.pids == []
+    found.close()
