@@ -8,8 +8,8 @@ parts of it to its clients.
 import os
 import stat
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from jswa.errors import CheckpointError
 
@@ -22,7 +22,7 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def open_file(path: Path, folder: Path | None = None) -> BinaryIO:
+def open_file(path: Path, folder: Path | None = None) -> FileIO:
     """Open a regular file of a checkpoint, without a buffer. The caller closes it.
 
     Args:

@@ -97,7 +97,7 @@ class Origin:
             self._process = subprocess.Popen(  # not asyncio's: uvloop forks
                 # With -P the folder of the script, which is this one, does not precede the libraries on the path.
                 [sys.executable, "-P", str(_SCRIPT), str(Path(jswa.__file__).parent.parent), "fork"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 env=environ,
                 start_new_session=True,  # Ctrl-C must reach the server only
             )

@@ -88,6 +88,13 @@ class Renderer:
         raise ApiError(500, "the chat template failed")
 
     async def _render(self, conversation: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer. If its process ends meanwhile, another one is asked, once. Raises ApiError."""
+        try:
+            return await self._ask(conversation)
+        except _EndedError:
+            return await self._ask(conversation)
+
+    async def _ask(self, conversation: dict[str, Any]) -> dict[str, Any]:
         worker = await self._take()
         try:
             return await worker.ask(conversation, self._timeout)
@@ -161,6 +168,13 @@ class Renderer:
             await worker.end()
 
 
+class _EndedError(ApiError):
+    """A process has ended before it has answered."""
+
+    def __init__(self) -> None:
+        super().__init__(500, "the chat template could not be rendered")
+
+
 class _Worker:
     """One process that renders. A thread of its own waits for its answers; killing the process ends the wait."""
 
@@ -182,7 +196,7 @@ class _Worker:
         """Send a value and return the answer, which must arrive within `timeout` seconds after the value was written.
 
         Raises RecursionError if the value is nested too deeply to be written; the process stays. Raises TimeoutError,
-        and ApiError (500) if the process ends: in these cases, and if the caller is cancelled, the process is killed.
+        and _EndedError if the process ends: in these cases, and if the caller is cancelled, the process is killed.
         """
         loop = asyncio.get_running_loop()
         written = asyncio.Event()
@@ -200,7 +214,7 @@ class _Worker:
         except (OSError, struct.error) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise ApiError(500, "the chat template could not be rendered") from error
+            raise _EndedError from error
         finally:
             writing.cancel()
             # Kill a process that has not answered: a late answer would be read as that of the next question.

@@ -8,9 +8,10 @@ name no key.
 
 import math
 import os
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from jswa.errors import CheckpointError
 from jswa.storage.checkpoint_files import open_file
@@ -78,7 +79,7 @@ def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
         raise CheckpointError(f"{where}: {error}") from error
 
 
-def open_weights(path: Path) -> BinaryIO:
+def open_weights(path: Path) -> FileIO:
     """Open a safetensors file; see `open_file`. Raises CheckpointError."""
     try:
         return open_file(path)

@@ -99,6 +99,12 @@ def via_folder(path: Path) -> None:
     path.symlink_to(Path("door") / target.name)
 
 
+def via_pipe(path: Path) -> None:
+    """Make a link to a pipe of the checkpoint."""
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
 # What may stand in the place of a file.
 TRAPS: dict[str, Callable[[Path], object]] = {
     "a link out of the folder": lambda path: path.symlink_to(outside(path)),
@@ -112,7 +118,7 @@ TRAPS: dict[str, Callable[[Path], object]] = {
     "a terminal": lambda path: path.symlink_to("/dev/stdin"),
     "a file without a size": lambda path: path.symlink_to("/proc/self/environ"),
     "a pipe": os.mkfifo,
-    "a link to a pipe": lambda path: (os.mkfifo(path.with_name("pipe")), path.symlink_to("pipe")),
+    "a link to a pipe": via_pipe,
     "a socket": listening,
     "a folder": os.mkdir,
     "a sparse file": sparse,

@@ -262,3 +262,17 @@ def test_a_template_that_ends_its_process_is_the_checkpoints_fault(monkeypatch: 
     assert time.monotonic() - start < 60
     assert found.renderer.pids == []
     found.close()
+
+
+def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(running: Running) -> None:
+    """The processes are stopped, so that the chat has begun when they are killed."""
+    ids = running.settle()
+    for pid in ids:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(state(pid) == "T" for pid in ids))
+    rendering = running.renderer.render([{"role": "user", "content": "b"}], {})
+    answer = asyncio.run_coroutine_threadsafe(rendering, running.loop)
+    time.sleep(0.2)
+    assert not answer.done()
+    kill(*ids)
+    assert answer.result(60) == "b"
