@@ -1,6 +1,7 @@
 """/v1/chat/completions over HTTP: messages, templates in worker processes, chunks of streams."""
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -223,6 +224,8 @@ def test_chat_without_a_template_is_refused() -> None:
 def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
     assert client.service.renderer is not None
     for pid in client.service.renderer.pids:
+        ended = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # WNOWAIT: the renderer reaps the process
+        select.select([ended], [], [])
+        os.close(ended)
     assert prompt_of(client, user("a")) == "user:a;>"
