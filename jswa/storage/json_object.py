@@ -31,10 +31,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object of at most MAX_VALUES values. `where` names it in errors. Raises CheckpointError."""
-    # Upper bound: every value follows a comma or is the first of a list or object.
-    values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
-    if values > MAX_VALUES:
-        raise CheckpointError(f"{where} has up to {values} values: must have at most {MAX_VALUES}")
+    require_few(data, MAX_VALUES, where)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -53,6 +50,14 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} must hold a JSON object, not {type(value).__name__}")
     return value
+
+
+def require_few(data: bytes, most: int, where: str) -> None:
+    """Raise CheckpointError if JSON may have more than `most` values. `where` names it in the error."""
+    # Upper bound: every value follows a comma or is the first of a list or object.
+    values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values > most:
+        raise CheckpointError(f"{where} has up to {values} values: must have at most {most}")
 
 
 def shown(value: object) -> str:

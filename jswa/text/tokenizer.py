@@ -10,11 +10,12 @@ from jaxtyping import Int
 
 from jswa.errors import CheckpointError, InvalidPrompt
 from jswa.storage.checkpoint_files import is_there, read_file
-from jswa.storage.json_object import MAX_BYTES
+from jswa.storage.json_object import require_few
 from jswa.text.special_tokens import SpecialTokens
 
 # Vocabulary files that transformers can convert to a tokenizer.json.
 _OTHER_FILES = ("tokenizer.model", "tekken.json", "tiktoken.model", "spiece.model", "vocab.json")
+_MOST_BYTES, _MOST_VALUES = 2**26, 4_000_000  # of tokenizer.json: twice what the largest known ones have
 _log = logging.getLogger(__name__)
 _LONG = 4_096  # characters or tokens from which a call would block other threads noticeably
 
@@ -41,7 +42,8 @@ class Tokenizer:
                 _log.warning("%s has %s but no tokenizer.json: prompts must be token ids", folder, others[0])
             return None
         special = SpecialTokens.load(folder)
-        content = read_file(path, MAX_BYTES)
+        content = read_file(path, _MOST_BYTES)
+        require_few(content, _MOST_VALUES, str(path))
         try:
             loaded = Tokenizer(tokenizers.Tokenizer.from_buffer(content), special)
             loaded.backend.no_truncation()

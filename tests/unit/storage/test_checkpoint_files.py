@@ -281,6 +281,13 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
         read_object(path)
 
 
+def test_a_tokenizer_of_too_many_values_is_refused(folder: Path) -> None:
+    """The library would take 500 bytes for each."""
+    (folder / "tokenizer.json").write_bytes(b"[" + b"[]," * 2_000_000 + b"[]]")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has up to .* values: must have at most 4000000"):
+        Tokenizer.load(folder)
+
+
 def test_templates_are_bounded_together(folder: Path) -> None:
     """Also those in JSON files."""
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": {"a": "a" * (MAX_CHARS - 24)}}))
