@@ -1,0 +1,1 @@
+"""Find regular expressions in streamed text, one step for each character, whatever the expressions are."""
