@@ -10,7 +10,7 @@ So a delimiter that the model spells with ordinary tokens is text.
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ from jswa.text.assembler import MARK
 from jswa.text.special_tokens import CONFIG
 from jswa.text.tokenizer import Tokenizer
 
+from .forms.contents import field_reader
+from .regions import Delimiter, Regions, automaton_of, delimiter
 from .writes import REASONING as REASONING
 from .writes import Writes, read_writes
 
@@ -30,6 +32,9 @@ SHIPPED = Path(__file__).parents[2] / "assets" / "response_templates"
 NONE = "none"  # the name that turns parsing off
 CALLS = "tool_calls"
 _MOST_BYTES = 2**16  # of a template
+_MOST_DELIMITERS = 4096  # characters of all tokens that are delimiters
+_MOST_FIELDS = 32
+_WRONG = (ValueError, TypeError, AttributeError, KeyError, RecursionError)  # what a wrong template raises
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class CallForm:
 
     Attributes:
         kind: "arguments" if the region is the JSON of the arguments, "objects" if it is JSON objects, each a call,
-            "pythonic" if it is Python calls, or "whole" if transformers' parser reads it at its end.
+            "pythonic" if it is Python calls, or "whole" if it is read at its end in another way.
         name: the key of the function's name in an object, or the capture of the opening delimiter.
         arguments: the key of the arguments in an object.
     """
@@ -50,12 +55,21 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a template. `strip`: white space around its text is dropped. `join`: stands between two regions."""
+    """One field of a template.
+
+    Attributes:
+        strip: white space around its text is dropped.
+        join: stands between two regions.
+        form: how calls are read; None for text.
+        value_of: reads the text of a region of the form "whole", with what the opening delimiter's named groups have
+            found. Raises ValueError or RecursionError.
+    """
 
     name: str
     strip: bool
     join: str
     form: CallForm | None = None
+    value_of: Callable[[str, Mapping[str, str]], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,26 +79,26 @@ class AnswerTemplate:
     Attributes:
         delimiters: texts of the tokens that the template's delimiters consist of, by token id.
         hidden: ids of the tokenizer's special tokens.
-        with_calls, without_calls: transformers' compiled templates, for answers in which tool calls are read and for
-            others.
+        with_calls, without_calls: the regions of answers in which tool calls are read, and of others, which may have
+            none.
         fields: the template's fields by name.
+        anchor: ends where answers begin in a prompt.
+        unmarked: finds the texts of delimiters that are tokens.
         writes: how answers are written.
     """
 
     delimiters: Mapping[int, str]
     hidden: frozenset[int]
-    with_calls: Any
-    without_calls: Any
+    with_calls: Regions
+    without_calls: Regions | None
     fields: Mapping[str, Field]
-    anchor: re.Pattern[str]
+    anchor: Delimiter
     unmarked: re.Pattern[str]
     writes: Writes
 
     def prefix(self, prompt: str) -> str:
         """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked."""
-        end = 0
-        for found in self.anchor.finditer(prompt):
-            end = found.end()
+        end = self.anchor.last_end(prompt)
         return self.unmarked.sub(lambda found: MARK + found.group(), prompt[end:]) if end else ""
 
 
@@ -104,13 +118,13 @@ def find_template(
     if wanted is not None:
         try:
             return compile_template(_read(wanted), tokenizer)
-        except (JswaError, ValueError, TypeError, AttributeError) as error:
+        except (JswaError, *_WRONG) as error:
             raise ConfigError("response_template", wanted, f"cannot be used: {error}") from error
     own = read_optional(folder / CONFIG).get("response_template")
     if own is not None:
         try:
             return compile_template(own, tokenizer)
-        except (ValueError, TypeError, AttributeError) as error:
+        except _WRONG as error:
             reason = f"response_template cannot be used: {error}; --response-template names another one"
             raise CheckpointError(f"{folder / CONFIG}: {reason}") from error
     name = shipped_for(chat_template)
@@ -133,7 +147,11 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
 
 
 def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTemplate:
-    """Return a response template for the tokens of a tokenizer. Raises ValueError or TypeError if it is not valid."""
+    """Return a response template for the tokens of a tokenizer.
+
+    Raises ValueError, TypeError, AttributeError or KeyError if it is not valid, or if its patterns cannot be found in
+    one pass.
+    """
     from transformers.utils.chat_parsing.response_templates import load_response_template
 
     if not isinstance(spec, Mapping):
@@ -148,27 +166,42 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
         if not re.fullmatch(r"[\w\s▁]*", text.content)
         and (text.content in written or re.escape(text.content) in written)
     }
-    plain = load_response_template(_known(spec))  # checks it as it was written
+    if sum(map(len, tokens.values())) > _MOST_DELIMITERS:
+        raise ValueError(f"its delimiters must have at most {_MOST_DELIMITERS} characters together")
+    plain = _delimiters(spec)  # before transformers looks at them, whose time for a pattern has no bound
+    load_response_template(_known(spec))  # checks it as it was written
     marked = _marked(spec, _alternatives(form for text in tokens.values() for form in {text, re.escape(text)}))
-    fields = {name: _field(name, field) for name, field in marked["fields"].items()}
-    unnamed = {
-        **marked,
-        "fields": {name: f for name, f in marked["fields"].items() if not name.startswith(CALLS) or _is_marked(f)},
-    }
+    fields = marked["fields"]
+    unnamed = {name: field for name, field in fields.items() if not name.startswith(CALLS) or _is_marked(field)}
+    anchor = delimiter(spec, "start_anchor")
+    assert anchor is not None
     return AnswerTemplate(
         delimiters=tokens,
         hidden=frozenset(
             token
             for token, text in added.items()
-            if text.special and (token in tokens or not _read_by(plain, text.content))
+            if text.special and (token in tokens or not any(one.touches(text.content) for one in plain))
         ),
-        with_calls=load_response_template(_segmented(marked, fields)),
-        without_calls=load_response_template(_segmented(unnamed, {})) if unnamed["fields"] else None,
-        fields=fields,
-        anchor=plain.start_anchor_re,
+        with_calls=Regions.of(fields),
+        without_calls=Regions.of(unnamed) if unnamed else None,
+        fields={name: _field(name, field) for name, field in fields.items()},
+        anchor=anchor,
         unmarked=_alternatives(tokens.values()),
         writes=writes,
     )
+
+
+def _delimiters(spec: Mapping[str, Any]) -> list[Delimiter]:
+    """Return the delimiters of all fields, and check all delimiters of a template. Raises ValueError or TypeError."""
+    fields = spec.get("fields")
+    said = [field for field in fields.values() if isinstance(field, Mapping)] if isinstance(fields, Mapping) else []
+    if len(said) > _MOST_FIELDS:
+        raise ValueError(f"must have at most {_MOST_FIELDS} fields")
+    found = [one for field in said for name in ("open", "close") if (one := delimiter(field, name)) is not None]
+    for one in (*found, delimiter(spec, "start_anchor")):
+        if one is not None:
+            automaton_of(one)
+    return found
 
 
 def _read(wanted: str) -> dict[str, Any]:
@@ -180,13 +213,6 @@ def _read(wanted: str) -> dict[str, Any]:
     if path.stat().st_size > _MOST_BYTES:
         raise ConfigError("response_template", wanted, f"must have at most {_MOST_BYTES} bytes")
     return read_object(path.resolve())  # the operator has named it, so it may be a link to anywhere
-
-
-def _read_by(template: Any, token: str) -> bool:
-    """Return whether a delimiter of a compiled template, which does not spell a token, still matches it."""
-    patterns = [one for field in template.fields.values() for one in (field.open_re, field.close_re) if one is not None]
-    found = (pattern.search(token, partial=True) for pattern in patterns)
-    return any(one is not None and one.end() - one.start() > 1 for one in found)
 
 
 def _strings(value: Any) -> list[str]:
@@ -226,7 +252,9 @@ def _known(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _field(name: str, field: Mapping[str, Any]) -> Field:
     arguments = field.get("content_args", {})
     strip = field.get("content", "text") == "text" and bool(arguments.get("strip", True))
-    return Field(name, strip, field.get("join") or "", _form(field) if name.startswith(CALLS) else None)
+    form = _form(field) if name.startswith(CALLS) else None
+    value_of = field_reader(field) if form is not None and form.kind == "whole" else None
+    return Field(name, strip, field.get("join") or "", form, value_of)
 
 
 def _form(field: Mapping[str, Any]) -> CallForm:
@@ -256,30 +284,3 @@ def _placeholder(function: Any, key: str) -> str | None:
     text = function.get(key) if isinstance(function, Mapping) else None
     found = re.fullmatch(r"\{([\w.]+)\}", text) if isinstance(text, str) else None
     return None if found is None else found[1]
-
-
-def _segmented(spec: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return a template that cuts an answer into regions, and leaves reading them to jswa where jswa can."""
-    cut: dict[str, Any] = {}
-    for name, field in spec["fields"].items():
-        form = fields[name].form if name in fields else None
-        kept = {key: field[key] for key in ("open", "open_pattern", "close", "close_pattern") if key in field}
-        if form is not None and form.kind == "whole":
-            kept |= {key: field[key] for key in ("content", "transform", "transform_each") if key in field}
-            kept["content_args"] = _lenient(field.get("content_args", {}), field.get("content"))
-        else:
-            # A transform must have all named groups of the delimiters.
-            capture = {form.name: f"{{{form.name}}}"} if form is not None and form.kind == "arguments" else {}
-            kept |= {"content": "text", "content_args": {"strip": False}, "transform": capture or "{content}"}
-        cut[name] = {**kept, "repeats": True}
-    return {**spec, "defaults": {}, "fields": cut}
-
-
-def _lenient(arguments: Mapping[str, Any], content: Any) -> dict[str, Any]:
-    """Return a content parser's arguments with which JSON that is broken stays text."""
-    found = dict(arguments)
-    if content == "json":
-        found["allow_non_json"] = True
-    if isinstance(inner := found.get("value_parser"), Mapping):
-        found["value_parser"] = {**inner, "args": _lenient(inner.get("args", {}), inner.get("name"))}
-    return found

@@ -1,0 +1,233 @@
+"""Read tool calls that are JSON objects, as their text streams."""
+
+import json
+import re
+from collections.abc import Generator, Iterator
+
+from .pieces import NO_ARGUMENTS, Piece
+
+# Inside an object: a quote, brackets in a row, and what stands between members.
+_INNER = re.compile(r'"|[{\[]+|[}\]]+')
+_MARK = re.compile(r'"|[{\[]+|[}\]]+|:|,+')
+# Objects without a quote, which have no name.
+_NAMELESS = re.compile(r'\{[^{}\[\]"]*+\}(?:[^{}"]*+\{[^{}\[\]"]*+\})*+')
+_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)  # the inside of a string, up to its end or to half an escape
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which no text in UTF-8 can have
+_SPACE = "".join(one for one in map(chr, range(0x3001)) if one.isspace())
+_BETWEEN = _SPACE + ",;[]{}"  # what may stand around objects
+
+
+class ObjectsReader:
+    """A region with JSON objects, or a list of them; each object is a call.
+
+    Its arguments stream once its name is known. An object without a name is content.
+    """
+
+    def __init__(self, name: str, arguments: str) -> None:
+        # Models mix up the two names that families have for the arguments.
+        self._roles = {json.dumps(key): "arguments" for key in (arguments, "arguments", "parameters")}
+        self._roles[json.dumps(name)] = "name"
+        self._around: list[str] | None = []  # what stands around objects, if it is not that of calls
+        self._content: list[str] = []  # that was not passed on yet
+        self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin an object."""
+        self._quoted = self._escaped = False
+        self._object: list[str] | None = []  # its text, until it has a name
+        self._key = ""  # the key of the open member, as it is written
+        self._string: list[str] | None = None  # the text of a string that may be a key
+        self._value: list[str] | None = None  # the value that is not passed on; None outside of values
+        self._streams = False  # the value is passed on
+        self._name: str | None = None
+        self._late: str | None = None  # arguments that could not stream
+        self._shown = False  # arguments were passed on
+        self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        """Read the next text of the region."""
+        at = 0
+        while at < len(text):
+            if self._depth:
+                inner = yield from self._inside(text, at)
+            else:
+                inner = text.find("{", at)
+                inner = len(text) if inner < 0 else inner
+                if inner > at:
+                    self._outside(text[at:inner])
+                if found := _NAMELESS.match(text, inner):
+                    self._content += [*(self._around or ()), found.group()]
+                    self._around = []
+                    inner = found.end()
+                elif inner < len(text):
+                    self._begin()
+                    self._depth, inner = 1, inner + 1
+                    self._take("{")
+            at = inner
+        yield from self._tell()
+
+    def finish(self) -> Iterator[Piece]:
+        """End the object that is open."""
+        if self._depth:
+            yield from self._end(whole=False)
+        self._content += self._around or ()
+        yield from self._tell()
+
+    def _tell(self) -> Iterator[Piece]:
+        """Pass on the content so far."""
+        if self._content:
+            yield "content", "".join(self._content)
+            self._content = []
+
+    def _outside(self, text: str) -> None:
+        """Take text that belongs to no object, without what may stand around objects."""
+        if self._around is None:
+            text = text.lstrip(_BETWEEN)
+        shown = text.rstrip(_BETWEEN)
+        if shown:
+            self._content += [*(self._around or ()), shown]
+            self._around = []
+        if self._around is not None:
+            self._around.append(text[len(shown) :])
+
+    def _inside(self, text: str, at: int) -> Generator[Piece, None, int]:
+        """Read an object from a place on, up to its end or to that of the text; return the place."""
+        begin = at  # of the text that was not taken
+        while at < len(text) and self._depth:
+            if self._quoted:
+                at = self._in_string(text, at)
+                begin = yield from self._keyed(text, begin, at)
+                continue
+            found = (_MARK if self._depth == 1 else _INNER).search(text, at)
+            if found is None:
+                break
+            mark, start, at = found.group(), found.start(), found.end()
+            if mark == '"':
+                self._quoted = True
+                if self._depth == 1 and self._value is None:
+                    yield from self._pass(text[begin:start])
+                    begin, self._string = start, []
+            elif mark[0] in "{[":
+                self._depth += len(mark)
+            elif mark[0] in "}]":
+                at = start + self._close(len(mark))
+                begin = yield from self._closed(text, begin, at)
+            elif mark[0] == "," or self._value is None:
+                yield from self._pass(text[begin:start])
+                yield from self._between(mark)
+                begin = at
+        if not self._depth:
+            return at
+        yield from self._pass(text[begin:])
+        return len(text)
+
+    def _keyed(self, text: str, begin: int, at: int) -> Generator[Piece, None, int]:
+        """Read a key, if one ends at a place in the text; return up to where the text was taken."""
+        if self._string is None or self._quoted:
+            return begin
+        yield from self._pass(text[begin:at])
+        self._key, self._string = "".join(self._string), None
+        return at
+
+    def _close(self, count: int) -> int:
+        """Close some brackets, those of the object last and alone; return how many were closed."""
+        closed = min(count, max(self._depth - 1, 1))
+        self._depth -= closed
+        return closed
+
+    def _closed(self, text: str, begin: int, at: int) -> Generator[Piece, None, int]:
+        """End what was closed before a place in the text; return up to where the text was taken."""
+        if self._depth > 1:
+            return begin
+        if self._depth == 1:
+            yield from self._pass(text[begin:at])
+            self._streams = False
+        else:
+            yield from self._pass(text[begin : at - 1])
+            yield from self._member()
+            self._take(text[at - 1])
+            yield from self._end(whole=True)
+        return at
+
+    def _between(self, mark: str) -> Iterator[Piece]:
+        """Read what stands before a value, or behind it."""
+        if mark == ":":
+            self._value = []
+        else:
+            yield from self._member()
+        self._take(mark)
+
+    def _in_string(self, text: str, at: int) -> int:
+        """Return the place behind the end of the open string, or of the text."""
+        if self._escaped:
+            self._escaped, at = False, at + 1
+        found = _STRING.match(text, at)
+        assert found is not None
+        at = found.end()
+        if at < len(text):
+            self._quoted = self._escaped = text[at] == "\\"
+            at += 1
+        return at
+
+    def _take(self, text: str) -> None:
+        """Keep text that may turn out to be no call, and that of a key."""
+        if self._object is not None:
+            self._object.append(text)
+        if self._string is not None:
+            self._string.append(text)
+
+    def _pass(self, text: str) -> Iterator[Piece]:
+        """Take text that may belong to a value, and pass it on if it is that of the arguments."""
+        self._take(text)
+        if self._value is None:
+            return
+        begins = "" if self._value else text.lstrip(_SPACE)
+        if begins and self._roles.get(self._key) == "arguments" and not self._complete and self._name is not None:
+            self._streams = self._shown = self._complete = begins[0] == "{"
+            text = begins if self._streams else text
+        if self._streams:
+            if text:
+                yield "arguments", text
+        elif (self._value or begins) and self._key in self._roles:
+            self._value.append(text)
+
+    def _member(self) -> Iterator[Piece]:
+        """Read a key with its value, whose end was found."""
+        role = self._roles.get(self._key)
+        if self._value and role is not None:
+            written = "".join(self._value).strip()
+            if role == "arguments" and not self._complete:
+                text = _string(written)
+                self._late = written if text is None else text
+                self._complete = True
+            elif role == "name" and self._name is None:
+                self._name = _string(written)
+                if self._name is not None:
+                    self._object = self._around = None
+                    yield from self._tell()
+                    yield "call", self._name
+        self._key, self._value, self._streams = "", None, False
+
+    def _end(self, *, whole: bool) -> Iterator[Piece]:
+        if self._name is None:
+            self._content += [*(self._around or ()), *(self._object or ())]
+            self._around = []
+        else:
+            if not self._shown and (whole or self._late is not None):
+                yield "arguments", NO_ARGUMENTS if self._late in (None, "", "null") else self._late
+            yield "end", ""
+        self._depth = 0
+
+
+def _string(written: str) -> str | None:
+    """Return the value of a JSON string; None if it is anything else."""
+    if not written.startswith('"'):
+        return None
+    try:
+        value = json.loads(written)
+    except ValueError:
+        return None
+    if not isinstance(value, str) or _HALF.search(value):
+        return None
+    return value
