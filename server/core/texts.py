@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from jswa.plan import ChoiceLogprobs, PromptLogprobs, TokenEvent
@@ -43,20 +44,20 @@ class Text:
     unsent: int = 0
     ended: bool = False
     drafts: DraftCounts = field(default_factory=lambda: DraftCounts(0, 0))
-    _held: str = ""
+    _held: list[str] = field(default_factory=list)
     _events: list[AnswerEvent] = field(default_factory=list)
 
     def hold(self, new: str, events: list[AnswerEvent]) -> None:
         """Keep a new part until `flush`."""
-        self._held += new
+        self._held.append(new)
         self._events += events
 
     def flush(self, new: str, events: list[AnswerEvent]) -> tuple[str, list[AnswerEvent]]:
         """Return the parts that were held with a new one behind them."""
         self.unsent = 0
         if self._held or self._events:
-            new, events = self._held + new, _joined(self._events + events)
-            self._held, self._events = "", []
+            new, events = "".join([*self._held, new]), _joined(self._events + events)
+            self._held, self._events = [], []
         return new, events
 
 
@@ -124,12 +125,11 @@ def size_of(event: TokenEvent) -> int:
 def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
     """Return events of which those that add to the same text are one."""
     found: list[AnswerEvent] = []
-    for event in events:
-        last = found[-1] if found else None
-        if last is not None and (last.kind, last.call) == (event.kind, event.call) and event.kind in _TEXTS:
-            found[-1] = last._replace(text=last.text + event.text)
+    for (kind, call), group in groupby(events, lambda event: (event.kind, event.call)):
+        if kind in _TEXTS:
+            found.append(AnswerEvent(kind, "".join(event.text for event in group), call))
         else:
-            found.append(event)
+            found += group
     return found
 
 

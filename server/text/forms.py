@@ -22,6 +22,7 @@ from jswa.types import StructuredOutputsParams
 from ..api.schemas import ChatRequest
 from ..api.structured import Form
 from ..core.fairness import Key
+from ..core.off_loop import made
 from ..core.service import Service
 from ..http.errors import ApiError, invalid, unsupported
 from .prompts import Prompt
@@ -69,12 +70,18 @@ async def answer_form(
     choice = choice_of(body)
     if form is None and choice.tools is None:
         return None
-    reasoning: Reasoning = reasoning_behind(answering.template, answering.prefix(prompt.text))
+    shown = prompt.text or ""
+    behind = partial(_reasoning, answering, shown)
+    reasoning = await made(behind, len(shown), partial(service.helpers.run, key))
     if reasoning == "may" and body.continue_final_message:
         reasoning = "done"
     tools = () if body.tool_choice == "none" else [tool["function"] for tool in body.tools or ()]
     work = partial(_compiled, answering=answering, form=form, choice=choice, tools=tools, reasoning=reasoning)
     return await service.compiled(work, key, "tool_choice" if form is None else form.field)
+
+
+def _reasoning(answering: Answering, prompt: str) -> Reasoning:
+    return reasoning_behind(answering.template, answering.prefix(prompt))
 
 
 def _compiled(
