@@ -55,7 +55,7 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             _check(f"structured_outputs.{name}", value, value is None or _is_text(value), "a string that is not empty")
-        choice = self.choice is None or (len(self.choice) > 0 and _all(self.choice, _is_text))
+        choice = self.choice is None or (_all(self.choice, _is_text) and len(self.choice) > 0)
         _check("structured_outputs.choice", self.choice, choice, "a list of strings, none of them empty")
         blank = self.disable_any_whitespace
         _check("structured_outputs.disable_any_whitespace", blank, isinstance(blank, bool), "True or False")

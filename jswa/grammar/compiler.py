@@ -18,7 +18,7 @@ from jswa.grammar.llg import (
     is_installed,
 )
 from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
-from jswa.grammar.texts import SPACED, grammar_text, json_options, schema_grammar
+from jswa.grammar.texts import SPACED, UNFORCED, grammar_text, json_options, schema_grammar
 from jswa.grammar.vocabulary import describe
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
@@ -126,18 +126,17 @@ class Grammars:
 
         Args:
             answer: the text of the grammar of a whole answer, of which the specification is a part. Then a later call
-                with this text as the specification's `grammar` returns the same.
+                with this text as the specification's `grammar` returns the same, and compiles nothing.
         """
         begin = time.perf_counter()
         vocabulary = self.vocabulary
-        text = spec.grammar if answer is None else answer
-        known = None if text is None else self._find(text)
-        if known is None and answer is None:
-            text = _text(spec, vocabulary)
-            known = self._find(text)
+        known = None if answer is not None or spec.grammar is None else self._find(spec.grammar)
         if known is not None:
             return known
-        assert text is not None
+        text = _text(spec, vocabulary) if answer is None else answer
+        known = self._find(text)
+        if known is not None and not known.worn:
+            return known
         try:
             made = _compile(spec, text, vocabulary, _narrow(spec, self._limits))
         finally:
@@ -146,6 +145,16 @@ class Grammars:
                 self.compiled += 1
         self._keep(text, made)
         return made
+
+    def keeps(self, text: str) -> bool:
+        """Whether the grammar of this text is kept."""
+        return self._find(text) is not None
+
+    def restore(self, text: str) -> None:
+        """Compile the text of a grammar once more that is kept no longer. Raises InvalidSampling."""
+        spec = StructuredOutputsParams(grammar=text)
+        limits = _narrow(spec, self._limits) if UNFORCED in text else self._limits
+        self._keep(text, _compile(spec, text, self.vocabulary, limits))
 
     def _find(self, text: str) -> Grammar | None:
         with self._lock:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jswa.grammar.schema import SchemaError, check_schema, read_json
+from jswa.grammar.size.limits import Counts
 from jswa.grammar.texts import ANY_TEXT, SPACED, grammar_behind, literal, schema_rule
 from jswa.grammar.values import Rules
 from jswa.text.answers.writes import CallText, Region, Writes
@@ -124,11 +125,11 @@ def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool
     form = family.writes.calls
     if form is None:
         raise SchemaError("", "the response template does not say how calls are written (`writes`)")
-    rules = Rules(form, family.special)
+    rules, counts = Rules(form, family.special), Counts()
     lines = []
     for index, tool in enumerate(tools):
         try:
-            lines.append(f"call_{index}: {_call(family, form, tool, rules)}")
+            lines.append(f"call_{index}: {_call(family, form, tool, rules, counts)}")
         except SchemaError as error:
             raise ToolError(index, error.pointer, error.reason) from error
     lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
@@ -137,19 +138,21 @@ def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool
     return [f"calls: {begin} call{more} {end}", *lines, *rules.lines]
 
 
-def _call(family: Family, form: CallText, tool: Mapping[str, Any], rules: Rules) -> str:
+def _call(family: Family, form: CallText, tool: Mapping[str, Any], rules: Rules, counts: Counts) -> str:
     """Return the rule of a call of one tool."""
     name = str(tool["name"])
     fits = name.isidentifier() if form.values == "python" else re.fullmatch(r"[\w.-]+", name)
     if not fits:
         raise SchemaError("", f"the name {name[:60]!r} cannot be written in the model's form of calls")
-    schema = check_schema(read_json(_closed(tool.get("parameters") or {})))
+    schema = check_schema(read_json(_closed(tool.get("parameters") or {}), counts), counts)
     arguments = schema_rule(schema, SPACED) if form.values == "json" else rules.arguments(schema)
     return _text(family, form.text.replace("{name}", name), arguments=arguments)
 
 
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _closed(schema: Any) -> Mapping[str, Any]:
     """Return the schema of arguments: an object, which has no other arguments than those it lists, if it lists any."""
+    if not isinstance(schema, Mapping):
+        raise SchemaError("", "must be an object")
     whole = {"type": "object", **schema}
     if schema.get("properties") and not schema.keys() & {"additionalProperties", "patternProperties", "allOf", "anyOf"}:
         whole["additionalProperties"] = False

@@ -4,8 +4,8 @@ A `Grammar` is compiled once and shared. A `Matcher` follows one text: it takes 
 may follow. Masks are filled outside of Python's lock, those of many matchers in several threads.
 
 Copies of one matcher of llguidance share the automaton of their lexer behind a lock, and an automaton that is too large
-or broken fails for all of them. So a grammar has several, its lanes, and a matcher whose automaton fails goes on with
-one of its own.
+or broken fails for all of them. So a grammar has several, its lanes, and one more in reserve: a matcher whose automaton
+fails goes on with another one, once. All are compiled together, before any text begins.
 """
 
 import os
@@ -27,9 +27,14 @@ MISSING = "needs the package llguidance, which is not installed (pip install llg
 THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
 _STACK = 2**28  # bytes of stack of a thread that compiles: rules that name each other are read by recursion
 _QUICK = 0.02  # seconds within which a grammar compiles that gets several lanes
+_BEARABLE = 0.5  # seconds within which a grammar compiles that gets a second lane
 _BYTES, _BYTES_OF_CHARACTER = 150_000, 160  # of a lane, and of each character of the grammar's text
 _LONG = 1_000  # characters of a text that is forced
 _FEW = 8  # matchers that share a lane before the next one is used
+_OF_THE_LANE = ("lexer error", "panic")  # how an error begins that all matchers of a lane share
+_LIMITS = re.compile(
+    r"Current row has \d+ items; max is \d+|Too many items \(limit \d+; \w+\)|lexer error: too many .*"
+)
 _stack_lock = threading.Lock()
 
 
@@ -40,10 +45,10 @@ class GrammarError(Exception):
 class ParserLimits(NamedTuple):
     """Limits of llguidance, with its names: of a row of its parser, of one mask, of an automaton, of a grammar."""
 
-    max_items_in_row: int = 2_000
+    max_items_in_row: int = 4_000
     initial_lexer_fuel: int = 1_000_000
     step_lexer_fuel: int = 100_000
-    step_max_items: int = 50_000
+    step_max_items: int = 10_000
     max_lexer_states: int = 50_000
     max_grammar_size: int = 50_000
 
@@ -88,31 +93,44 @@ class Vocabulary:
 class Grammar:
     """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads.
 
+    Args:
+        lanes: matchers at the beginning of a text that share no automaton. Of several the last is kept in reserve.
+
     Attributes:
         size: an estimate of its bytes.
         forces_much: whether it may force hundreds of tokens at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: list[Any]) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: Sequence[Any]) -> None:
         self.vocabulary = vocabulary
         self.text = text
-        self._limits = limits
+        self.limits = limits
         self._lanes = lanes
+        self._whole = list(range(len(lanes)))  # those that have not failed
         self._made = 0
         spaced = "item_separator" in text  # then a model chooses between "," and ", "
         self.forces_much = max(map(len, text.split('"'))) > _LONG or (len(text) > _LONG and not spaced)
         self.size = len(lanes) * (_BYTES + _BYTES_OF_CHARACTER * len(text))
 
+    @property
+    def worn(self) -> bool:
+        """Whether a lane has failed, so that the grammar should be compiled anew for later texts."""
+        return len(self._whole) < len(self._lanes)
+
     def matcher(self) -> "Matcher":
         """Return a matcher at the beginning of a text."""
-        lane = self._made // _FEW % len(self._lanes)
+        lanes = [lane for lane in self._whole if lane != len(self._lanes) - 1] or self._whole or [0]
+        lane = lanes[self._made // _FEW % len(lanes)]
         self._made += 1
-        return Matcher(self, self._lanes[lane].deep_copy(), lane)
+        return self._begun(lane)
 
-    def renewed(self, lane: int) -> Any:
-        """Compile a lane anew for later matchers, and return another one that belongs to the caller."""
-        self._lanes[lane] = _compiled(self.vocabulary, self.text, self._limits)
-        return _compiled(self.vocabulary, self.text, self._limits)
+    def instead_of(self, failed: int) -> "Matcher | None":
+        """Return a matcher at the beginning of a text in another lane than one that has failed; None if all have."""
+        self._whole = [lane for lane in self._whole if lane != failed]
+        return self._begun(self._whole[-1]) if self._whole else None
+
+    def _begun(self, lane: int) -> "Matcher":
+        return Matcher(self, self._lanes[lane].deep_copy(), lane)
 
 
 class Matcher:
@@ -123,7 +141,7 @@ class Matcher:
         self.lane = lane
         self.inner = inner
         self._tokens: list[int] = []
-        self._alone = False  # whether its automaton belongs to it alone
+        self._moved = False  # whether it has left a lane that failed
         # Tokens that must follow, the next one last, if masks are filled for them one by one: to fill one takes time
         # that grows with their number.
         self.run: list[int] = []
@@ -132,6 +150,12 @@ class Matcher:
     def error(self) -> str | None:
         """Why the matcher can go no further; None if it can. Its masks then allow nothing."""
         return _first_line(self.inner.get_error()) if self.inner.is_error() else None
+
+    @property
+    def exceeded(self) -> str | None:
+        """The limit of the parser or of its automaton that the text has exceeded, in words; None if it has not."""
+        found = _LIMITS.search(self.error or "")
+        return found[0] if found else None
 
     @property
     def finished(self) -> bool:
@@ -149,7 +173,7 @@ class Matcher:
         End tokens may follow a finished text, any number of them.
         """
         for token in tokens:
-            if not self.inner.consume_token(token) and not (self._revive() and self.inner.consume_token(token)):
+            if not self.inner.consume_token(token) and not (self._move() and self.inner.consume_token(token)):
                 return False
             self._tokens.append(token)
             if self.run and self.run.pop() != token:
@@ -166,7 +190,7 @@ class Matcher:
     def forced(self) -> list[int]:
         """Return the tokens that must follow, as the tokenizer itself would write them; often none."""
         found: list[int] = self.inner.compute_ff_tokens()
-        return self.inner.compute_ff_tokens() if self.inner.is_error() and self._revive() else found
+        return self.inner.compute_ff_tokens() if self.inner.is_error() and self._move() else found
 
     def copy(self) -> "Matcher":
         """Return an independent matcher at the same place of the text."""
@@ -177,20 +201,19 @@ class Matcher:
     def refill(self, out: Int[np.ndarray, " W"]) -> None:
         """Write the mask once more after an error, which another matcher of the lane may have caused."""
         out[:] = 0
-        if self._revive():
+        if self._move():
             self.inner.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
             if self.inner.is_error():
                 out[:] = 0
 
-    def _revive(self) -> bool:
-        """Go on with an automaton of its own, once; return whether that helped."""
-        if self._alone:
+    def _move(self) -> bool:
+        """Go on in another lane, once, if this one has failed; return whether that helped. Nothing is compiled."""
+        if not self.inner.get_error().startswith(_OF_THE_LANE):
+            return False  # it is the text's own: its rows are too long, or a token may not follow
+        other = self.grammar.instead_of(self.lane)
+        if self._moved or other is None or not all(map(other.inner.consume_token, self._tokens)):
             return False
-        self._alone = True
-        failed, self.inner = self.inner, self.grammar.renewed(self.lane)
-        if not all(map(self.inner.consume_token, self._tokens)):
-            self.inner = failed
-            return False
+        self.lane, self.inner, self._moved = other.lane, other.inner, True
         return True
 
 
@@ -206,8 +229,9 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
         lanes.append(_compiled(vocabulary, text, limits))
         taken = time.thread_time() - begin
         lanes[0].compute_bitmask()  # fails if no text begins
-        if not lanes[0].is_error() and taken < _QUICK:
-            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(THREADS - 1))
+        if not lanes[0].is_error():
+            more = THREADS if taken < _QUICK else 1 if taken < _BEARABLE else 0
+            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(more))
 
     _with_deep_stack(work)
     for lane in lanes:
@@ -216,10 +240,13 @@ def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Gra
     return Grammar(vocabulary, text, limits, lanes)
 
 
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar is written in GBNF (`root ::= …`)."""
+    return re.search(r"^[ \t]*[\w-]+\s*::=", text, re.MULTILINE) is not None
+
+
 def lark_of(text: str) -> str:
-    """Return a grammar in Lark that may be written in GBNF (`root ::= …`). Raises GrammarError."""
-    if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
-        return text
+    """Return a grammar in Lark that is written in GBNF. Raises GrammarError."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

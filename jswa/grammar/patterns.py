@@ -8,16 +8,17 @@ import re
 from typing import Any
 
 from jswa.grammar.bounds import SchemaError
+from jswa.grammar.size.limits import MAX_LARK, MAX_LINES, MAX_PATTERN, MAX_REPEATS
 
-MAX_PATTERN = 8_192  # characters of a regular expression
-MAX_REPEATS = 4_096  # characters that a regular expression asks for at least
-MAX_LARK = 16_384  # characters of a grammar, without its schemas
-MAX_LINES = 2_000  # of a grammar: an error in a chain of rules is told once more by each of them
 _COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}")
 
 
 def check_pattern(pattern: str, at: str = "") -> None:
     """Raise SchemaError for a regular expression that is too long, or that asks for too long texts."""
+    try:
+        pattern.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(at, "is a regular expression that is no valid Unicode") from error
     if len(pattern) > MAX_PATTERN:
         raise SchemaError(at, f"is a regular expression of more than {MAX_PATTERN} characters")
     if _shortest(pattern) > MAX_REPEATS:

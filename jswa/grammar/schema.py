@@ -4,80 +4,94 @@ llguidance says what it cannot compile, but not where; and it takes references t
 """
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote, unquote
 
 from jswa.grammar.bounds import SchemaError as SchemaError
 from jswa.grammar.bounds import make_exact
 from jswa.grammar.patterns import check_pattern
+from jswa.grammar.size.keywords import check_keywords
+from jswa.grammar.size.limits import MAX_BYTES, MAX_DEPTH, MAX_JOINED, Counts
+from jswa.grammar.size.walk import Schema as Schema
+from jswa.grammar.size.walk import escape as escape
+from jswa.grammar.size.walk import parts, reachable, reference, target
+from jswa.grammar.size.walk import resolved as resolved
+from jswa.grammar.size.work import check_work
 
-MAX_BYTES = 2**18  # of a schema or another grammar
-MAX_DEPTH = 100  # of brackets inside brackets; llguidance reads 128
-MAX_SCHEMAS = 10_000  # inside one schema
-MAX_PATTERNS = 8  # of a schema that are in an `allOf`: with each one more, their product takes twice as long
 _MOST_ROUNDS = 30  # in which it is decided which schemas have an end
 _MOST_TRIALS = 300  # schemas that are compiled to find the place of an error
 _TRIAL_SECONDS = 0.5
-_ONE = (
-    "items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
-    "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_SKIPPED = ("$defs", "definitions")  # not part of a value until a reference names them
-
-Schema = Mapping[str, Any] | bool
 
 
-def read_json(value: str | Mapping[str, Any], most: int = MAX_BYTES) -> Any:
-    """Return JSON text, or an object that must be JSON, as plain Python values. Raises SchemaError."""
+def read_json(value: Any, counts: Counts | None = None) -> Any:
+    """Return JSON text, or an object that must be JSON, as plain Python values. Raises SchemaError.
+
+    Args:
+        counts: what the grammar has so far; the bytes are added.
+    """
     try:
         text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError("", f"must be JSON: {str(error)[:200]}") from error
-    if len(text.encode(errors="surrogatepass")) > most:
-        raise SchemaError("", f"has more than {most} bytes of JSON")
+    size = len(text.encode(errors="surrogatepass"))
+    if size > MAX_BYTES:
+        raise SchemaError("", f"has more than {MAX_BYTES} bytes of JSON")
+    if counts is not None:
+        counts.add("bytes", size)
     if _depth(text) > MAX_DEPTH:
         raise SchemaError("", f"has more than {MAX_DEPTH} levels of brackets")
     try:
-        found = json.loads(text, parse_constant=_no_constant)
-        text.encode()
+        found = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except ValueError as error:
         raise SchemaError("", f"must be JSON: {str(error)[:200]}") from error
+    _check_text(found)
     return found
 
 
-def check_schema(schema: Any) -> Schema:
+def check_schema(schema: Any, counts: Counts | None = None) -> Schema:
     """Return a schema without what llguidance gets wrong, and in which what can have no end is forbidden.
 
     Args:
         schema: plain values, as `read_json` returns them; they are changed.
+        counts: what the grammar has so far; what the schema adds is added.
 
     Raises SchemaError.
     """
     if not isinstance(schema, dict | bool):
         raise SchemaError("", "must be an object, true or false")
-    nodes = _reachable(schema)
-    joined = [at for at, node in nodes.items() if "/allOf/" in at and isinstance(node, dict) and "pattern" in node]
-    if len(joined) > MAX_PATTERNS:
-        raise SchemaError(f"{joined[MAX_PATTERNS]}/pattern", f"is one of more than {MAX_PATTERNS} patterns in an allOf")
+    _check_text(schema)
+    nodes = reachable(schema)
+    _check_nodes(nodes)
     endless = _endless(nodes)
     if "" in endless:
         raise SchemaError(_place(nodes, endless), "refers to itself without an end: no finite value has this form")
     for at, node in nodes.items():
         if isinstance(node, dict):
             make_exact(node, at)
-            for pattern in (node.get("pattern"), *_keys(node, "patternProperties")):
-                if isinstance(pattern, str):
-                    check_pattern(pattern, f"{at}/pattern")
             if isinstance(node.get("$ref"), str):
-                node["$ref"] = _reference(_target(node["$ref"]))
+                node["$ref"] = reference(target(node["$ref"]))
+    check_work(nodes, Counts() if counts is None else counts)
     for pointer in endless:
         _forbid(schema, pointer)
     found: Schema = schema
     return found
+
+
+def _check_nodes(nodes: Mapping[str, Schema]) -> None:
+    """Raise SchemaError for keywords of the wrong type, and for regular expressions that are too long or too many."""
+    joined = 0
+    for at, node in nodes.items():
+        if not isinstance(node, Mapping):
+            continue
+        check_keywords(node, at)
+        for pattern in (node.get("pattern"), *_keys(node, "patternProperties")):
+            if isinstance(pattern, str):
+                check_pattern(pattern, f"{at}/pattern")
+        joined += "/allOf/" in at and "pattern" in node
+        if joined > MAX_JOINED:
+            raise SchemaError(f"{at}/pattern", f"is one of more than {MAX_JOINED} patterns in an allOf")
 
 
 def locate(schema: Schema, reason: str, explain: Callable[[Schema], str | None]) -> SchemaError:
@@ -88,15 +102,15 @@ def locate(schema: Schema, reason: str, explain: Callable[[Schema], str | None])
         explain: returns why a schema cannot be compiled; None if it can.
     """
     root = json.loads(json.dumps(schema), object_hook=_moved)
-    nodes = _reachable(schema)
+    nodes = reachable(schema)
     at, seen, left, end = "", {""}, _MOST_TRIALS, time.monotonic() + _TRIAL_SECONDS
     while True:
-        for pointer in _parts(nodes[at], at):
+        for pointer in parts(nodes[at], at):
             if pointer in seen or nodes[pointer] is False or not left or time.monotonic() > end:
                 continue
             seen.add(pointer)
             left -= 1
-            inner = explain({"$defs": {"root": root}, "$ref": _reference(f"/$defs/root{pointer}")})
+            inner = explain({"$defs": {"root": root}, "$ref": reference(f"/$defs/root{pointer}")})
             if inner is not None:
                 at, reason = pointer, inner
                 break
@@ -106,6 +120,22 @@ def locate(schema: Schema, reason: str, explain: Callable[[Schema], str | None])
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text[:20]} is too large")
+    return number
+
+
+def _check_text(value: Any) -> None:
+    """Raise SchemaError for a value with a string that is no text."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise SchemaError("", "is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise SchemaError("", f"has a lone surrogate, {error.object[error.start]!a}, which is no text") from error
 
 
 def _depth(text: str) -> int:
@@ -132,78 +162,6 @@ def _depth(text: str) -> int:
     return most
 
 
-def escape(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def _children(schema: Schema, at: str, *, definitions: bool = False) -> Iterator[tuple[str, Schema]]:
-    """Yield pointers and schemas of the parts of a schema; of its definitions only if asked to."""
-    if not isinstance(schema, Mapping):
-        return
-    for key in _ONE:
-        if isinstance(schema.get(key), dict | bool):
-            yield f"{at}/{key}", schema[key]
-    for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            yield from ((f"{at}/{key}/{i}", one) for i, one in enumerate(schema[key]) if isinstance(one, dict | bool))
-    for key in _MAPS:
-        if isinstance(schema.get(key), dict) and (definitions or key not in _SKIPPED):
-            inner = schema[key].items()
-            yield from ((f"{at}/{key}/{escape(n)}", one) for n, one in inner if isinstance(one, dict | bool))
-
-
-def _parts(schema: Schema, at: str) -> Iterator[str]:
-    """Yield the pointers of the parts of a schema, and of what it refers to."""
-    yield from (pointer for pointer, _ in _children(schema, at))
-    if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-        yield _target(schema["$ref"])
-
-
-def _reference(pointer: str) -> str:
-    """Return the reference to a pointer, as a part of a URI."""
-    return "#" + quote(pointer, safe="/~$")
-
-
-def _target(reference: str) -> str:
-    """Return the pointer in a local reference."""
-    return unquote(reference[1:])
-
-
-def _reachable(schema: Schema) -> dict[str, Schema]:
-    """Return the schemas that a value may have to match, by pointer. Raises SchemaError for a wrong reference."""
-    nodes: dict[str, Schema] = {}
-    left: list[tuple[str, Schema]] = [("", schema)]
-    while left:
-        at, node = left.pop()
-        if at in nodes:
-            continue
-        nodes[at] = node
-        if len(nodes) > MAX_SCHEMAS:
-            raise SchemaError(at, f"is one of more than {MAX_SCHEMAS} schemas")
-        left.extend(reversed(list(_children(node, at))))
-        if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
-            reference = node["$ref"]
-            if not (reference == "#" or reference.startswith("#/")):
-                raise SchemaError(f"{at}/$ref", f"{reference[:80]!r} is not in this schema: only #/… can be read")
-            left.append((_target(reference), resolved(schema, at, reference)))
-    return nodes
-
-
-def resolved(schema: Schema, at: str, reference: str) -> Schema:
-    found: Any = schema
-    for key in _target(reference).split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isascii() and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            raise SchemaError(f"{at}/$ref", f"{reference[:80]!r} leads nowhere")
-    if not isinstance(found, dict | bool):
-        raise SchemaError(f"{at}/$ref", f"{reference[:80]!r} is not a schema")
-    return found
-
-
 def _endless(nodes: dict[str, Schema]) -> set[str]:
     """Return the schemas that no finite value matches since they need themselves."""
     endless = set(nodes)
@@ -225,7 +183,7 @@ def _ends(schema: Schema, at: str, endless: set[str]) -> bool:
 
 def _composed(schema: Mapping[str, Any], at: str, endless: set[str]) -> bool:
     """Whether references, alternatives and required parts of a schema all have an end."""
-    if isinstance(schema.get("$ref"), str) and _target(schema["$ref"]) in endless:
+    if isinstance(schema.get("$ref"), str) and target(schema["$ref"]) in endless:
         return False
     several = schema.get("allOf")
     if isinstance(several, list) and any(f"{at}/allOf/{i}" in endless for i in range(len(several))):
@@ -264,7 +222,7 @@ def _place(nodes: Mapping[str, Schema], endless: set[str]) -> str:
     at, seen = "", set[str]()
     while at not in seen:
         seen.add(at)
-        at = next((pointer for pointer in _parts(nodes[at], at) if pointer in endless), at)
+        at = next((pointer for pointer in parts(nodes[at], at) if pointer in endless), at)
     return at
 
 

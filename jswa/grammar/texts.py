@@ -5,15 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jswa.grammar.llg import GrammarError, lark_of
+from jswa.grammar.llg import GrammarError, is_gbnf, lark_of
 from jswa.grammar.patterns import check_lark, check_pattern
-from jswa.grammar.schema import MAX_BYTES, Schema, SchemaError, check_schema, read_json
+from jswa.grammar.schema import Schema, SchemaError, check_schema, read_json
+from jswa.grammar.size.limits import MAX_BYTES, MAX_CHOICES, MAX_LARK, MAX_TAGS, Counts
+from jswa.grammar.size.work import check_text
 from jswa.types import StructuredOutputsParams
 
 # One space may follow "," and ":": weak models fill a place where any white space may be with hundreds of blanks.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 COMPACT = {"whitespace_flexible": False}
-_UNFORCED = '%llguidance {"no_forcing": true}'  # rules that repeat each other may force texts without end
+UNFORCED = '%llguidance {"no_forcing": true}'  # rules that repeat each other may force texts without end
 ANY_TEXT = r"/(?s:.*)/"
 
 
@@ -33,7 +35,7 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     if spec.structural_tag is not None:
         return _tags(read_json(spec.structural_tag), special, spaces)
     if spec.choice is not None:
-        _check_size("".join(spec.choice))
+        _check_choice(spec.choice)
         return _regex_grammar("|".join(map(escaped, spec.choice)))
     text = spec.regex if spec.regex is not None else spec.grammar
     assert text is not None
@@ -41,13 +43,10 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     if spec.grammar is None:
         check_pattern(text)
         return _regex_grammar(text)
-    try:
-        text = lark_of(text)
-    except GrammarError as error:
-        raise SchemaError("", str(error)) from error
-    for schema in check_lark(text):
-        check_schema(schema)
-    return f"{_UNFORCED}\n{text}"
+    counts = Counts()
+    for schema in check_lark(text := _lark(text)):
+        check_schema(schema, counts)
+    return f"{UNFORCED}\n{text}"
 
 
 def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: Sequence[str]) -> str:
@@ -100,6 +99,26 @@ def escaped(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
+def _lark(text: str) -> str:
+    """Return a grammar in Lark that may be written in GBNF. Raises SchemaError."""
+    if not is_gbnf(text):
+        return text
+    if len(text) > MAX_LARK:
+        raise SchemaError("", f"has more than {MAX_LARK} characters of GBNF")
+    try:
+        return lark_of(text)
+    except GrammarError as error:
+        raise SchemaError("", str(error)) from error
+
+
+def _check_choice(choice: Sequence[str]) -> None:
+    if len(choice) > MAX_CHOICES:
+        raise SchemaError("", f"has more than {MAX_CHOICES} strings")
+    _check_size("".join(choice))
+    for text in choice:
+        check_text(text)
+
+
 def _check_size(text: str) -> None:
     if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise SchemaError("", f"has more than {MAX_BYTES} bytes")
@@ -135,10 +154,13 @@ def _tags(value: Any, special: Mapping[str, int], spaces: Mapping[str, Any]) -> 
         raise SchemaError("/triggers", "must be a list of strings, none of them empty")
     if not isinstance(structures, list) or not structures:
         raise SchemaError("/structures", "must be a list of objects")
+    for name, several in (("triggers", triggers), ("structures", structures)):
+        if len(several) > MAX_TAGS:
+            raise SchemaError(f"/{name}", f"has more than {MAX_TAGS} entries")
     rules: dict[str, list[str]] = {trigger: [] for trigger in triggers}
+    longest, counts = sorted(triggers, key=len, reverse=True), Counts()
     for i, one in enumerate(structures):
-        at = f"/structures/{i}"
-        trigger, rule = _tag(one, at, triggers, special, spaces)
+        trigger, rule = _tag(one, f"/structures/{i}", longest, special, spaces, counts)
         rules[trigger].append(rule)
     lines = ["start: tag* TEXT", f"TEXT: {ANY_TEXT}"]
     used = [trigger for trigger in triggers if rules[trigger]]
@@ -152,16 +174,16 @@ def _tags(value: Any, special: Mapping[str, int], spaces: Mapping[str, Any]) -> 
 
 
 def _tag(
-    one: Any, at: str, triggers: list[str], special: Mapping[str, int], spaces: Mapping[str, Any]
+    one: Any, at: str, triggers: list[str], special: Mapping[str, int], spaces: Mapping[str, Any], counts: Counts
 ) -> tuple[str, str]:
-    """Return the trigger of a tag, and the rule of what follows it."""
+    """Return the trigger of a tag, the first of these that fits, and the rule of what follows it."""
     if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("begin", "end")):
         raise SchemaError(at, "must have strings `begin` and `end`, and a `schema`")
-    trigger = next((t for t in sorted(triggers, key=len, reverse=True) if one["begin"].startswith(t)), None)
+    trigger = next((t for t in triggers if one["begin"].startswith(t)), None)
     if trigger is None:
         raise SchemaError(f"{at}/begin", "must begin with one of the triggers")
     try:
-        rule = schema_rule(check_schema(one.get("schema", True)), spaces)
+        rule = schema_rule(check_schema(one.get("schema", True), counts), spaces)
     except SchemaError as error:
         raise SchemaError(f"{at}/schema{error.pointer}", error.reason) from error
     begin, end = (literal(part, special) if part else "" for part in (one["begin"][len(trigger) :], one["end"]))

@@ -69,6 +69,8 @@ class Rules:
 
     def _value(self, schema: Schema, at: str) -> str:
         """Return the rule of a value."""
+        if not isinstance(schema, Mapping | bool):
+            raise SchemaError(at, "must be a schema")
         if schema is False:
             raise SchemaError(at, "allows no value")
         if schema is True or not schema.keys() - _WORDS:

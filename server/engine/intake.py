@@ -3,6 +3,7 @@
 With front ends in processes of their own, this is in the engine's process.
 """
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ class Intake:
 
         try:
             work = _size(prompts, params, len(lengths))
+            with engine_errors():
+                await self._restore_form(params)
             with engine_errors():  # no variable holds the engine while this waits
                 requests = await gathered(
                     build(self.engine_thread.engine, self._tokenizer, iter(names), prompts, params, order), work
@@ -75,6 +78,12 @@ class Intake:
             for name in names:
                 self.begun(name)
             raise
+
+    async def _restore_form(self, params: SamplingParams) -> None:
+        """Compile a request's form once more if it was dropped while the request waited: never on the event loop."""
+        form, grammars = params.structured_outputs, self.engine_thread.engine.grammars
+        if form is not None and form.grammar is not None and grammars is not None and not grammars.keeps(form.grammar):
+            await asyncio.to_thread(grammars.restore, form.grammar)
 
     def begun(self, name: str) -> None:
         """Count a text as waiting no longer: it has its first token, or has ended."""

@@ -310,3 +310,89 @@ def test_a_vocabulary_with_bytes_and_spaces() -> None:
     assert allowed(matcher) == [0]
     forced = compiled(grammars, json=PERSON, disable_any_whitespace=True).matcher().forced()
     assert tokenizer.decode(forced).startswith('{"name')
+
+
+LETTERS = "abcdefgh"
+WORDS = ["".join(LETTERS[i * 7_919 % 4_099 // 8**place % 8] for place in range(4)) for i in range(400)]
+
+
+def follows(matcher: Matcher, ids: list[int]) -> bool:
+    """Whether the masks allow these tokens one after the other."""
+    return all(token in allowed(matcher) and matcher.accept([token]) for token in ids)
+
+
+@pytest.mark.parametrize("few", [60, 100])
+def test_nothing_compiles_while_texts_are_followed(
+    tokenizer: Tokenizer, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text leaves a lane that is full once; when all lanes are, texts end. A later request gets a new grammar."""
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, limits=ParserLimits(max_lexer_states=few))
+    grammar = compiled(grammars, choice=WORDS)
+    with monkeypatch.context() as patched:
+        patched.setattr("jswa.grammar.llg._compiled", lambda *_: pytest.fail("a text was the cause of a compilation"))
+        assert not grammar.worn
+        ended = 0
+        for word in WORDS:
+            matcher = grammar.matcher()
+            if not follows(matcher, ids_of(tokenizer, word)):
+                ended += 1
+                assert matcher.exceeded is not None
+                assert "too many states" in matcher.exceeded
+                assert allowed(matcher) == []
+                assert not matcher.accept(ids_of(tokenizer, "a"))
+        assert grammar.worn
+        assert 0 < ended < len(WORDS)
+        # The engine finds the grammar that was compiled for its request, also when it is worn.
+        assert grammars.compile(StructuredOutputsParams(grammar=grammar.text)) is grammar
+    renewed = compiled(grammars, choice=WORDS)
+    assert renewed is not grammar
+    assert not renewed.worn
+    assert follows(renewed.matcher(), ids_of(tokenizer, WORDS[-1]))
+
+
+def test_a_text_goes_on_where_another_lane_is_whole(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """The texts that share a lane with one that has filled it have the masks that they would have had."""
+    few = ParserLimits(max_lexer_states=100)
+    grammar = compiled(Grammars(tokenizer, tokenizer.vocab_size, ENDS, limits=few), choice=WORDS)
+    beside = [grammar.matcher() for _ in range(8)]
+    lane = beside[0].lane
+    assert all(matcher.lane == lane and matcher.accept(ids_of(tokenizer, "a")) for matcher in beside)
+    for word in WORDS:
+        matcher = grammar.matcher()
+        assert matcher.lane != lane or follows(matcher, ids_of(tokenizer, word))
+        if matcher.lane != lane and grammar.worn:
+            break
+    assert grammar.worn
+    expected = compiled(grammars, choice=WORDS).matcher()
+    assert expected.accept(ids_of(tokenizer, "a"))
+    out = np.zeros((9, grammars.vocabulary.words), np.int32)
+    fill_all([*beside, expected], out, range(9))
+    assert out[8].any()
+    assert (out == out[8]).all()
+    assert all(matcher.error is None and matcher.lane != lane for matcher in beside)
+
+
+def test_a_row_that_is_too_long_is_the_texts_own_fault(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Its lane stays as it is, and the error has the number and the limit."""
+    grammar = compiled(grammars, grammar='start: e\ne: e e e | e e | "a" | ""')
+    beside, matcher = grammar.matcher(), grammar.matcher()
+    while matcher.error is None and matcher.accepted < 200:
+        if allowed(matcher):
+            matcher.accept(ids_of(tokenizer, "a"))
+    assert matcher.exceeded is not None
+    assert "max is 300" in matcher.exceeded
+    assert not grammar.worn
+    assert follows(beside, ids_of(tokenizer, "aa"))
+
+
+def test_a_grammar_that_was_dropped_is_restored(tokenizer: Tokenizer) -> None:
+    """A schema's grammar, and one that a client wrote, which has narrower limits."""
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, most_grammars=1)
+    for spec in ({"json": PERSON}, {"grammar": 'start: "ab"'}):
+        before = compiled(grammars, **spec)
+        compiled(grammars, choice=["other"])
+        assert not grammars.keeps(before.text)
+        grammars.restore(before.text)
+        assert grammars.keeps(before.text)
+        after = grammars.compile(StructuredOutputsParams(grammar=before.text))
+        assert (after.text, after.limits) == (before.text, before.limits)

@@ -1,0 +1,92 @@
+"""The parts of a JSON Schema, and what its references lead to."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from jswa.grammar.bounds import SchemaError
+from jswa.grammar.size.limits import MAX_SCHEMAS
+
+Schema = Mapping[str, Any] | bool
+
+_ONE = (
+    "items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "dependentSchemas")
+
+
+def children(schema: Schema, at: str) -> Iterator[tuple[str, str, Schema]]:
+    """Yield the keyword, the pointer and the schema of each part of a schema, but for its definitions."""
+    if not isinstance(schema, Mapping):
+        return
+    for key in _ONE:
+        if isinstance(schema.get(key), dict | bool):
+            yield key, f"{at}/{key}", schema[key]
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            ones = enumerate(schema[key])
+            yield from ((key, f"{at}/{key}/{i}", one) for i, one in ones if isinstance(one, dict | bool))
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            inner = schema[key].items()
+            yield from ((key, f"{at}/{key}/{escape(n)}", one) for n, one in inner if isinstance(one, dict | bool))
+
+
+def parts(schema: Schema, at: str) -> Iterator[str]:
+    """Yield the pointers of the parts of a schema, and of what it refers to."""
+    yield from (pointer for _, pointer, _ in children(schema, at))
+    if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+        yield target(schema["$ref"])
+
+
+def reachable(schema: Schema) -> dict[str, Schema]:
+    """Return the schemas that a value may have to match, by pointer. Raises SchemaError for a wrong reference."""
+    nodes: dict[str, Schema] = {}
+    left: list[tuple[str, Schema]] = [("", schema)]
+    while left:
+        at, node = left.pop()
+        if at in nodes:
+            continue
+        nodes[at] = node
+        if len(nodes) > MAX_SCHEMAS:
+            raise SchemaError(at, f"is one of more than {MAX_SCHEMAS} schemas")
+        left.extend(reversed([(pointer, one) for _, pointer, one in children(node, at)]))
+        if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
+            goal = node["$ref"]
+            if not (goal == "#" or goal.startswith("#/")):
+                raise SchemaError(f"{at}/$ref", f"{goal[:80]!r} is not in this schema: only #/… can be read")
+            left.append((target(goal), resolved(schema, at, goal)))
+    return nodes
+
+
+def resolved(schema: Schema, at: str, goal: str) -> Schema:
+    """Return the schema that a reference at a place leads to. Raises SchemaError if there is none."""
+    found: Any = schema
+    for key in target(goal).split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isascii() and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            raise SchemaError(f"{at}/$ref", f"{goal[:80]!r} leads nowhere")
+    if not isinstance(found, dict | bool):
+        raise SchemaError(f"{at}/$ref", f"{goal[:80]!r} is not a schema")
+    return found
+
+
+def escape(key: str) -> str:
+    """Return a key as it stands in a pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def reference(pointer: str) -> str:
+    """Return the reference to a pointer, as a part of a URI."""
+    return "#" + quote(pointer, safe="/~$")
+
+
+def target(goal: str) -> str:
+    """Return the pointer in a local reference."""
+    return unquote(goal[1:])
