@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jswa.errors import EngineDead as EngineDead
     from jswa.errors import EngineError as EngineError
     from jswa.errors import FieldError as FieldError
+    from jswa.errors import FormTooLarge as FormTooLarge
     from jswa.errors import GenerationError as GenerationError
     from jswa.errors import HostLost as HostLost
     from jswa.errors import InternalError as InternalError
@@ -57,6 +58,7 @@ _HOMES = {
         "EngineDead",
         "EngineError",
         "FieldError",
+        "FormTooLarge",
         "GenerationError",
         "HostLost",
         "InternalError",

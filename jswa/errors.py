@@ -18,6 +18,7 @@
     ├── CacheFileError           a saved prefix cache is missing, incomplete or from another model; the engine runs on
     ├── GenerationError          one request has no next token, because its logits are not finite
     │   └── NothingAllowed           its own constraints forbid every token
+    │       └── FormTooLarge             its form needs more than a limit of the parser in the middle of the text
     ├── InternalError            a fault of jswa ended one request; the others continue
     ├── KernelError              a kernel gives wrong numbers on this machine: the engine does not start
     ├── RemoteError              a server that a command calls returns an error, or no answer
@@ -150,6 +151,10 @@ class GenerationError(JswaError):
 
 class NothingAllowed(GenerationError):
     """One request has no next token: the constraints that it asked for forbid every token. The others continue."""
+
+
+class FormTooLarge(NothingAllowed):
+    """One request has no next token: its form is too ambiguous, or too large, to be followed. The others continue."""
 
 
 class InternalError(JswaError):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jswa.errors import InvalidSampling, NothingAllowed
+from jswa.errors import FormTooLarge, GenerationError, InvalidSampling, NothingAllowed
 from jswa.grammar.llg import fill_all, fill_behind
 from jswa.plan import (
     BAN_TOKENS,
@@ -100,9 +100,24 @@ def forced_tokens(sequence: Sequence) -> list[int]:
     return tokens[: sequence.limit - sequence.num_known]
 
 
-def nothing_allowed(sequence: Sequence) -> NothingAllowed:
+def form_error(sequence: Sequence) -> GenerationError | None:
+    """Return the error of a request whose form cannot be followed further; None if it can."""
+    matcher = sequence.matcher
+    if matcher is None or matcher.error is None:
+        return None
+    if matcher.exceeded is None:
+        return GenerationError(f"structured_outputs: {matcher.error}")
+    at = sequence.num_known - len(sequence.request.prompt)
+    why = f"the form is too ambiguous or too large to be followed after {at} generated tokens"
+    return FormTooLarge(f"structured_outputs: {why}: {matcher.exceeded}")
+
+
+def nothing_allowed(sequence: Sequence) -> GenerationError:
     """Return the error of a request whose constraint forbids every token behind its text."""
     request, length = sequence.request, sequence.num_known
+    failure = form_error(sequence)
+    if isinstance(failure, FormTooLarge):
+        return failure
     params, constraint = request.params, request.constraint
     failed = None if sequence.matcher is None else sequence.matcher.error
     early = constraint is not None and length < constraint.min_length

@@ -15,7 +15,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
-from jswa.sched.constraint import Masks, forced_tokens, nothing_allowed
+from jswa.sched.constraint import Masks, forced_tokens, form_error, nothing_allowed
 from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import Claims, Rows, Slots
@@ -150,7 +150,7 @@ class Requests:
             matcher, begin = sequence.matcher, len(sequence.request.prompt)
             news = length - begin - matcher.accepted
             if not matcher.accept([token] if news == 1 else sequence.tokens[length - news :].tolist()):
-                why = GenerationError(f"structured_outputs: {matcher.error or 'forbids a token of the text'}")
+                why = form_error(sequence) or GenerationError("structured_outputs: forbids a token of the text")
                 events.append(self.finish(sequence, None, "error", error=why))
             elif matcher.finished:
                 events.append(self.finish(sequence, None, "stop"))

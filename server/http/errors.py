@@ -8,6 +8,7 @@ from jswa.errors import (
     EngineDead,
     EngineRestarting,
     FieldError,
+    FormTooLarge,
     GenerationError,
     JswaError,
     NothingAllowed,
@@ -84,7 +85,8 @@ class ApiError(Exception):
         if isinstance(error, FieldError):
             return ApiError(400, str(error), param=error.field)
         if isinstance(error, NothingAllowed):
-            return ApiError(400, str(error), code="nothing_allowed")
+            too_large = isinstance(error, FormTooLarge)
+            return ApiError(400, str(error), code="form_too_large" if too_large else "nothing_allowed")
         if isinstance(error, GenerationError):
             return ApiError(500, f"{error}; other requests are not affected", code="generation_failed")
         if isinstance(error, EngineRestarting):

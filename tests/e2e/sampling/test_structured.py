@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jswa.errors import InvalidSampling
+from jswa.errors import FormTooLarge, InvalidSampling
 from jswa.llm import LLM
 from jswa.sched.requests import Requests
 from jswa.types import CompletionOutput, SamplingParams, StructuredOutputsParams
@@ -185,6 +185,20 @@ def test_constraints_that_leave_nothing_are_an_error_of_their_request(llm: LLM) 
     assert failed.outputs[0].finish_reason == "error"
     assert "allowed_token_ids and structured_outputs" in str(failed.error)
     assert other.outputs[0].text == "yes"
+
+
+def test_a_text_whose_form_is_too_ambiguous_ends_alone(llm: LLM) -> None:
+    """With an error that names the limit; other texts go on, and the form can be asked for again."""
+    ambiguous = {"grammar": 'start: e\ne: e e e | e e | "a" | ""'}
+    assert llm.tokenizer is not None
+    (token,) = llm.tokenizer.encode("a", add_special_tokens=False).tolist()
+    for _ in range(2):
+        mine = params(ambiguous, n=2, max_tokens=60, ignore_eos=True, logit_bias={token: 100.0})
+        failed, other = llm.generate(PROMPTS[:2], [mine, params({"choice": ["yes"]})], use_tqdm=False)
+        assert [text.finish_reason for text in failed.outputs] == ["error", "error"]
+        assert isinstance(failed.error, FormTooLarge)
+        assert "max is 300" in str(failed.error)
+        assert other.outputs[0].text == "yes"
 
 
 def test_a_form_that_no_text_has_is_refused_before_anything_runs(llm: LLM) -> None:
