@@ -168,6 +168,9 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
                 reply.whole(kind, choices=[{**first, "finish_reason": None}], **usage_of(body, job, chat_usage))
             )
         async for delta in job.deltas():
+            if delta.error is not None:
+                yield event({**delta.error.body(), "index": delta.text.index})
+                continue
             for choice in _chunks(reply, delta):
                 last = {} if choice["finish_reason"] is None else last_timings(body, job)
                 yield event(reply.whole(kind, choices=[choice], **usage_of(body, job, chat_usage), **last))

@@ -280,6 +280,9 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
     try:
         begun: set[int] = set()
         async for delta in job.deltas():
+            if delta.error is not None:
+                yield event({**delta.error.body(), "index": delta.text.index})
+                continue
             if (choice := await _chunk(reply, delta, echoes[delta.text.index], begun)) is not None:
                 last = {} if delta.finish_reason is None else last_timings(reply.body, job)
                 for chunk in chunks(_event(reply, job, choice, **last)):

@@ -246,7 +246,7 @@ class Job:
     def _take(self, event: TokenEvent, text: Text) -> Delta | None:
         """Return the new part of a text; None if it waits for further tokens."""
         if event.error is not None:
-            raise ApiError.of(event.error)
+            return self._failed(event, text, ApiError.of(event.error))
         self._count(event, text)
         if event.drafts is not None:
             event = event._replace(drafts=None)
@@ -262,6 +262,15 @@ class Job:
             event.stop_reason,
         )  # fmt: skip
         return self._ended(event.request_id, text, delta) if ended or event.finish_reason is not None else delta
+
+    def _failed(self, event: TokenEvent, text: Text, error: ApiError) -> Delta:
+        """End a text of a stream with an error that is its own, if others go on. Raises any other error."""
+        if error.status != 400 or not self._order.stream or len(self._texts) == 1:
+            raise error
+        del self._texts[event.request_id]
+        text.ended = True
+        self.finish_reasons.append("error")
+        return Delta(text, "", None, text.text.offset, finish_reason="error", error=error)
 
     def _count(self, event: TokenEvent, text: Text) -> None:
         """Count a token, and set the times of the request."""

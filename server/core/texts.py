@@ -11,6 +11,7 @@ from jswa.text.answers.parser import Answering, AnswerParser
 from jswa.text.assembler import Assembler
 from jswa.types import AnswerEvent, DraftCounts, FinishReason
 
+from ..http.errors import ApiError
 from ..text.prompts import Prompt
 from .fairness import Key
 
@@ -67,6 +68,7 @@ class Delta(NamedTuple):
     Attributes:
         new: the new characters; of an answer, they are in `events` instead.
         offset: characters of the text before the token.
+        error: why the text ends alone, in a stream that goes on with other texts.
     """
 
     text: Text
@@ -78,6 +80,7 @@ class Delta(NamedTuple):
     prompt_logprobs: Collection[ChoiceLogprobs] | PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: ApiError | None = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jswa.errors import GenerationError, NothingAllowed
+from jswa.errors import FormTooLarge, GenerationError, NothingAllowed
 from server.http import limits
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
@@ -290,6 +290,28 @@ def test_only_served_model_names_are_accepted(client: Client) -> None:
     assert (card["root"], card["max_model_len"], card["object"]) == ("fake", 256, "model")
     assert client.get("/v1/models/gpt").status_code == 404
     assert client.get("/v1/models/a/b").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_text_of_a_stream_that_fails_leaves_the_others() -> None:
+    """Its error has its index, and the stream goes on to the end of the other texts."""
+
+    def rule(prompt: list[int], at: int) -> int | GenerationError:
+        return FormTooLarge("max is 300") if prompt[-1] == 3 + ord("?") and at == 2 else 100
+
+    with serving(FakeEngine(rule=rule)) as client:
+        *found, done = client.events(PATH, {"prompt": ["a", "a?", "ab"], "max_tokens": 5})
+        assert done == "[DONE]"
+        (error,) = [event for event in found if "error" in event]
+        assert (error["error"]["code"], error["index"]) == ("form_too_large", 1)
+        texts = {0: "", 1: "", 2: ""}
+        for event in found:
+            for choice in event.get("choices", ()):
+                texts[choice["index"]] += choice["text"]
+        assert texts == {0: "aaaaa", 1: "aa", 2: "aaaaa"}
+        (_, _, last) = client.events(PATH, {"prompt": "a?", "max_tokens": 5})
+        assert last["error"]["code"] == "form_too_large"
+        assert client.refusal(PATH, {"prompt": ["a", "a?"], "max_tokens": 5})["code"] == "form_too_large"
+        assert client.service.local.admission.texts == 0
 
 
 def test_the_sequences_of_a_prompt_share_their_constraint_tables(client: Client) -> None:
