@@ -24,8 +24,8 @@ from .processes.supervisor import run
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     """Load the model and serve it until a signal arrives or the engine fails. Return the exit status."""
     set_up_logging(server)
-    server = with_keys(server)
     if not engine.node_rank:  # other hosts do not listen
+        server = with_keys(server)
         check_address(server)
     with loaded(model, server, engine) as (served, options):
         return run(served, options)

@@ -162,7 +162,7 @@ class Setting:
         shapes = dict(self.params)
 
         def make() -> tuple[Params, DeviceState]:
-            params = {name: _filled(name, shape, n) for n, (name, shape) in enumerate(shapes.items())}
+            params = {name: filled(name, shape, n) for n, (name, shape) in enumerate(shapes.items())}
             return params, init_state(self.layout, size, vocab, self.kind)
 
         return make
@@ -178,7 +178,7 @@ def _largest(logits: jax.Array, positions: jax.Array, rows: Any, *rest: Any, **m
     return greedy
 
 
-def _filled(name: str, shape: Any, seed: int) -> jax.Array:
+def filled(name: str, shape: Any, seed: int) -> jax.Array:
     """Return numbers that look random, by a hash that compiles quickly."""
     if name.rpartition(".")[2] in ("bias", "sinks") or len(shape.shape) < 2:
         return jnp.full(shape.shape, float(name.endswith("weight") or "norm" in name), shape.dtype)

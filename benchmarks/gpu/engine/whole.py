@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import result_file
 from benchmarks.gpu import elsewhere
-from benchmarks.gpu.engine.launch import SMS, _filled
+from benchmarks.gpu.engine.launch import SMS, filled
 from benchmarks.speed.offline import TimedRunner
 from jswa import build
 from jswa.cache.layout import KVLayout
@@ -112,7 +112,7 @@ def _placed(place: Callable[[Any], Any], compiled: Callable[[], Any]) -> Any:
 
 
 def _made(params: dict[str, Any]) -> Callable[[], dict[str, jax.Array]]:
-    return lambda: {name: _filled(name, shape, n) for n, (name, shape) in enumerate(params.items())}
+    return lambda: {name: filled(name, shape, n) for n, (name, shape) in enumerate(params.items())}
 
 
 def _file(config: Any) -> str:

@@ -26,7 +26,7 @@ from benchmarks.gpu import elsewhere
 from benchmarks.gpu.engine.step_trace import Kernel, traced
 from benchmarks.gpu.kernels import attention
 from benchmarks.gpu.kernels.attention_cases import Measure
-from benchmarks.gpu.kernels.tune_experts import _SCALE, _chosen, _sizes
+from benchmarks.gpu.kernels.tune_experts import SCALE, chosen, rows_of_experts
 from pallas_kernels.attention.api import paged_attention
 from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul
@@ -99,11 +99,11 @@ def expert_points() -> Iterator[Point]:
         for tokens in every:
             for matrix in MATRICES:
                 given = arguments(layer, matrix, tokens)
-                sizes = _sizes(layer, tokens)
+                sizes = rows_of_experts(layer, tokens)
                 size = layer.weight_bytes(float((sizes > 0).sum())) * (2 / 3 if matrix == "up" else 1 / 3)
 
                 def made(layer: Any = layer, given: Any = given, tokens: int = tokens) -> list[Any]:
-                    groups, _, _ = group_rows(jnp.asarray(_chosen(layer, tokens)), layer.experts)
+                    groups, _, _ = group_rows(jnp.asarray(chosen(layer, tokens)), layer.experts)
                     sets = [_filled(given.weights, n) for n in range(2)]
                     bias = None if given.bias is None else jnp.zeros(given.bias.shape, given.bias.dtype)
                     x = [_normal(given.x, n) for n in range(_CALLS)]
@@ -148,7 +148,7 @@ def _filled(like: Any, seed: int) -> Any:
 
 
 def _scales() -> np.int16:
-    return np.uint16(_SCALE | _SCALE << 8).astype(np.int16)
+    return np.uint16(SCALE | SCALE << 8).astype(np.int16)
 
 
 @partial(jax.jit, donate_argnums=0)

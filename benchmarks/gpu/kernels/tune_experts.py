@@ -39,7 +39,7 @@ _BEST = 3  # tunings that are timed again
 _TOLERANCE = 6e-2
 _TOKENS = (*DECODE_TOKENS, 512, 2048)
 _SMOKE = Layer("smoke", 4, 2, 64, 64, SILU)
-_SCALE = 120 + 126 - SHIFT  # 2^-7 as tiles hold it: numbers are about 3, so results are of about unit size
+SCALE = 120 + 126 - SHIFT  # 2^-7 as tiles hold it: numbers are about 3, so results are of about unit size
 Arrays = tuple[jax.Array, Any, Groups, jax.Array | None]
 
 
@@ -72,7 +72,7 @@ def sweep(
 ) -> dict[str, Any]:
     """Return the row of one measure: the default's time, the best tuning's, and how many were tried."""
     given = arguments(layer, matrix, tokens)
-    sizes = _sizes(layer, tokens)
+    sizes = rows_of_experts(layer, tokens)
     size = layer.weight_bytes(float((sizes > 0).sum())) * (2 / 3 if matrix == "up" else 1 / 3)
     count = calls_worth_timing(max(size / 4e12, 4e-6))
     arrays = _fill(layer, matrix, tokens, sizes, min(count, int(CACHE_BYTES / size) + 1))
@@ -146,11 +146,11 @@ def _result(call: Callable[..., Any], arrays: Arrays) -> np.ndarray:
     return np.asarray(out[np.concatenate(owned)])
 
 
-def _sizes(layer: Layer, tokens: int) -> np.ndarray:
-    return np.bincount(_chosen(layer, tokens).reshape(-1), minlength=layer.experts)
+def rows_of_experts(layer: Layer, tokens: int) -> np.ndarray:
+    return np.bincount(chosen(layer, tokens).reshape(-1), minlength=layer.experts)
 
 
-def _chosen(layer: Layer, tokens: int) -> np.ndarray:
+def chosen(layer: Layer, tokens: int) -> np.ndarray:
     """Return the experts of each token, no expert twice."""
     random = np.random.default_rng(tokens)
     return np.argsort(random.random((tokens, layer.experts)), axis=1)[:, : layer.top_k].astype(np.int32)
@@ -159,7 +159,7 @@ def _chosen(layer: Layer, tokens: int) -> np.ndarray:
 def _fill(layer: Layer, matrix: Matrix, tokens: int, sizes: np.ndarray, sets: int) -> list[Arrays]:
     """Return arguments of calls, with weights of their own until these exceed the cache together."""
     given, key = arguments(layer, matrix, tokens), jax.random.key(0)
-    groups, _, _ = group_rows(jnp.asarray(_chosen(layer, tokens)), layer.experts)
+    groups, _, _ = group_rows(jnp.asarray(chosen(layer, tokens)), layer.experts)
     assert np.asarray(groups.sizes).tolist() == sizes.tolist()
 
     def normal(like: Any, seed: int, scale: float = 1.0) -> jax.Array:
@@ -195,7 +195,7 @@ def _tiles(like: Any, key: jax.Array, inputs: int) -> Any:
         return Int4Tiles(lines.at[..., WORD_LINES + 2, :].set(8 | 8 << 8))  # zero points
     across_along = like[0].shape[:3]
     words = jax.random.bits(key, (*across_along, 4, 128), "uint32")
-    scales = jnp.full((*across_along, TILE), _SCALE | _SCALE << 8, jnp.uint16).astype(jnp.int16)
+    scales = jnp.full((*across_along, TILE), SCALE | SCALE << 8, jnp.uint16).astype(jnp.int16)
     tiles = Mxfp4Tiles(jax.lax.bitcast_convert_type(words, jnp.int32), scales)
     return joined(tiles) if isinstance(like, Mxfp4Joined) else tiles
 

@@ -1,6 +1,6 @@
 """Seconds to trace, lower and compile step programs of gpt-oss-20b: alone, in threads of a process, in processes.
 
-    python -m benchmarks.gpu.compiling [--layers 24] [--ways alone threads processes] [--json FILE]
+    python -m benchmarks.gpu.engine.compiling [--layers 24] [--ways alone threads processes] [--json FILE]
 
 Compiles for an H200 and needs no GPU: what counts are the processors. Threads are what an engine has at its start: they
 hold Python's lock while they trace.
@@ -84,7 +84,7 @@ def in_way(way: str, setting: Setting, variants: Sequence[Variant], place: Any, 
 
 
 def _processes(count: int, options: Sequence[str]) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "benchmarks.gpu.compiling", *options, "--number"]
+    command = [sys.executable, "-m", "benchmarks.gpu.engine.compiling", *options, "--number"]
     with ThreadPoolExecutor(count) as pool:
         run = partial(subprocess.run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         ended = list(pool.map(lambda number: run([*command, str(number)]), range(count)))
