@@ -28,8 +28,8 @@ from ..gate.routes import table
 from ..gate.table import Route, Table, path_of
 from ..pages.live import feed_of
 from .access import Access
-from .bodies import JsonRoute
 from .errors import ApiError, error_response, from_validation
+from .json_route import JsonRoute
 
 
 def create_app(service: Service) -> FastAPI:

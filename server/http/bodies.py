@@ -1,4 +1,4 @@
-"""Parsing of JSON that clients write: strictly, of bounded depth, and if it is large in a thread.
+"""Parsing of JSON that clients write: strictly, of bounded depth, and without holding the GIL for long.
 
 Strict means UTF-8 without halves of surrogate pairs, and no NaN: what has been parsed can be sent to any process and
 written into any answer.
@@ -11,25 +11,16 @@ of the body and parsed a piece at a time. The number of values in the rest is bo
 import json
 import re
 import secrets
-from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fastapi.routing import APIRoute
 from jaxtyping import Int, UInt8
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Match
-from starlette.types import Scope
 
-from ..core.off_loop import made
-from ..gate.table import found_in
 from . import limits
 from .errors import ApiError, invalid
 
-SMALL = 2**16  # bytes up to which a body is parsed on the event loop
+SMALL = 2**16  # bytes up to which one call may parse a body
 _PIECE = 2**16  # bytes of a list or a string that are parsed in one call
 _IDS = ("prompt", "tokens", "allowed_token_ids")  # fields that may be long lists of token ids
 _NAME = re.compile(rb'"(%b)"\s*:\s*\Z' % "|".join(_IDS).encode())
@@ -39,49 +30,6 @@ _LOW = re.compile(rb"\\u[dD][c-fC-F]")
 decode = msgspec.json.Decoder().decode
 decode_ids = msgspec.json.Decoder(list[int]).decode
 decode_text = msgspec.json.Decoder(str).decode
-
-
-class JsonRequest(Request):
-    """A request with a JSON body, which is parsed before FastAPI asks for its value."""
-
-    _value: Any = None
-
-    async def parse(self) -> None:
-        """Read and parse the body, if there is one: in a thread if it is large. Raises ApiError if it is not JSON."""
-        body = await self.body()
-        if len(body) > SMALL:
-            self._value = await made(partial(parse, body), len(body))
-        elif body:
-            self._value = parse_whole(body)
-
-    async def json(self) -> Any:
-        """Return the value of the body."""
-        return self._value
-
-
-class JsonRoute(APIRoute):
-    """A route with a JSON body. It answers a request only if the gate has found it in the table."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return whether the gate has found this route."""
-        found = found_in(scope)
-        if found is None or found.route.path != self.path or scope["method"] not in (self.methods or ()):
-            return Match.NONE, {}
-        return Match.FULL, {"endpoint": self.endpoint, "path_params": found.params, "route": self}
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route's requests."""
-        handle = super().get_route_handler()
-
-        async def parsed(request: Request) -> Response:
-            request = JsonRequest(request.scope, request.receive)
-            try:
-                await (request.body() if self.body_field is None else request.parse())
-            except ClientDisconnect:
-                return Response(status_code=499)
-            return await handle(request)
-
-        return parsed
 
 
 def parse_whole(text: bytes) -> Any:
