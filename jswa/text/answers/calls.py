@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .forms.objects import ObjectsReader
@@ -18,11 +18,11 @@ _HALVES = re.compile("[\ud801-\udfff]")
 class Reader(Protocol):
     """The reader of one region."""
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Sequence[Piece]:
         """Read the next text of the region."""
         ...
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> Sequence[Piece]:
         """Read the end of the region, or of an answer that was cut in it."""
         ...
 
@@ -48,20 +48,20 @@ class ArgumentsReader:
         self._name: str | None = name
         self._text = Trimmed()
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Sequence[Piece]:
         """Read the next text of the region."""
+        found: list[Piece] = []
         if self._name is not None:
-            yield "call", self._name
+            found.append(("call", self._name))
             self._name = None
         if shown := self._text.add(text):
-            yield "arguments", shown
+            found.append(("arguments", shown))
+        return found
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> Sequence[Piece]:
         """End the call. A call without arguments gets an empty object."""
-        yield from self.feed("")
-        if not self._text.begun:
-            yield "arguments", NO_ARGUMENTS
-        yield "end", ""
+        empty: list[Piece] = [] if self._text.begun else [("arguments", NO_ARGUMENTS)]
+        return [*self.feed(""), *empty, ("end", "")]
 
 
 class WholeReader:
@@ -75,24 +75,22 @@ class WholeReader:
         self._calls = calls
         self._parts: list[str] = []
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> Sequence[Piece]:
         """Read the next text of the region."""
         self._parts.append(text)
-        yield from ()
+        return ()
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> Sequence[Piece]:
         """Read the whole region."""
         text = "".join(self._parts)
         try:
             calls = [(name, _written(arguments)) for name, arguments in self._calls(text) or ()]
         except (ValueError, RecursionError):  # also values that are nested too deeply
             calls = []
-        if not calls:
-            yield "content", text
+        found: list[Piece] = [] if calls else [("content", text)]
         for name, arguments in calls:
-            yield "call", name
-            yield "arguments", arguments
-            yield "end", ""
+            found += [("call", name), ("arguments", arguments), ("end", "")]
+        return found
 
 
 def parsed_calls(value: Any) -> Calls | None:

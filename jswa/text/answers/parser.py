@@ -1,7 +1,7 @@
 """Turn generated text into answer events: reasoning, content and tool calls."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,13 +143,15 @@ class AnswerParser:
         if not text and self._template is not None:
             events, self._first = self._first, []
             return events
-        if self._cutter is not None and self._cutter.passes(text):
-            if self._reader is not None:
-                self._pieces(self._reader.feed(text if self._raw else self.clean(text)), events := [])
-            else:
-                events = [AnswerEvent(self._kind, shown)] if (shown := self._shown(text)) else []
-        else:
+        passed = None if self._cutter is None else self._cutter.passing(text)
+        if passed is None:
             events = self._read(text)
+        elif not passed:
+            events = []
+        elif self._reader is not None:
+            self._pieces(self._reader.feed(passed if self._raw else self.clean(passed)), events := [])
+        else:
+            events = [AnswerEvent(self._kind, shown)] if (shown := self._shown(passed)) else []
         if self._first:
             events, self._first = [*self._first, *events], []
         return events if self._parallel else self._limited(events)
@@ -219,8 +221,8 @@ class AnswerParser:
             text = self.clean(text)
         return text if self._trimmed is None else self._trimmed.add(text)
 
-    def _pieces(self, pieces: Iterator[Piece], events: list[AnswerEvent]) -> None:
-        """Add the events of what a reader yields."""
+    def _pieces(self, pieces: Sequence[Piece], events: list[AnswerEvent]) -> None:
+        """Add the events of what a reader has found."""
         for kind, text in pieces:
             text = self.clean(text) if self._raw else text
             if kind == "content":

@@ -134,12 +134,14 @@ class Cutter:
         self._prompted = prompted
         self._at = 0
 
-    def passes(self, text: str) -> bool:
-        """Return whether the next text belongs to the open region as a whole; then it is read."""
-        if self.field is None or self._at < self._prompted or len(text) > _SHORT or not self._search.passes(text):
-            return False
-        self._at += len(text)
-        return True
+    def passing(self, text: str) -> str | None:
+        """Read the next text, if the open region goes on in all of it; return what is known to belong to the region."""
+        if self.field is None or self._at < self._prompted or len(text) > _SHORT:
+            return None
+        passed = self._search.passing(text)
+        if passed:
+            self._at += len(passed)
+        return passed
 
     def feed(self, text: str, *, last: bool = False) -> list[Cut]:
         """Return what more text tells.

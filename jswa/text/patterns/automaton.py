@@ -37,9 +37,22 @@ class State(dict[str, "State"]):
         self.begins = begins and not (self.groups and self.groups[-1].found)
         self.first = first
         self.decided = bool(self.groups) and self.groups[0] == ((), True)
+        self._restarts = self.moved == (-1,)  # one match has begun, and there is no other
         self._automaton = automaton
         self._literals = automaton.literals(self)  # that make a difference here
         self._kinds: dict[Kind, State] = {}
+
+    def starts(self, before: list[int], at: int) -> list[int]:
+        """Return the places where the matches of the groups have begun, if the state has `moved`.
+
+        Args:
+            before: those of the state before.
+            at: the place of the character between them.
+        """
+        if self._restarts:
+            return [at]
+        assert self.moved is not None
+        return [before[group] if group >= 0 else at for group in self.moved]
 
     def __missing__(self, character: str) -> "State":
         kind = self._automaton.program.kind(character)

@@ -10,7 +10,6 @@ _PIECE = 512  # characters that are copied at once, so that many matches in one 
 _LONGEST = 256  # characters of a text that is given out whole
 # Characters that may be read again, after a match whose end was known only later: in all, and for each one of the text.
 _AGAIN, _AGAIN_EACH = 4096, 8
-_BEGUN = (-1,)  # one match has begun, and there is no other
 
 
 class Match(NamedTuple):
@@ -70,21 +69,21 @@ class Search:
         """Let no match begin where the last one has ended."""
         self._blocked = True
 
-    def passes(self, piece: str) -> bool:
-        """Return whether the next text belongs to no match, nor ends with the begin of one; then it is read."""
-        if self._held:
-            return False
-        state = self._state
+    def passing(self, piece: str) -> str | None:
+        """Read the next text, and return what belongs to no match; None if a match is found, and nothing was read."""
+        state, starts, read = self._state, self._starts, self._read
         for character in piece:
             state = state[character]
-            if state.found is not None:
-                return False
-        if state.groups:
-            return False
-        self._state = state
-        self._read += len(piece)
-        self._given = self._read
-        return True
+            if state.moved is not None:
+                if state.found is not None or state.decided:
+                    return None
+                starts = state.starts(starts, read)
+            read += 1
+        origin, self._state, self._starts, self._read = self._read, state, starts, read
+        if not starts and not self._held:
+            self._given = read
+            return piece
+        return self._give(piece, origin, starts[0] if starts else read)
 
     def scan(self, piece: str = "", *, last: bool = False) -> tuple[str, Match | None]:
         """Read up to the next match; return it with the text before it.
@@ -168,11 +167,7 @@ class Search:
             for at, character in enumerate(piece, at + 1):  # noqa: B020 - the place after the piece's last character
                 state = state[character]
                 if state.moved is not None:
-                    begin = origin + at - 1
-                    if state.moved == _BEGUN:
-                        starts = [begin]
-                    else:
-                        starts = [starts[group] if group >= 0 else begin for group in state.moved]
+                    starts = state.starts(starts, origin + at - 1)
                     if state.found is not None:
                         self._best = state.found, origin + at
                     if decided := state.decided:

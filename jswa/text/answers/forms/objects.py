@@ -2,19 +2,25 @@
 
 import json
 import re
-from collections.abc import Generator, Iterator
 
 from .pieces import NO_ARGUMENTS, Piece
 
-# Inside an object: a quote, brackets in a row, and what stands between members.
-_INNER = re.compile(r'"|[{\[]+|[}\]]+')
-_MARK = re.compile(r'"|[{\[]+|[}\]]+|:|,+')
+# What makes no difference as far as one text has it as a whole: in a value that is inside of another, in another value,
+# before what may be an object that streams, and between members, with a key and without. A string is no key if another
+# one or a comma follows.
+_FLAT = r'\{[^{}\[\]"]*+\}|\[[^{}\[\]"]*+\]'  # brackets in pairs, without others or strings inside
+_WHOLE = r'"(?:[^"\\]|\\.)*+"'
+_DEEP = re.compile(rf'(?:[^{{}}\[\]"]++|{_FLAT}|{_WHOLE})*+', re.DOTALL)
+_VALUE = re.compile(rf'(?:[^{{}}\[\]",]++|{_FLAT}|{_WHOLE})*+', re.DOTALL)
+_BEGIN = re.compile(r'[^{}\[\]",]*+')
+_KEYED = re.compile(rf'(?:[^{{}}\[\]":,]++|{_FLAT})*+')
+_KEYS = re.compile(rf'(?:[^{{}}\[\]":]++|{_FLAT}|{_WHOLE}(?=\s*+[",]))*+', re.DOTALL)
+_MARK = re.compile(r"[{\[]++|[}\]]++|.", re.DOTALL)
 # Objects without a quote, which have no name.
 _NAMELESS = re.compile(r'\{[^{}\[\]"]*+\}(?:[^{}"]*+\{[^{}\[\]"]*+\})*+')
 _STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)  # the inside of a string, up to its end or to half an escape
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which no text in UTF-8 can have
-_SPACE = "".join(one for one in map(chr, range(0x3001)) if one.isspace())
-_BETWEEN = _SPACE + ",;[]{}"  # what may stand around objects
+_BETWEEN = "".join(one for one in map(chr, range(0x3001)) if one.isspace()) + ",;[]{}"  # what may stand around objects
 
 
 class ObjectsReader:
@@ -29,6 +35,7 @@ class ObjectsReader:
         self._roles[json.dumps(name)] = "name"
         self._around: list[str] | None = []  # what stands around objects, if it is not that of calls
         self._content: list[str] = []  # that was not passed on yet
+        self._found: list[Piece] = []  # that were not returned yet
         self._depth = 0
         self._begin()
 
@@ -39,45 +46,52 @@ class ObjectsReader:
         self._key = ""  # the key of the open member, as it is written
         self._string: list[str] | None = None  # the text of a string that may be a key
         self._value: list[str] | None = None  # the value that is not passed on; None outside of values
+        self._awaits = False  # the value will be passed on if it is an object
         self._streams = False  # the value is passed on
         self._name: str | None = None
         self._late: str | None = None  # arguments that could not stream
         self._shown = False  # arguments were passed on
         self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
 
-    def feed(self, text: str) -> Iterator[Piece]:
+    def feed(self, text: str) -> list[Piece]:
         """Read the next text of the region."""
         at = 0
         while at < len(text):
             if self._depth:
-                inner = yield from self._inside(text, at)
-            else:
-                inner = text.find("{", at)
-                inner = len(text) if inner < 0 else inner
-                if inner > at:
-                    self._outside(text[at:inner])
-                if found := _NAMELESS.match(text, inner):
-                    self._content += [*(self._around or ()), found.group()]
-                    self._around = []
-                    inner = found.end()
-                elif inner < len(text):
-                    self._begin()
-                    self._depth, inner = 1, inner + 1
-                    self._take("{")
+                at = self._inside(text, at)
+                continue
+            inner = text.find("{", at)
+            inner = len(text) if inner < 0 else inner
+            if inner > at:
+                self._outside(text[at:inner])
+            if found := _NAMELESS.match(text, inner):
+                self._content += [*(self._around or ()), found.group()]
+                self._around = []
+                inner = found.end()
+            elif inner < len(text):
+                self._begin()
+                self._depth, inner = 1, inner + 1
+                self._take("{")
             at = inner
-        yield from self._tell()
+        return self._told()
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> list[Piece]:
         """End the object that is open."""
         if self._depth:
-            yield from self._end(whole=False)
+            self._end(whole=False)
         self._content += self._around or ()
-        yield from self._tell()
+        return self._told()
 
-    def _tell(self) -> Iterator[Piece]:
+    def _told(self) -> list[Piece]:
+        """Return what was found since the last time."""
+        self._tell()
+        found, self._found = self._found, []
+        return found
+
+    def _tell(self) -> None:
         """Pass on the content so far."""
         if self._content:
-            yield "content", "".join(self._content)
+            self._found.append(("content", "".join(self._content)))
             self._content = []
 
     def _outside(self, text: str) -> None:
@@ -91,44 +105,49 @@ class ObjectsReader:
         if self._around is not None:
             self._around.append(text[len(shown) :])
 
-    def _inside(self, text: str, at: int) -> Generator[Piece, None, int]:
+    def _inside(self, text: str, at: int) -> int:
         """Read an object from a place on, up to its end or to that of the text; return the place."""
         begin = at  # of the text that was not taken
-        while at < len(text) and self._depth:
+        while at < len(text):
             if self._quoted:
                 at = self._in_string(text, at)
-                begin = yield from self._keyed(text, begin, at)
+                if self._string is not None and not self._quoted:  # a key, maybe
+                    self._pass(text[begin:at])
+                    self._key, self._string, begin = "".join(self._string), None, at
                 continue
-            found = (_MARK if self._depth == 1 else _INNER).search(text, at)
+            skipped = self._same().match(text, at)
+            assert skipped is not None
+            start = skipped.end()
+            found = _MARK.match(text, start)
             if found is None:
                 break
-            mark, start, at = found.group(), found.start(), found.end()
+            mark, at = found.group(), found.end()
             if mark == '"':
                 self._quoted = True
                 if self._depth == 1 and self._value is None:
-                    yield from self._pass(text[begin:start])
+                    self._pass(text[begin:start])
                     begin, self._string = start, []
             elif mark[0] in "{[":
                 self._depth += len(mark)
             elif mark[0] in "}]":
                 at = start + self._close(len(mark))
-                begin = yield from self._closed(text, begin, at)
-            elif mark[0] == "," or self._value is None:
-                yield from self._pass(text[begin:start])
-                yield from self._between(mark)
+                begin = self._closed(text, begin, at)
+                if not self._depth:
+                    return at
+            else:
+                self._pass(text[begin:start])
+                self._between(mark)
                 begin = at
-        if not self._depth:
-            return at
-        yield from self._pass(text[begin:])
+        self._pass(text[begin:])
         return len(text)
 
-    def _keyed(self, text: str, begin: int, at: int) -> Generator[Piece, None, int]:
-        """Read a key, if one ends at a place in the text; return up to where the text was taken."""
-        if self._string is None or self._quoted:
-            return begin
-        yield from self._pass(text[begin:at])
-        self._key, self._string = "".join(self._string), None
-        return at
+    def _same(self) -> re.Pattern[str]:
+        """Return what makes no difference at this place."""
+        if self._depth > 1:
+            return _DEEP
+        if self._value is None:
+            return _KEYED if self._key else _KEYS
+        return _BEGIN if self._awaits else _VALUE
 
     def _close(self, count: int) -> int:
         """Close some brackets, those of the object last and alone; return how many were closed."""
@@ -136,26 +155,28 @@ class ObjectsReader:
         self._depth -= closed
         return closed
 
-    def _closed(self, text: str, begin: int, at: int) -> Generator[Piece, None, int]:
+    def _closed(self, text: str, begin: int, at: int) -> int:
         """End what was closed before a place in the text; return up to where the text was taken."""
         if self._depth > 1:
             return begin
         if self._depth == 1:
-            yield from self._pass(text[begin:at])
+            self._pass(text[begin:at])
             self._streams = False
         else:
-            yield from self._pass(text[begin : at - 1])
-            yield from self._member()
+            self._pass(text[begin : at - 1])
+            self._member()
             self._take(text[at - 1])
-            yield from self._end(whole=True)
+            self._end(whole=True)
         return at
 
-    def _between(self, mark: str) -> Iterator[Piece]:
-        """Read what stands before a value, or behind it."""
+    def _between(self, mark: str) -> None:
+        """Read what stands before a value, or after it."""
         if mark == ":":
             self._value = []
+            waits = self._name is not None and not self._complete
+            self._awaits = waits and self._roles.get(self._key) == "arguments"
         else:
-            yield from self._member()
+            self._member()
         self._take(mark)
 
     def _in_string(self, text: str, at: int) -> int:
@@ -177,22 +198,22 @@ class ObjectsReader:
         if self._string is not None:
             self._string.append(text)
 
-    def _pass(self, text: str) -> Iterator[Piece]:
+    def _pass(self, text: str) -> None:
         """Take text that may belong to a value, and pass it on if it is that of the arguments."""
         self._take(text)
-        if self._value is None:
+        if self._value is None or not text:
             return
-        begins = "" if self._value else text.lstrip(_SPACE)
-        if begins and self._roles.get(self._key) == "arguments" and not self._complete and self._name is not None:
-            self._streams = self._shown = self._complete = begins[0] == "{"
-            text = begins if self._streams else text
+        if self._awaits and (begins := text.lstrip()):
+            self._awaits = False
+            if begins[0] == "{":
+                self._streams = self._shown = self._complete = True
+                text = begins
         if self._streams:
-            if text:
-                yield "arguments", text
-        elif (self._value or begins) and self._key in self._roles:
+            self._found.append(("arguments", text))
+        elif self._key in self._roles and (self._value or not text.isspace()):
             self._value.append(text)
 
-    def _member(self) -> Iterator[Piece]:
+    def _member(self) -> None:
         """Read a key with its value, whose end was found."""
         role = self._roles.get(self._key)
         if self._value and role is not None:
@@ -205,18 +226,19 @@ class ObjectsReader:
                 self._name = _string(written)
                 if self._name is not None:
                     self._object = self._around = None
-                    yield from self._tell()
-                    yield "call", self._name
-        self._key, self._value, self._streams = "", None, False
+                    self._tell()
+                    self._found.append(("call", self._name))
+        self._key, self._value, self._streams, self._awaits = "", None, False, False
 
-    def _end(self, *, whole: bool) -> Iterator[Piece]:
+    def _end(self, *, whole: bool) -> None:
         if self._name is None:
             self._content += [*(self._around or ()), *(self._object or ())]
             self._around = []
         else:
             if not self._shown and (whole or self._late is not None):
-                yield "arguments", NO_ARGUMENTS if self._late in (None, "", "null") else self._late
-            yield "end", ""
+                late = NO_ARGUMENTS if self._late in (None, "", "null") else self._late
+                self._found.append(("arguments", late))
+            self._found.append(("end", ""))
         self._depth = 0
 
 

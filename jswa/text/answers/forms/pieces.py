@@ -1,4 +1,4 @@
-"""What readers of tool calls yield, piece by piece."""
+"""What readers of tool calls find, piece by piece."""
 
 from typing import Literal
 
