@@ -5,7 +5,9 @@ A thread of a later group never stays where one of an earlier group is, which wi
 has a match. So a state knows the threads of all groups, but not their places, and there are few states.
 """
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from .program import Kind, Program
@@ -27,6 +29,7 @@ class State(dict[str, "State"]):
         begins: matches may begin here; `first`: it is the begin of the text.
         moved: None if all groups are those of the state before, and no match is found or decided; otherwise the number
             that each had there, or -1 if it has just begun.
+        begun: one match has just begun, and there is no other.
         found: the expression of which the last group has a match that ends here; None if it has none.
         decided: the match that the last group has is the next one.
     """
@@ -37,7 +40,7 @@ class State(dict[str, "State"]):
         self.begins = begins and not (self.groups and self.groups[-1].found)
         self.first = first
         self.decided = bool(self.groups) and self.groups[0] == ((), True)
-        self._restarts = self.moved == (-1,)  # one match has begun, and there is no other
+        self.begun = self.moved == (-1,)
         self._automaton = automaton
         self._literals = automaton.literals(self)  # that make a difference here
         self._kinds: dict[Kind, State] = {}
@@ -49,20 +52,30 @@ class State(dict[str, "State"]):
             before: those of the state before.
             at: the place of the character between them.
         """
-        if self._restarts:
-            return [at]
         assert self.moved is not None
         return [before[group] if group >= 0 else at for group in self.moved]
 
     def __missing__(self, character: str) -> "State":
+        state = self._after(character)
+        if len(self) < _MOST_KEPT:
+            self[character] = state
+        return state
+
+    @cached_property
+    def same(self) -> re.Pattern[str] | None:
+        """Finds characters that lead from this state to itself, if several tell no more than the last of them."""
+        if self.moved is not None and any(before not in (-1, group) for group, before in enumerate(self.moved)):
+            return None
+        same = [character for character in map(chr, range(0x80)) if self._after(character) is self]
+        return re.compile(f"[{re.escape(''.join(same))}]*+") if same else None
+
+    def _after(self, character: str) -> "State":
         kind = self._automaton.program.kind(character)
         if kind[0] not in self._literals:
             kind = "", kind[1]
         state = self._kinds.get(kind)
         if state is None:
             state = self._kinds[kind] = self._automaton.after(self, kind)
-        if len(self) < _MOST_KEPT:
-            self[character] = state
         return state
 
 

@@ -7,6 +7,7 @@ a backtracking engine would try them, so the match that is found is the one that
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from .syntax import Ahead, Choice, Edge, Named, Node, One, Repeat
@@ -176,17 +177,15 @@ class Program:
             number: of the expression.
             begin, end: the match begins at the text's begin, or was found at its end.
         """
-        path = [self.begin if begin else self.later]
-        for character in text:
-            path.append(path[-1][character])
+        path = list(accumulate(text, Step.__getitem__, initial=self.begin if begin else self.later))
         if end:
             path.append(self.end(path[-1].threads))
         index, marks = path.pop().found[number]
         places = dict.fromkeys(marks, len(text))
-        for place in range(len(path) - 1, -1, -1):
-            index, marks = path[place].origins[index]
-            for mark in marks:
-                places.setdefault(mark, place)
+        for place, step in zip(range(len(path) - 1, -1, -1), reversed(path), strict=True):
+            index, marks = step.origins[index]
+            if marks:
+                places = dict.fromkeys(marks, place) | places  # the last place of each mark counts
         names = [name for name, is_end in places if is_end and name]
         texts = {name: text[places[name, False] : places[name, True]] for name in names}
         return places.get((_END, True), len(text)), texts

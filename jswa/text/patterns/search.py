@@ -72,18 +72,17 @@ class Search:
     def passing(self, piece: str) -> str | None:
         """Read the next text, and return what belongs to no match; None if a match is found, and nothing was read."""
         state, starts, read = self._state, self._starts, self._read
-        for character in piece:
+        for at, character in enumerate(piece, read):
             state = state[character]
             if state.moved is not None:
                 if state.found is not None or state.decided:
                     return None
-                starts = state.starts(starts, read)
-            read += 1
-        origin, self._state, self._starts, self._read = self._read, state, starts, read
+                starts = [at] if state.begun else state.starts(starts, at)
+        self._state, self._starts, self._read = state, starts, read + len(piece)
         if not starts and not self._held:
-            self._given = read
+            self._given = self._read
             return piece
-        return self._give(piece, origin, starts[0] if starts else read)
+        return self._give(piece, read, starts[0] if starts else self._read)
 
     def scan(self, piece: str = "", *, last: bool = False) -> tuple[str, Match | None]:
         """Read up to the next match; return it with the text before it.
@@ -163,11 +162,14 @@ class Search:
         state, starts, at = self._state, self._starts, self._read - origin
         decided = state.decided
         while at < len(text) and not decided:
+            if state.same is not None and (skipped := state.same.match(text, at)):
+                at = max(at, skipped.end() - 1)  # the last one tells where matches have begun
             piece = text[at : at + _PIECE]
             for at, character in enumerate(piece, at + 1):  # noqa: B020 - the place after the piece's last character
                 state = state[character]
                 if state.moved is not None:
-                    starts = state.starts(starts, origin + at - 1)
+                    begin = origin + at - 1
+                    starts = [begin] if state.begun else state.starts(starts, begin)
                     if state.found is not None:
                         self._best = state.found, origin + at
                     if decided := state.decided:

@@ -55,6 +55,9 @@ class ObjectsReader:
 
     def feed(self, text: str) -> list[Piece]:
         """Read the next text of the region."""
+        if self._depth > 1 and not self._escaped and (_STRING if self._quoted else _DEEP).fullmatch(text):
+            self._pass(text)
+            return self._told()
         at = 0
         while at < len(text):
             if self._depth:
@@ -84,12 +87,13 @@ class ObjectsReader:
 
     def _told(self) -> list[Piece]:
         """Return what was found since the last time."""
-        self._tell()
+        if self._content:
+            self._tell()
         found, self._found = self._found, []
         return found
 
     def _tell(self) -> None:
-        """Pass on the content so far."""
+        """Pass on the content so far, if there is any."""
         if self._content:
             self._found.append(("content", "".join(self._content)))
             self._content = []
