@@ -224,7 +224,8 @@ class AnswerParser:
     def _pieces(self, pieces: Sequence[Piece], events: list[AnswerEvent]) -> None:
         """Add the events of what a reader has found."""
         for kind, text in pieces:
-            text = self.clean(text) if self._raw else text
+            if MARK in text:  # in a region that is read with its marks, or in a name that an opening delimiter has
+                text = self.clean(text)
             if kind == "content":
                 if text:
                     events.append(AnswerEvent("content", text))

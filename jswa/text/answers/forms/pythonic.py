@@ -14,6 +14,7 @@ _STRING = re.compile(
     re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]{2})|u([\da-fA-F]{4})|U([\da-fA-F]{8})|(.))", re.DOTALL)
+_HALVES = re.compile("[\ud800-\udfff]")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
 # In JSON; "true", "false" and "null" as models write them, who have read more JSON than Python.
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -93,7 +94,7 @@ class _Reading:
             self._at += 1
             return following.strip("+") + self._number()
         if _STRING.match(self._text, self._at):
-            return json.dumps(self._strings(), ensure_ascii=False)
+            return _string(self._strings())
         if following.isdigit() or following == ".":
             return self._number()
         name = self._match(_NAME)
@@ -175,6 +176,11 @@ class _Reading:
         found = _SPACE.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
+
+
+def _string(text: str) -> str:
+    """Return a text in JSON. Halves of surrogate pairs, which no text in UTF-8 has, stay escaped."""
+    return _HALVES.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _object(keys: list[str], values: list[str]) -> str:

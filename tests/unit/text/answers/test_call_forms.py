@@ -19,7 +19,8 @@ from jswa.text.assembler import MARK
 from tests.support.text.transcripts import TOOLS, calls_of, read, template_of, tokenizer_of
 
 PARTS = ["{", "}", "[", "]", '"', "\\", ":", ",", " ", "x", '"name"', '"name": "f"', '"arguments": ', "{}",
-         '{"name": "f"}', "'", '"parameters": {"a": 1}', '"name": "\\ud83d"', "null", "\n"]  # fmt: skip
+         '{"name": "f"}', "'", '"parameters": {"a": 1}', '"name": "\\ud83d"', "null", "\n", '"a,b"',
+         "[1, 2]", "{:}"]  # fmt: skip
 
 
 def short(value: object) -> str:
@@ -144,6 +145,20 @@ def test_half_a_surrogate_pair_reaches_no_client() -> None:
     gemma = template_of("gemma4", tokenizer_of(("<|tool_call>", "<tool_call|>", '<|"|>')))
     events = read(AnswerParser(gemma, "", TOOLS), [f'{MARK}<|tool_call>call:f{{a:{MARK}<|"|>x'])
     json.dumps(calls_of(events), ensure_ascii=False).encode()
+    text = r"""<function_calls>f(a="\ud800é\udc00", b={"\U0000d800": 1})</function_calls>"""
+    events = read(AnswerParser(template_of("olmo3", tokenizer_of(())), "", TOOLS), [text])
+    assert calls_of(events) == (("f", r"""{"a": "\ud800é\udc00", "b": {"\ud800": 1}}"""),)
+
+
+def test_a_name_that_an_opening_delimiter_has_is_free_of_marks() -> None:
+    calls = {
+        "open_pattern": "<t>(?P<name>[^>]+)!",
+        "close": "<q>",
+        "content": "json",
+        "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    template = compile_template({"start_anchor": "<a>", "fields": {"tool_calls": calls}}, tokenizer_of(("<q>",)))
+    assert calls_of(read(AnswerParser(template, "", TOOLS), [f"<t>f{MARK}<q!{{}}{MARK}<q>"])) == (("f<q", "{}"),)
 
 
 def test_a_call_that_the_prompt_has_is_not_counted() -> None:
