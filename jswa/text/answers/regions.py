@@ -18,6 +18,7 @@ from jswa.text.patterns.syntax import Node, literals, parse
 _LONGEST = 256  # characters of a delimiter that is a text
 _MOST = 32  # texts of a delimiter
 _SHORT = 64  # characters that are read twice if they do not pass
+_MOST_REGIONS = 1_024  # that are cut; no answer means more, and each costs as much as a thousand characters
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Cut(NamedTuple):
     """The begin or the end of a region, or text in it: "old" for text of the prompt, "new" for the model's.
 
     `names`: what the named groups of the opening delimiter have found. The last cut may be the "rest" of the text, if
-    the delimiters are too ambiguous to find more of them.
+    the delimiters are too ambiguous to find more of them, or there were too many.
     """
 
     kind: Literal["open", "old", "new", "close", "rest"]
@@ -133,6 +134,7 @@ class Cutter:
         self._search = Search(regions.outside, whole)
         self._prompted = prompted
         self._at = 0
+        self._ended = 0  # regions with an opening delimiter
 
     def passing(self, text: str) -> str | None:
         """Read the next text, if the open region goes on in all of it; return what is known to belong to the region."""
@@ -193,6 +195,9 @@ class Cutter:
         opened = None if inside else regions.opened[match.number]
         if inside:
             search.automaton = regions.outside
+            self._ended += 1
+            if self._ended == _MOST_REGIONS:
+                raise ValueError("the answer has too many regions")
         elif opened is not None:
             self.field = opened
             search.automaton = regions.closes[opened]

@@ -117,6 +117,22 @@ def test_delimiters_that_are_too_ambiguous_lose_no_text() -> None:
     assert [(content + reasoning).count(letter) for letter in "ab"] == [5000, 5000]
 
 
+@pytest.mark.parametrize("size", [1, 4, 1 << 20])
+def test_so_many_regions_are_cut_and_the_rest_is_content(size: int) -> None:
+    """Each region costs something, so there is a limit; it is the same however the text is cut."""
+    template = compile_template(
+        {
+            "start_anchor": "<a>",
+            "fields": {"thinking": {"open": "<t>", "close": "</t>", "repeats": True}, "content": {}},
+        },
+        tokenizer_of(()),
+    )
+    text = "<t>a</t>b" * 1_500
+    events = read(AnswerParser(template), [text[at : at + size] for at in range(0, len(text), size)])
+    assert text_of(events, "reasoning") == "a" * 1_024
+    assert text_of(events, "content") == "b" * 1_024 + "<t>a</t>b" * 476
+
+
 @pytest.mark.parametrize(
     "field",
     [{"opening": "(a+"}, {"opening": r"(x)\1"}, {"opening": "[ab]*a[ab]{20}"}, {"opening": "t", "closing": "x**"}],
