@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, Body]] = {
     "properties": (COMPLETIONS, lambda i: _form(json=_properties(1_000, i))),
     "copies": (COMPLETIONS, lambda i: {**_form(json=_properties(4_000, i)), "n": 64}),
     "multiples": (COMPLETIONS, lambda i: _form(json={"allOf": [_multiple(p + 2 * i) for p in (997, 991, 983)]})),
-    "choices": (COMPLETIONS, lambda i: _form(choice=[f"{i} {'a' * n}" for n in range(4_000)])),
+    "choices": (COMPLETIONS, lambda i: _form(choice=[f"{i} of {n}" for n in range(4_000)])),
     "ambiguous": (COMPLETIONS, lambda i: _form(grammar=f'start: e\ne: e e e | e e | "a" | "b{i}" | ""')),
     "regexes": (COMPLETIONS, lambda i: _form(regex=f".*a{i}.{{500}}")),
     "calls": (CHATS, lambda i: _call("<tool_call>\n<function=f>\n<parameter=a>" + "\n" * 2_000 + f" <parameter=b{i}>")),
