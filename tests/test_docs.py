@@ -44,6 +44,16 @@ def test_the_guide_has_the_table_of_all_routes() -> None:
     assert routes.filled(page) == page, "python -m tools.routes"
 
 
+def test_every_promise_names_a_test_that_is_there() -> None:
+    promised = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## What the server promises")[2]
+    promises = promised.partition("A way around")[0].split("\n- ")[1:]
+    assert len(promises) > 10
+    for promise in promises:
+        tests = re.findall(r"`(tests/[\w/.]+)`", promise)
+        assert tests, promise
+        assert all((ROOT / test).is_file() for test in tests), tests
+
+
 def test_every_metric_and_code_is_there(pages: dict[str, str]) -> None:
     for name in ("jswa:prefix_cache_misses_total", "jswa:time_to_first_token_seconds", "jswa:kv_pages"):
         assert f"`{name}`" in pages["reference/metrics"]
