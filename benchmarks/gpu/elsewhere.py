@@ -70,3 +70,14 @@ def load(folder: Path, name: str) -> jax.stages.Compiled | None:
         content, inputs, outputs, backend=devices[0].client, execution_devices=devices
     )
     return program
+
+
+def loaded(folder: Path | None, name: str, row: dict[str, Any]) -> Any:
+    """Return a program of a folder; None without a folder, or if it cannot be loaded. The row of results says which."""
+    program = None
+    try:
+        program = None if folder is None else load(folder, name)
+    except Exception as error:  # jaxlib raises many types
+        row["not_loaded"] = f"{type(error).__name__}: {error}"[:300]
+    row["loaded"] = program is not None
+    return program

@@ -4,7 +4,7 @@ The table alone decides which route a request reaches. The gate looks it up once
 handlers of the application and the relay in front of replicas all use what was found.
 """
 
-import unicodedata
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from ..http.errors import ApiError
 
 type Whose = Literal["nobody", "user", "operator", "either"]
 type Replicas = Literal["one", "all", "none"]
-_BROKEN = ("Cc", "Zl", "Zp")  # Unicode's categories of control characters, and of line and paragraph separators
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # Unicode's separators of lines and paragraphs too
 _REST = ":path}"  # the end of a path whose last part may have slashes
 
 
@@ -82,9 +82,8 @@ class Table:
         What is found is set in the scope.
         """
         path = path_of(scope)
-        broken = next((one for one in path if unicodedata.category(one) in _BROKEN), None)
-        if broken is not None:
-            reason = f"the path has the control character U+{ord(broken):04X}, which no path may have"
+        if control := _CONTROL.search(path):
+            reason = f"the path has the control character U+{ord(control[0]):04X}, which no path may have"
             return ApiError(400, reason, code="invalid_path")
         found = scope["jswa.found"] = self._named(path)
         return found or ApiError(404, "Not Found", code="not_found")

@@ -213,12 +213,7 @@ def main(words: Sequence[str] | None = None) -> None:
         row: dict[str, Any] = {"kind": chain.kind, "nodes": chain.nodes, "arguments": chain.arguments}
         begin = time.perf_counter()
         try:
-            program = None
-            try:
-                program = args.programs and elsewhere.load(args.programs, chain.name)
-            except Exception as error:  # jaxlib raises many types
-                row["not_loaded"] = f"{type(error).__name__}: {error}"[:300]
-            row["loaded"] = program is not None
+            program = elsewhere.loaded(args.programs, chain.name, row)
             program = program or lowered(chain, lambda tree: tree).compile()
             row["ready_seconds"] = time.perf_counter() - begin
             row |= timed(chain, program)

@@ -209,12 +209,7 @@ def main(words: Sequence[str] | None = None) -> None:
         row: dict[str, Any] = {"name": point.name, "bytes": point.bytes}
         begin = time.perf_counter()
         try:
-            program = None
-            try:
-                program = args.programs and elsewhere.load(args.programs, point.name)
-            except Exception as error:  # jaxlib raises many types
-                row["not_loaded"] = f"{type(error).__name__}: {error}"[:300]
-            row["loaded"] = program is not None
+            program = elsewhere.loaded(args.programs, point.name, row)
             row |= figures(point, program or jax.jit(point.run), plain=args.plain)
         except Exception as error:  # the next one may run
             row["why"] = f"{type(error).__name__}: {error}"[:400]

@@ -165,15 +165,16 @@ class Search:
             if state.same is not None and (skipped := state.same.match(text, at)):
                 at = max(at, skipped.end() - 1)  # the last one tells where matches have begun
             piece = text[at : at + _PIECE]
-            for at, character in enumerate(piece, at + 1):  # noqa: B020 - the place after the piece's last character
+            for place, character in enumerate(piece, at + 1):  # the place after the character
                 state = state[character]
                 if state.moved is not None:
-                    begin = origin + at - 1
+                    begin = origin + place - 1
                     starts = [begin] if state.begun else state.starts(starts, begin)
                     if state.found is not None:
-                        self._best = state.found, origin + at
+                        self._best = state.found, origin + place
                     if decided := state.decided:
                         break
+            at = place
         self._state, self._starts, self._read = state, starts, origin + at
         return decided
 

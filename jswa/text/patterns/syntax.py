@@ -1,6 +1,7 @@
 """Read a regular expression of Python as a tree.
 
-What no automaton can match (references back, looks behind, …) is refused. `.` is any character, as in the flag DOTALL.
+Constructs that no automaton can match (backreferences, lookbehind, …) are refused. `.` is any character, as with the
+flag DOTALL.
 """
 
 import re
