@@ -153,7 +153,7 @@ def on_hopper(platform: str, capability: str | None, dtype: jnp.dtype) -> bool:
 
 
 def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dtype: jnp.dtype) -> Backends:
-    """Return the kernels for a model: those of the glue are XLA's if no others are named, and they cannot serve it."""
+    """Return the kernels for a model: the CPU's glue, if it is not named and cannot serve the model, becomes XLA's."""
     if options.glue_backend != "auto" or chosen.glue != "cpu":
         return chosen
     try:

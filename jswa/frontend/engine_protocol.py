@@ -211,7 +211,7 @@ class EngineLike(Protocol):
     def prepare(
         self, params: SamplingParams, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = ...
     ) -> None:
-        """Compile the log probability programs that a request with these parameters needs. Any thread may call this.
+        """Compile the step programs that a request with these parameters needs. Any thread may call this.
 
         Args:
             fewest: compile only the fewest programs that suffice, in which steps are slower.

@@ -51,7 +51,7 @@ class StepPrograms:
         configs: the configuration of every step program, by family and bucket.
         compiled: the compiled step programs by their index in `configs` (hashing a config takes 0.2 ms).
         compiled_in_steps: step programs that were compiled inside a launch, while requests waited.
-        compiled_beside: step programs that `prepare` has compiled.
+        compiled_beside: step programs that other threads have compiled beside the steps (`prepare`, `compile_wanted`).
     """
 
     def __init__(
