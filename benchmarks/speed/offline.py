@@ -135,8 +135,8 @@ def median_of(runs: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and print; write JSON and a plot if they are asked for."""
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="folder of a checkpoint, or tiny")
     parser.add_argument("--hub", choices=sorted(CONFIGS), help="random weights in this model's shape, not --model")
@@ -154,7 +154,11 @@ def main() -> None:
     add_engine_options(parser)
     parser.add_argument("--json", type=Path, help="result file to write")
     parser.add_argument("--plot", type=Path, help="picture to write (needs matplotlib)")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Start the engine, warm it up and measure it; return the figures."""
     random = np.random.default_rng(0)
     started = time.perf_counter()
     options: dict[str, Any] = {
@@ -191,7 +195,7 @@ def main() -> None:
         batched = by_output[args.output[0]]
         alone = median_of([prefill_and_run(engine, timed, [p], args.output[0]) for p in fresh()[: args.repeats]])
         memory = jax.devices()[0].memory_stats() or {}
-    results = {
+    return {
         "device": jax.devices()[0].device_kind,
         "start_seconds": ready,
         "memory": {name: memory[name] for name in MEMORY if name in memory},
@@ -199,6 +203,11 @@ def main() -> None:
         "alone": alone,
         "by_output": by_output,
     }
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the figures."""
+    batched, alone = results["batched"], results["alone"]
     for name in FIGURES:
         b, a = batched[name], alone[name]
         spread = f"({b['min']:.0f} to {b['max']:.0f})"
@@ -206,8 +215,15 @@ def main() -> None:
         print(f"ratio {b['median'] / a['median']:.2f}")
     share = batched["host_share"]["median"]
     print(f"host {share:.0%} of the time, waiting for the device {1 - share:.0%}")
-    print(f"start {ready:.1f} s; peak pages {batched['peak_full_pages']['median']:.0f} full, ", end="")
-    print(f"{batched['peak_local_pages']['median']:.0f} local")
+    full, local = (batched[name]["median"] for name in ("peak_full_pages", "peak_local_pages"))
+    print(f"start {results['start_seconds']:.1f} s; peak pages {full:.0f} full, {local:.0f} local")
+
+
+def main() -> None:
+    """Measure and print; write JSON and a plot if they are asked for."""
+    args = parsed()
+    results = measure(args)
+    show(results)
     if args.json:
         result_file.write(args.json, results)
     if args.plot:

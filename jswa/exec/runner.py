@@ -140,7 +140,8 @@ class Runner:
             self.compiled.update((number, future.result()) for number, future in steps.items())
         finally:
             pool.shutdown(cancel_futures=True)  # of a start that has failed, or was interrupted
-        self.state: DeviceState = self._allocated()
+        self.state: DeviceState
+        self.allocate_arena()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
         self._drafts: jax.Array | None = None  # of a step whose first half takes them
@@ -242,10 +243,7 @@ class Runner:
 
     def allocate_arena(self) -> None:
         """Allocate a device state that has run nothing."""
-        self.state = self._allocated()
-
-    def _allocated(self) -> DeviceState:
-        return allocate(self.layout, self.limits, self._model.vocab_size, self._shapes, self._carry)
+        self.state = allocate(self.layout, self.limits, self._model.vocab_size, self._shapes, self._carry)
 
     def follow(self, messages: Iterable[bytes]) -> None:
         """Run the launches that the first host broadcasts, until it ends."""
@@ -304,7 +302,7 @@ class Runner:
         self.prepare_copies()
         assert self._copies is not None
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            lanes: list[jax.Array] = self._copies[0](self.state, self._put(self._slot_batch(ids)))
+            lanes: list[jax.Array] = self._copies[0](self.state, self._put_ids(ids))
         for lane in lanes:
             lane.copy_to_host_async()
         return lanes
@@ -326,10 +324,10 @@ class Runner:
         chosen = np.resize(rows, self.slots_per_copy)
         parts = self._put_slots([lane[chosen] for lane in contents])
         with jax.transfer_guard("disallow"), jax.no_tracing(True):
-            self.state = self._copies[1](self.state, self._put(self._slot_batch(ids)), parts)
+            self.state = self._copies[1](self.state, self._put_ids(ids), parts)
 
-    def _slot_batch(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " width"]:
-        return slot_batch(ids, self._num_pages, self.slots_per_copy)
+    def _put_ids(self, ids: Int[np.ndarray, " n"]) -> jax.Array:
+        return self._put(slot_batch(ids, self._num_pages, self.slots_per_copy))  # type: ignore[no-any-return]
 
     def _put_slots(self, parts: list[Shaped[np.ndarray, "width elems"]]) -> list[jax.Array]:
         """Put the contents of a batch of slots on the devices that they came from."""

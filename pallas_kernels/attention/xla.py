@@ -6,12 +6,13 @@ positions alone, never on how prompts were cut into steps: a program gives a tok
 Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 
@@ -94,14 +95,11 @@ def _attend(
     align = page_size if decode else block_tokens
     first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
     num_blocks = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
-    queries = q[tile.tokens].reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
-    queries = queries.reshape(num_tiles, num_kv_heads, group * tile_size, head_dim)
-    if decode:
-        # Zeros in the place of V: the products take whole cells. Keys and values apart would be two more copies.
-        queries = jnp.pad(queries, ((0, 0), (0, 0), (0, 0), (0, kv.shape[-1] - head_dim)))
+    shape = (num_tiles, num_kv_heads, group * tile_size)
+    # In decode the products take whole cells. Keys and values apart would be two more copies.
+    queries = _queries(q[tile.tokens], shape, 0 if not decode else kv.shape[-1] - head_dim)
 
     def block(index: Int[Array, ""] | int, carry: Carry) -> Carry:
-        total, weight, top = carry
         page = first_page[:, None] + index * block_pages + jnp.arange(block_pages, dtype=jnp.int32)[None]  # [B, n]
         key_position = page[:, :1] * page_size + jnp.arange(block_tokens, dtype=jnp.int32)[None]  # [B, s]
         in_tile = (key_position >= begin[:, None]) & (key_position < end[:, None])
@@ -117,27 +115,55 @@ def _attend(
         scores *= attend.scale
         if attend.softcap is not None:
             scores = attend.softcap * jnp.tanh(scores / attend.softcap)
-        new_top = jnp.maximum(top, jnp.where(visible, scores, _LOWEST).max(axis=-1))
-        shrink = jnp.exp(top - new_top)
-        probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
-        update = product("bkns,bksv->bknv", probability.astype(dtype), values)
-        return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
+        return _with_block(carry, scores, visible, lambda p: product("bkns,bksv->bknv", p.astype(dtype), values))
 
-    shape = (num_tiles, num_kv_heads, group * tile_size)
-    total = jnp.zeros((*shape, kv.shape[-1] if decode else v_dim), jnp.float32)
-    weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
-    if sinks is not None:
-        # A sink is a key that all queries see and whose value is zero: the softmax starts with it.
-        heads = sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1)
-        top = jnp.broadcast_to(heads, (*shape[:2], group, tile_size)).reshape(shape)
-        weight = jnp.ones(shape, jnp.float32)
+    start = _without_keys(shape, kv.shape[-1] if decode else v_dim, sinks, tile_size)
     if decode and width == block_pages:
-        total, weight, _ = block(0, (total, weight, top))
+        total, weight, _ = block(0, start)
     else:
-        total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, (total, weight, top))
+        total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, start)
     out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(num_tiles, tile_size, q.shape[1], v_dim).astype(q.dtype)
+
+
+def _queries(q: Float[Array, "B Q H D"], shape: tuple[int, int, int], zeros: int) -> Float[Array, "B K n E"]:
+    """Return the queries by KV head, those of a head side by side, and `zeros` in the place of V. `shape`: B, K, n."""
+    num_tiles, tile_size, _, head_dim = q.shape
+    num_kv_heads, group = shape[1], shape[2] // tile_size
+    queries = q.reshape(num_tiles, tile_size, num_kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(*shape, head_dim)
+    return jnp.pad(queries, ((0, 0), (0, 0), (0, 0), (0, zeros))) if zeros else queries
+
+
+def _without_keys(
+    shape: tuple[int, int, int], value_size: int, sinks: Float[Array, " H"] | None, tile_size: int
+) -> Carry:
+    """Return the softmax before its first block of keys. `shape`: tiles B, KV heads K, queries times heads n."""
+    total = jnp.zeros((*shape, value_size), jnp.float32)
+    weight, top = jnp.zeros(shape, jnp.float32), jnp.full(shape, _LOWEST, jnp.float32)
+    if sinks is not None:
+        # A sink is a key that all queries see and whose value is zero: the softmax starts with it.
+        group = shape[2] // tile_size
+        heads = sinks.astype(jnp.float32).reshape(1, shape[1], group, 1)
+        top = jnp.broadcast_to(heads, (*shape[:2], group, tile_size)).reshape(shape)
+        weight = jnp.ones(shape, jnp.float32)
+    return total, weight, top
+
+
+def _with_block(
+    carry: Carry,
+    scores: Float[Array, "B K n s"],
+    visible: Bool[Array, "B 1 n s"],
+    values_of: Callable[[Float[Array, "B K n s"]], Float[Array, "B K n V"]],
+) -> Carry:
+    """Return the softmax with one more block of s keys. `values_of` multiplies probabilities by the keys' values."""
+    total, weight, top = carry
+    new_top = jnp.maximum(top, jnp.where(visible, scores, _LOWEST).max(axis=-1))
+    shrink = jnp.exp(top - new_top)
+    probability = jnp.where(visible, jnp.exp(scores - new_top[..., None]), 0.0)
+    update = values_of(probability)
+    return total * shrink[..., None] + update, weight * shrink + probability.sum(axis=-1), new_top
 
 
 def _block_pages(kv: Float[Array, "P S K p E"], num_tiles: int, dtype: jnp.dtype) -> int:

@@ -111,14 +111,7 @@ def plan(
             share = tl.exp(-distance)
             every = tl.sum(mass * share, axis=0)
             rest = (1.0 - tl.load(top_p + row)) * every * 0.999
-            near, far = 0.0, _FARTHEST
-            for _ in range(20):
-                middle = 0.5 * (near + far)
-                within = tl.minimum((mass - 1.0) * share, (SUB - 1) * tl.exp(-middle))
-                enough = tl.sum(tl.where(distance > middle, mass * share, within), axis=0) <= rest
-                far = tl.where(enough, middle, far)
-                near = tl.where(enough, near, middle)
-            tl.store(reach + row, far)
+            tl.store(reach + row, _nucleus_reach(distance, mass, share, rest, SUB))
             tl.store(total + row, every)
 
 
@@ -229,18 +222,44 @@ def choose(
             goal = tl.maximum(enough, _TINY)
             if own == NUCLEUS:
                 open_ = open_ | (tl.sum(tl.sum(share, axis=1), axis=0) < goal).to(tl.int32)
-            inner = 0
-            for number in range(31):
-                bit = 1 << (30 - number)
-                mass = tl.sum(tl.sum(tl.where(bits <= (inner | (bit - 1)), share, 0.0), axis=1), axis=0)
-                inner = tl.where(mass >= goal, inner, inner | bit)
-            edge = tl.minimum(edge, inner)
+            edge = tl.minimum(edge, _nearest_with(bits, share, goal))
         kept = held & (bits <= edge)
         score = tl.where(kept, _noise(keys, row, column) - distance, -_INFINITY)
         best = tl.max(tl.max(score, axis=1), axis=0)
         token = tl.min(tl.min(tl.where(kept & (score == best), column, VOCAB), axis=1), axis=0)
     tl.store(drawn + row, token)
     tl.store(undecided + row, open_)
+
+
+@triton.jit
+@no_type_check
+def _nucleus_reach(
+    distance: tl.tensor, mass: tl.tensor, share: tl.tensor, rest: tl.tensor, SUB: tl.constexpr
+) -> tl.tensor:
+    """Return a distance beyond which the tokens of all blocks have no more than `rest` of the mass.
+
+    `distance` and `share` are those of the blocks' largest logits, `mass` of a block is relative to its `share`.
+    """
+    near, far = 0.0, _FARTHEST
+    for _ in range(20):
+        middle = 0.5 * (near + far)
+        within = tl.minimum((mass - 1.0) * share, (SUB - 1) * tl.exp(-middle))
+        enough = tl.sum(tl.where(distance > middle, mass * share, within), axis=0) <= rest
+        far = tl.where(enough, middle, far)
+        near = tl.where(enough, near, middle)
+    return far
+
+
+@triton.jit
+@no_type_check
+def _nearest_with(bits: tl.tensor, share: tl.tensor, goal: tl.tensor) -> tl.tensor:
+    """Return the smallest number for which the tokens whose bits do not exceed it have `goal` of the shares."""
+    found = 0
+    for number in range(31):
+        bit = 1 << (30 - number)
+        mass = tl.sum(tl.sum(tl.where(bits <= (found | (bit - 1)), share, 0.0), axis=1), axis=0)
+        found = tl.where(mass >= goal, found, found | bit)
+    return found
 
 
 @triton.jit

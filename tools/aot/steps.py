@@ -18,7 +18,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.config import StepConfig
+from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.exec.programs.verify import logits_at_once
 from jswa.model.binding import param_shapes
@@ -50,6 +50,13 @@ CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 PAGE = 64
 CONTEXT = 1_536  # tokens of each row, where bytes are counted
+# The name of the program that each part is compiled to.
+_NAMES: dict[Part, str] = {
+    "step": "jit_step",
+    "forward": "jit_forward_half",
+    "propose": "jit_propose_drafts",
+    "finish": "jit_finish_half",
+}
 # Bytes that a step of `ROWS` rows or fewer moves, over those that must move, at most. With more rows float32 logits and
 # the parts of products weigh more: 1.24 for 256 rows of gpt-oss-20b.
 MOST_MOVED = 1.15
@@ -150,13 +157,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None
     assert memory is not None
-    name = {
-        "step": "jit_step",
-        "forward": "jit_forward_half",
-        "propose": "jit_propose_drafts",
-        "finish": "jit_finish_half",
-    }[spec.part]
-    found, outermost = launches(text), top_level(device.thunks(name))
+    found, outermost = launches(text), top_level(device.thunks(_NAMES[spec.part]))
     faults = [fault for facts in kernels for fault in facts.faults()]
     if memory.alias_size_in_bytes != state_bytes(arguments[1]):
         faults.append(
@@ -176,9 +177,8 @@ def facts_of(spec: StepSpec) -> StepFacts:
         faults += ["XLA calls cuBLAS"] if CUBLAS in text else []
     logits = traffic.arrays_moved(program, "sampling", 4 * bucket.rows * model.vocab_size)
     moved = _bytes_moved(spec, model, program, state)
-    most = MOST_MOVED_FACTORS if spec.linear == "fp8" else MOST_MOVED
-    most = MOST_MOVED_INTEGERS if spec.quantization == "int4" and spec.linear == "xla" else most
-    faults += [f"moves {moved} of the bytes that must move"] if spec.rows <= ROWS and moved > most else []
+    if spec.rows <= ROWS and moved > _most_moved(spec):
+        faults.append(f"moves {moved} of the bytes that must move")
     return StepFacts(
         spec.name,
         in_layers / spec.layers,
@@ -193,6 +193,13 @@ def facts_of(spec: StepSpec) -> StepFacts:
         int(logits.least),
         int(logits.most),
     )
+
+
+def _most_moved(spec: StepSpec) -> float:
+    """Return the bytes that a step may move, over those that must move."""
+    if spec.quantization == "int4" and spec.linear == "xla":
+        return MOST_MOVED_INTEGERS
+    return MOST_MOVED_FACTORS if spec.linear == "fp8" else MOST_MOVED
 
 
 def _eight_bit_faults(program: str, held: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:

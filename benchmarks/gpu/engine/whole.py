@@ -27,7 +27,7 @@ from benchmarks import result_file
 from benchmarks.gpu import elsewhere
 from benchmarks.gpu.engine.launch import SMS, filled
 from benchmarks.speed.offline import TimedRunner
-from jswa import build
+from jswa import parts
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, resolve_limits
 from jswa.exec.backends import choose_backends
@@ -48,7 +48,7 @@ _FAST = {
     "moe_backend": "mosaic_overlap", "routing_backend": "triton",
 }  # fmt: skip
 _WEIGHTS = "made-whole"
-_patched: tuple[Any, Any, Any] = steps, build, canary
+_patched: tuple[Any, Any, Any] = steps, parts, canary
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _file(config: Any) -> str:
 
 def use_kept(folder: Path, loaded: list[dict[str, Any]]) -> None:
     """Have an engine take its programs and weights from files, compile no others, and check no kernels."""
-    module, builder, checks = _patched
+    module, loading, checks = _patched
     compile_step, families = program.compile_step, steps.StepPrograms.families
 
     def kept(config: Any, *rest: Any, **more: Any) -> Any:
@@ -155,7 +155,7 @@ def use_kept(folder: Path, loaded: list[dict[str, Any]]) -> None:
     module.compile_step, module.StepPrograms.first = kept, first
     checks.check_kernels = lambda *_: None
     if elsewhere.is_kept(folder, _WEIGHTS):
-        builder.dummy_checkpoint = weights
+        loading.dummy_checkpoint = weights
 
 
 def load_of(

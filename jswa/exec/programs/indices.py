@@ -106,6 +106,26 @@ def running(inputs: Inputs, spans: Spans, drafts: Int[Array, " R"]) -> Inputs:
     return inputs._replace(rows=records.at[:, columns].add(-fewer))
 
 
+def _tokens_of_rows(
+    planned: Int[Array, " R"], row: Int[Array, " R"], bucket: Bucket
+) -> tuple[Int[Array, " R"], Int[Array, " T"], Int[Array, " T"]]:
+    """Return the first token of each row, all tokens of the step, and the row of each of them.
+
+    Args:
+        planned: how many tokens each row has in the packed inputs.
+        row: 0 to R - 1.
+    """
+    ends = jnp.cumsum(planned, dtype=jnp.int32)
+    in_places = bucket.decode and not bucket.shared
+    first_token = row * bucket.per_row if in_places else ends - planned
+    token = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    if in_places:
+        return first_token, token, token // bucket.per_row
+    # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
+    found = jnp.searchsorted(ends, token, side="right", method="compare_all")
+    return first_token, token, jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
+
+
 def step_indices(
     inputs: Inputs,
     state: DeviceState,
@@ -125,17 +145,7 @@ def step_indices(
     """
     row_ids, starts, counts, drafts = row_spans(inputs, state)
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
-    planned = inputs.column("count")
-    ends = jnp.cumsum(planned, dtype=jnp.int32)
-    in_places = bucket.decode and not bucket.shared
-    first_token = row * bucket.per_row if in_places else ends - planned
-    token = jnp.arange(bucket.tokens, dtype=jnp.int32)
-    if in_places:
-        token_row = token // bucket.per_row
-    else:
-        # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
-        found = jnp.searchsorted(ends, token, side="right", method="compare_all")
-        token_row = jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
+    first_token, token, token_row = _tokens_of_rows(inputs.column("count"), row, bucket)
     shift, end = jnp.stack([starts - first_token, first_token + counts])[:, token_row]
     real = token < end
     positions = jnp.where(real, shift + token, 0)

@@ -160,16 +160,22 @@ def finish_half(
         extras = state["extras"]
         if config.bucket.drafts:
             extras = _count_right(extras, half.drafts, right, column(rows, "extras"))
-    tokens = draws.tokens[:, 0]
-    if config.bucket.drafts:
-        count = jnp.where(half.runs, right + 1, 0)
-        tokens = jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
-    elif config.speculation is not None:
-        tokens = jnp.where(half.runs, tokens, PAST_LIMIT)
+    tokens = _sent_tokens(draws, half, right, config)
     sampled_state: SamplingState = {
         **state, "length": length, "last_token": last_token, "carry": carry, "extras": extras,
     }  # fmt: skip
     return sampled_state, StepOutputs(tokens, draws.logprobs)
+
+
+def _sent_tokens(
+    draws: Draws, half: Half, right: Int[Array, " R"], config: StepConfig
+) -> Int[Array, " R"] | Int[Array, "R C"]:
+    """Return the tokens that the host gets; see `StepOutputs`. `right`: how many drafts of each row are right."""
+    tokens = draws.tokens[:, 0]
+    if config.bucket.drafts:
+        count = jnp.where(half.runs, right + 1, 0)
+        return jnp.concatenate([draws.tokens, count[:, None], proposed(half.drafts)[:, None]], axis=1)
+    return tokens if config.speculation is None else jnp.where(half.runs, tokens, PAST_LIMIT)
 
 
 def _count_right(

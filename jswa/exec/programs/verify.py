@@ -105,16 +105,24 @@ def draw(
             _of_some(block, flat, (runs[:, None] & ~dead).reshape(-1), room) if room < rows * places else block(flat)
         )
         return drawn._replace(tokens=drawn.tokens.reshape(rows, places))
-    if deterministic:
-        by_place = lax.map(block, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), parts))
+    return _by_place(block, parts, places, loop=deterministic)
+
+
+def _by_place(draws: Callable[[Any], Draws], parts: Any, places: int, *, loop: bool) -> Draws:
+    """Return the draws of one place of all rows after those of another. `parts`: arrays [R, S, ...].
+
+    `loop`: in a loop of the device. A loop cannot be part of a CUDA graph.
+    """
+    if loop:
+        by_place = lax.map(draws, jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), parts))
     else:
-        # A loop cannot be part of a CUDA graph. The barrier keeps one place's logits from those of the next.
+        # The barrier keeps one place's logits from those of the next.
         found: list[Draws] = []
         for at in range(places):
             part = jax.tree.map(lambda array, at=at: array[:, at], parts)
             if found:
                 part, _ = lax.optimization_barrier((part, found[-1].tokens))  # type: ignore[no-untyped-call]
-            found.append(block(part))
+            found.append(draws(part))
         by_place = jax.tree.map(lambda *arrays: jnp.stack(arrays), *found)
     whole: Draws = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), by_place)
     if whole.logprobs is None:

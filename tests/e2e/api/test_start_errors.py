@@ -137,9 +137,9 @@ def test_a_drafter_that_does_not_fit_is_refused_before_a_weight_is_read(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from jswa import build
+    from jswa import parts
 
-    monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(parts, "load_checkpoint", lambda *_, **__: pytest.fail("weights were read"))
     folder = tmp_path / "drafter"
     shutil.copytree(TINY_DRAFT, folder)
     config = json.loads((folder / "config.json").read_text())
