@@ -104,7 +104,10 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 async def run(config: BenchConfig) -> tuple[list[Record], float]:
-    """Send all requests. Return their records and the seconds that the run took."""
+    """Send all requests. Return their records and the seconds that the run took.
+
+    Raises ConfigError if a request of the warm-up fails.
+    """
     headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(

@@ -120,7 +120,7 @@ class CacheManager:
     def open_at(self, match: Match, salt: str = "", length: int = 0) -> Lease | None:
         """Return a lease on the pages of a match, for a row with `length` known tokens. The caller must `close` it.
 
-        None, and no change, if there is no room to copy a partly filled page.
+        None, and no change, if there is no room to copy a partly filled page. Raises EngineError if no row is free.
         """
         if not self.table.free:
             raise EngineError(f"open_at: all {len(self.table.owners)} rows have leases")

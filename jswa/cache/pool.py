@@ -81,7 +81,11 @@ class PagePool:
         return self.evictable_full + self.pages_per_block * self.evictable_local
 
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
-        """Allocate `count` whole blocks as local pages. The caller has checked `free_slots ≥ m · count`."""
+        """Allocate `count` whole blocks as local pages.
+
+        The caller has checked `free_slots ≥ m · count`. Raises EngineError if fewer slots are free, the reserved ones
+        included.
+        """
         if count > len(self._free):
             if count * self.pages_per_block > self.free_slots + self.reserved:
                 raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
@@ -97,7 +101,7 @@ class PagePool:
         """Allocate `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
 
         The caller has seen `free_slots ≥ count`. `scattered`: the pages are for rows that end at different times; they
-        fill holes before they take blocks.
+        fill holes before they take blocks. Raises EngineError if fewer pages are free.
         """
         m, left = self.pages_per_block, count
         if count > len(self._free) * m + self.holes:
@@ -163,7 +167,10 @@ class PagePool:
         self.evictable_full -= self._release_full(at)[1]
 
     def evict_local(self, blocks: Int[np.ndarray, " n"]) -> None:
-        """Free local pages that the cache alone owns, given as an array of indexes."""
+        """Free local pages that the cache alone owns, given as an array of indexes.
+
+        Raises EngineError, and frees none, if rows own any of them.
+        """
         if self.local_owners[blocks].tobytes() != _ONE * len(blocks):
             raise EngineError(f"evict_local of local pages that rows own: {blocks}")
         self.local_cached[blocks] = False
@@ -173,7 +180,10 @@ class PagePool:
         self._free += blocks.tolist()
 
     def evict_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """Free full pages that the cache alone owns, given as an array of indexes."""
+        """Free full pages that the cache alone owns, given as an array of indexes.
+
+        Raises EngineError, and frees none, if rows own any of them.
+        """
         if self.full_owners[pages].tobytes() != _ONE * len(pages):
             raise EngineError(f"evict_full of full pages that rows own: {pages}")
         self.full_cached[pages] = False

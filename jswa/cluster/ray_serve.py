@@ -121,7 +121,7 @@ class Engine:
         return self._name, tuple(await self._replica.answer(scope, body))
 
     def check_health(self) -> None:
-        """Raise if the engine is dead, so that Ray replaces the replica."""
+        """Raise RuntimeError if the engine is dead, so that Ray replaces the replica."""
         if self._service.engine.state == "dead":
             raise RuntimeError("the engine has died")
 

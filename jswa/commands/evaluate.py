@@ -124,7 +124,7 @@ def questions(llm: "LLM", items: Iterable[Item]) -> tuple[list[Question], list[I
 
 
 def score(question: Question, output: RequestOutput) -> Scored:
-    """Score a finished request. Raises the request's error if it failed."""
+    """Score a finished request. Raises GenerationError if its text has no next token."""
     if output.error is not None:
         raise output.error
     item, said = question.item, output.outputs[0]

@@ -113,7 +113,11 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
 
 
 def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
-    """Return the smallest bucket that holds the plan, of those given, smallest first."""
+    """Return the first bucket that holds the plan. Raises EngineError if none does.
+
+    Args:
+        buckets: smallest first.
+    """
     rows, tokens, drafts = plan.num_rows, plan.num_places, plan.drafts
     prompts = drafts > 0 and plan.runs_prompts  # without drafts the number of tokens says it
     for bucket in buckets[bisect.bisect_left(buckets, tokens, key=attrgetter("tokens")) :]:

@@ -49,7 +49,11 @@ class Batch:
         self._open: dict[str, tuple[int, PromptTexts]] = {}
 
     def collect(self, *, show: bool) -> list[RequestOutput]:
-        """Run all requests to their end and return whole results, in input order."""
+        """Run all requests to their end and return whole results, in input order.
+
+        Raises the RequestError of the first prompt that was refused, and GenerationError if a text of the only prompt
+        has no next token.
+        """
         joined = [Joined() for _ in self._prompts]
         with tqdm(total=len(joined), desc="prompts", disable=not show, unit="prompt", dynamic_ncols=True) as bar:
             for index, piece in self._pieces():

@@ -53,7 +53,10 @@ def forced_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: 
 
 
 def strict_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: Reasoning, *, parallel: bool) -> str:
-    """Return the grammar of answers that may have content, and whose calls are right. Raises as `forced_calls`."""
+    """Return the grammar of answers that may have content, and whose calls are right.
+
+    Raises SchemaError and ToolError as `forced_calls` does.
+    """
     if not _is_told_by_a_token(family):
         raise SchemaError("", "the model's calls begin with no token of their own: they can be forced, but not watched")
     lines = _calls(family, tools, parallel=parallel)
@@ -75,7 +78,10 @@ def content_or_calls(
     *,
     parallel: bool,
 ) -> str:
-    """Return the grammar of answers that have content of a form, or else calls. Raises as `forced_calls`."""
+    """Return the grammar of answers that have content of a form, or else calls.
+
+    Raises SchemaError and ToolError as `forced_calls` does.
+    """
     lines = _calls(family, tools, parallel=parallel)
     content = family.writes.content
     thoughts = _thoughts(family, reasoning, lines)

@@ -93,7 +93,8 @@ class Stepping:
     def step(self) -> StepEvents:
         """Launch the next step, then apply the tokens of the previous step while the device works.
 
-        If a mask of the next step depends on those tokens, only the first half of the step is launched before.
+        If a mask of the next step depends on those tokens, only the first half of the step is launched before. Raises
+        EngineError if requests wait that nothing will ever let run.
         """
         begin = time.perf_counter()
         self._land()

@@ -172,7 +172,10 @@ class Turnover:
         self._release()
 
     def sleep(self, level: int) -> None:
-        """Free the arena (1), and the weights too (2). Unfinished requests wait, and compute their KV again later."""
+        """Free the arena (1), and the weights too (2). Unfinished requests wait, and compute their KV again later.
+
+        Raises RequestError for another level, and while an update of the weights waits.
+        """
         _require("level", level, (1, 2))
         runner = self.require_changing()
         if self._next is not None:

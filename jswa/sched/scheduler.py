@@ -173,6 +173,8 @@ class Scheduler:
             tokens: a token for each row, or several.
             counts: the number of tokens of each row, if there are several; 0 of a row that had reached its limit.
             drafted: how many drafts there were of each row.
+
+        Raises EngineError if `plan` is not that of the oldest step.
         """
         if self._in_flight.popleft() is not plan:
             raise EngineError("steps must be applied in the order in which they were planned")

@@ -161,7 +161,10 @@ def adapter_of(prompt: Prompt, default: str | None) -> str | None:
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of words that must not be generated, each with and without a space before it."""
+    """Return the token sequences of words that must not be generated, each with and without a space before it.
+
+    Raises InvalidSampling if there are words and no tokenizer.
+    """
     if words and tokenizer is None:
         raise InvalidSampling("bad_words", list(words), "are text, but the checkpoint has no tokenizer.json")
     found: dict[tuple[int, ...], None] = {}

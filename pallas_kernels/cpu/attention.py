@@ -22,7 +22,7 @@ def paged_attention(
     attend: Attend,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
-    """See `attention.api.paged_attention`."""
+    """See `attention.api.paged_attention`. Raises NoKernel for other types than those of the library."""
     for name, array, types in (("q", q, _TYPES), ("kv", kv, (*_TYPES, "float8_e4m3fn"))):
         if array.dtype.name not in types:
             raise NoKernel(f"implementation = 'cpu' takes no {name} of {array.dtype}")

@@ -41,7 +41,7 @@ def rotate_and_write(
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "..."]]:
-    """See `glue.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary.
+    """See `glue.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary and NoGlueKernel.
 
     XLA updates `kv` in place in the shape in which the step has it: between a parameter and a call that updates it, a
     reshape would be a copy.

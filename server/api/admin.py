@@ -88,7 +88,10 @@ async def flush_cache(request: Request) -> Response:
 
 
 async def start_profile(request: Request) -> Response:
-    """Begin a profile of the device and the engine's thread, in the folder of --profile-dir."""
+    """Begin a profile of the device and the engine's thread, in the folder of --profile-dir.
+
+    Raises ApiError without that option.
+    """
     folder = service_of(request).config.profile_dir
     if folder is None:
         raise ApiError(400, "profiles are off; start the server with --profile-dir", code="profiles_off")
@@ -106,7 +109,7 @@ async def _profile(request: Request, folder: str | None) -> Response:
 
 
 async def abort(body: AbortRequest, request: Request) -> Response:
-    """Abort requests: their texts end with the reason "abort"."""
+    """Abort requests: their texts end with the reason "abort". Raises ApiError unless the body names one, or all."""
     service = service_of(request)
     if (body.request_id is None) == (not body.abort_all):
         raise invalid("request_id", "set either request_id or abort_all = true")
@@ -114,7 +117,10 @@ async def abort(body: AbortRequest, request: Request) -> Response:
 
 
 async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
-    """Load a LoRA adapter from a folder of this machine; requests may name it as their model from then on."""
+    """Load a LoRA adapter from a folder of this machine; requests may name it as their model from then on.
+
+    Raises ApiError if its name is one of the model itself.
+    """
     service = service_of(request)
     if body.lora_name in service.names:
         raise invalid("lora_name", f"{body.lora_name!r} is a name of the model itself: must be another one")

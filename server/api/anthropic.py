@@ -79,7 +79,7 @@ class Reply:
 
 
 async def messages(body: MessagesRequest, request: Request) -> Response:
-    """Generate the next message of a conversation."""
+    """Generate the next message of a conversation. Raises ApiError if the request is refused."""
     service = service_of(request)
     reply = Reply(service, request.scope["jswa.request_id"], service.check_model(body.model))
     if body.thread is not None:  # the SDK goes on without a thread if it reads these details

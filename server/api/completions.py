@@ -84,7 +84,7 @@ class Choice:
 
 
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    """Generate continuations of prompts."""
+    """Generate continuations of prompts. Raises ApiError if the request is refused."""
     service = service_of(request)
     reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
     refuse_unsupported(body)

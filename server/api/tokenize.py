@@ -52,7 +52,7 @@ class DetokenizeRequest(Body):
 
 
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Return the tokens of a prompt or of a conversation."""
+    """Return the tokens of a prompt or of a conversation. Raises ApiError unless there is exactly one of the two."""
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "prompt")
@@ -89,7 +89,7 @@ def _strings(ids: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> Iterator[bytes
 
 
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """Return the text of tokens, including special tokens."""
+    """Return the text of tokens, including special tokens. Raises ApiError for anything but a list of token ids."""
     service = service_of(request)
     service.check_model(body.model)
     tokenizer = _tokenizer(service, "tokens")
@@ -107,7 +107,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return the special tokens, the chat template and the sizes of the model."""
+    """Return the special tokens, the chat template and the sizes of the model. Raises ApiError without a tokenizer."""
     service = service_of(request)
     if service.tokenizer is None:
         raise ApiError(404, NO_TOKENIZER, code="not_found")

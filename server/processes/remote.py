@@ -88,7 +88,7 @@ class RemoteEngine:
 
     @property
     def grammars(self) -> Grammars | None:
-        """Grammars that the other process compiles."""
+        """Grammars that the other process compiles. Raises ApiError if that process has failed."""
         if self.failure is not None:
             raise ApiError.of(self.failure)
         return self._grammars
@@ -324,7 +324,10 @@ class RemoteGrammars(Grammars):
         self._loop = loop
 
     def compile(self, spec: StructuredOutputsParams, answer: str | None = None) -> Grammar:
-        """Have a grammar compiled, from another thread than the event loop's; its `text` alone is known here."""
+        """Have a grammar compiled, from another thread than the event loop's; its `text` alone is known here.
+
+        Raises InvalidSampling if the form is refused.
+        """
         assert self._loop is not None
         found = asyncio.run_coroutine_threadsafe(self._ask(spec, answer), self._loop).result()
         if found.refused is not None:

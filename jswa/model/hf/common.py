@@ -145,7 +145,8 @@ def experts(u: Usual, key: str, default: int | None, top_k: int | None, top_key:
 def sigmoid_router(u: Usual, counts: Mapping[str, int], *, normalize: bool, scale: float) -> RouterConfig:
     """Return DeepSeek-V3's router: sigmoid scores, a selection bias and groups.
 
-    `normalize` and `scale` are the family's defaults.
+    `normalize` and `scale` are the family's defaults. Raises UnsupportedModel for other scores, CheckpointError if the
+    groups cannot split the experts.
     """
     fields, count, top_k = u.fields, counts["num_experts"], counts["top_k"]
     # dots1 configs say "noaux_tc"; transformers computes sigmoid scores for them too.
@@ -203,7 +204,10 @@ def by_type(
 
 
 def sparse_layers(u: Usual, default: Sequence[bool]) -> list[bool]:
-    """Return which layers are mixtures of experts: `mlp_layer_types`, or else the family's rule."""
+    """Return which layers are mixtures of experts: `mlp_layer_types`, or else the family's rule.
+
+    Raises CheckpointError if `mlp_layer_types` does not name the kind of each layer.
+    """
     types = u.fields.raw.get("mlp_layer_types")
     if types is None:
         return list(default)
@@ -237,6 +241,8 @@ def decoder(
     **rest: Any,
 ) -> ModelConfig:
     """Return a model whose layers differ only in attention and feed-forward.
+
+    Raises CheckpointError if all layers together have more than `MAX_ALL_EXPERTS` experts.
 
     Args:
         layer: further fields of every layer.

@@ -114,7 +114,10 @@ def _deepened(layer: LayerConfig, index: int) -> LayerConfig:
 
 
 def laguna(u: Usual) -> ModelConfig:
-    """Parse laguna: softplus gates; query heads by layer; rotary embedding by layer type."""
+    """Parse laguna: softplus gates; query heads by layer; rotary embedding by layer type.
+
+    Raises UnsupportedModel if the router's weights multiply what the experts read.
+    """
     fields = u.fields
     if fields.boolean("moe_apply_router_weight_on_input", False):
         raise UnsupportedModel(f"{fields.where}: moe_apply_router_weight_on_input = true is not implemented")

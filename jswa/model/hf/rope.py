@@ -47,6 +47,11 @@ def parse_rope(
         interleaved: whether the family pairs dimensions (2i, 2i + 1).
         aliases: the family's other names of rope types.
         base: overrides the config's base, for families that list a base per layer.
+
+    Raises:
+        UnsupportedModel: an odd number of dimensions would be rotated, or more than a head has, or a share of them by a
+            type that has none.
+        CheckpointError: a value is wrong, or no frequencies can be computed from it.
     """
     fields, head_dim = u.fields, head_dim or u.head_dim
     where, table, nested = _parameters(fields, layer_type, scaled=scaled)

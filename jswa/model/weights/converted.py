@@ -50,7 +50,10 @@ def is_converted(folder: Path) -> bool:
 
 
 def write_converted(folder: Path, model: ModelConfig, params: Params) -> None:
-    """Write the parameters and their manifest into a new folder."""
+    """Write the parameters and their manifest into a new folder.
+
+    Raises CheckpointError if orbax has written an array in a form that jswa cannot read.
+    """
     import orbax.checkpoint as ocp  # takes 0.2 s, and only conversion needs it
 
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)

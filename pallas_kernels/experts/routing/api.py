@@ -42,6 +42,7 @@ def route(
 
     Raises:
         NoRoutingKernel: the logits are not float32, or the kernel does not hold so many experts.
+        ValueError: there are more than two tilings, or one of them twice.
         ImportError: jax-triton is not installed.
     """
     experts = parts.shape[2]

@@ -64,7 +64,10 @@ class Unpacked(NamedTuple):
 def resolve_grouped(
     part: Part, names: tuple[str, ...], tensors: Mapping[str, Tensor], quantization: Quantization
 ) -> Grouped:
-    """Return a weight of packed integers; bits and groups follow from the shapes."""
+    """Return a weight of packed integers; bits and groups follow from the shapes.
+
+    Raises CheckpointError if the shapes or types of its tensors do not fit each other.
+    """
     outputs, inputs = part.shape
     values, scale = tensors[names[0]], tensors[names[1]]
     by_row = names[0].endswith("_packed")
