@@ -68,7 +68,7 @@ class ProgramStore:
         self._writable = True
 
     def compiled(
-        self, what: str, arguments: tuple[Any, ...], options: str, lower: Callable[[], jax.stages.Lowered]
+        self, what: str, arguments: tuple[Any, ...], options: str, trace: Callable[[], jax.stages.Traced]
     ) -> jax.stages.Compiled:
         """Return a program from the folder, or compile it and keep it there.
 
@@ -76,7 +76,7 @@ class ProgramStore:
             what: names the program and every static value that it is made from.
             arguments: arrays or their shapes.
             options: with which XLA compiles it.
-            lower: traces it.
+            trace: traces it.
         """
         described = _described(arguments)
         key = _digest(self._surroundings, self._sources, what, options, described)
@@ -85,7 +85,7 @@ class ProgramStore:
         program = None if known is None else self._load(known)
         if program is not None:
             return program
-        lowered = lower()
+        lowered = trace().lower()
         # XLA's text lacks the arguments that nothing reads, but a program refuses others of these too.
         name = _digest(self._surroundings, options, described, lowered.as_text(), str(lowered.out_tree))
         with _compiling if self._devices[0].platform == "cpu" else contextlib.nullcontext():
@@ -195,7 +195,7 @@ def compiled(
     """
     if store is None:
         return function.lower(*arguments).compile()
-    return store.compiled(what, arguments, options, lambda: function.lower(*arguments))
+    return store.compiled(what, arguments, options, lambda: function.trace(*arguments))
 
 
 def named(function: Callable[..., Any]) -> str:
