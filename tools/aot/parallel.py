@@ -47,8 +47,7 @@ from tools import gates
 from tools.aot import device
 from tools.aot.facts import copies, launches, top_level
 from tools.aot.programs import collectives
-from tools.aot.step_specs import GROUP, Held
-from tools.aot.steps import held_shapes
+from tools.cases.held_weights import GROUP, Held, held_shapes
 from tools.cases.hub_configs import CONFIGS
 
 BFLOAT16 = jnp.dtype("bfloat16")

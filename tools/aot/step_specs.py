@@ -5,16 +5,15 @@ from typing import Literal
 
 from jswa.exec.programs.config import Part
 from jswa.model.transformer import Linear
-from jswa.model.weights.formats import QuantizationMode
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampling
+from tools.cases.held_weights import Held
 
 ROWS = 64
-Held = QuantizationMode | Literal["int4", "fp8_blocks"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class StepSpec:
         return f"{self.model}, {self.layers} layers, {kind}{held}{more}"
 
 
-GROUP = 128  # inputs that share a scale in 4 bits
 # As deep as the model, or as fits on one GPU in bfloat16 beside the KV.
 _MODELS = (
     StepSpec("gemma-3-27b", 62, 12),
