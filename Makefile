@@ -50,7 +50,7 @@ CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
-.PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal
+.PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -159,6 +159,9 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
 	  { [ $$sample != gemma ] || { \
 	    .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
 	    .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }; }
+
+program-digests: .venv/installed .venv-gpu/installed  ## accept a change of compiled programs: write their digests anew
+	.venv-gpu/bin/python -m tools.programs digest
 
 # On a machine that has jax for its GPU but no package index: make .gpu-site/installed on another, bring it along, and
 # make gpu GPU_PYTHON=python3. COMMIT is needed where the sources come without git.
