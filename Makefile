@@ -15,8 +15,7 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 # Test processes: one more than two cores, as some tests wait for other processes.
 WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-# The tests of `make test-types`, some of each room whose annotated types are checked: those of every run, and those
-# that run by turns.
+# The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
 TYPED   := tests/property/test_lease.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_backends.py test_buckets.py test_launches.py test_pack.py \
              programs/test_extras.py programs/test_indices.py) \
@@ -26,8 +25,8 @@ TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_pre
            $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py) \
            tests/unit/exec/programs \
            $(addprefix tests/unit/exec/,test_canary.py test_sizing.py test_quantized_step.py test_program_store.py)
-# What CI compiles for an H200, by turns: the kernels and whole steps whose names contain one of these.
-SAMPLES := gpt-oss-20b gemma Mi
+# What `make test-kernels` compiles for an H200: kernels and whole steps of these names; `gpu-compile` has all.
+SAMPLE  := gpt-oss-20b
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
            tests/unit/pallas_kernels/glue/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
@@ -48,7 +47,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
+.PHONY: help run test test-kernels test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -58,14 +57,21 @@ help:  ## list the targets
 run: .venv/base  ## talk with the embedded model
 	$(BIN)/jswa chat --stats --tools calculator $(TALK)
 
-test: .venv/installed  ## run the tests on WORKERS=3 processes, and measure their coverage
-	$(PYTEST) --durations=30 --cov --cov-report=term
+test: .venv/installed  ## what each change must pass, on WORKERS=3 processes
+	marks=$$($(BIN)/python -m tests.support.tiers) && $(PYTEST) --durations=15 -m "$$marks"
 
-# $(call turns,ENVIRONMENT,EVERY,WORDS): those of the words that have their turn.
-turns    = $$($(1)/bin/python -m tests.support.turns $(2) $(3))
+# Each ends with a line in tests/passed.txt: `make test` need not run them again until their sources change.
+test-kernels: .venv/installed .venv-gpu/installed  ## the tests of kernels, interpreted, and some compiled for an H200
+	$(PYTEST) --durations=15 -m "kernels and not nightly"
+	$(MAKE) --no-print-directory test-triton gpu-compile-sample
+	$(BIN)/python -m tests.support.tiers passed kernels
+
+test-tools: .venv/installed  ## the tests of tools and benchmarks
+	$(PYTEST) --durations=15 -m "tools and not nightly"
+	$(BIN)/python -m tests.support.tiers passed tools
 
 test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
-	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(BIN)/python -m pytest -q --durations=10 $(TYPED) $(call turns,.venv,3,$(TYPED3))
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(BIN)/python -m pytest -q --durations=10 $(TYPED)
 
 test-triton: .venv-gpu/installed  ## run the Triton kernel's tests in Triton's interpreter
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m "triton and not nightly" $(TRITON)
@@ -149,16 +155,13 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
 	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
 
-gpu-compile-sample: .venv-gpu/installed  ## a few of the same, by turns
-	sample=$(call turns,.venv-gpu,3,$(SAMPLES)); .venv-gpu/bin/python -m tools.aot.hopper --sample --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.experts --sample --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.small.glue --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.small.sampling --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.small.routing --only $$sample && \
-	  .venv-gpu/bin/python -m tools.aot.small.grouped --only $$sample --gpu $(call turns,.venv-gpu,2,a100 b200) && \
-	  { [ $$sample != gemma ] || { \
-	    .venv-gpu/bin/python -m tools.aot.small.dense --sample --only $$sample && \
-	    .venv-gpu/bin/python -m tools.aot.parallel --only "gemma-3-27b on 2, 6 layers, 64"; }; }
+gpu-compile-sample: .venv-gpu/installed  ## a few of the same
+	.venv-gpu/bin/python -m tools.aot.hopper --sample --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.experts --sample --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.small.glue --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.small.sampling --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.small.routing --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.small.grouped --only $(SAMPLE) --gpu a100
 
 program-digests: .venv/installed .venv-gpu/installed  ## accept a change of compiled programs: write their digests anew
 	.venv-gpu/bin/python -m tools.programs digest

@@ -14,7 +14,8 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 from jswa.env import flags_for_compiling
-from tests.support.turns import turn
+from tests.support.samples import night
+from tests.support.tiers import ROOT, tier_of
 
 PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
 PROGRAM_BYTES = 1 << 31  # a test process in `make nightly` would grow to 6 GB of programs
@@ -102,6 +103,15 @@ def pytest_configure(config: pytest.Config) -> None:
             program.unlink(missing_ok=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that deselects tests by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of tiers, `kernels` and `tools`: `make test` may leave them out."""
+    for item in items:
+        tier = tier_of(item.path.relative_to(ROOT).as_posix())
+        if tier is not None:
+            item.add_marker(tier)
+
+
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may compile
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let XLA optimise, here and in processes that the test starts, if the test is marked `optimized`."""
@@ -128,9 +138,9 @@ def resident_bytes() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print how to repeat a failure of drawn examples, and of tests that run by turns."""
+    """Print how to repeat a failure of drawn examples, and a night's choice of cases."""
     terminalreporter.write_line(f"hypothesis drew its examples with --hypothesis-seed={config.option.hypothesis_seed}")
-    terminalreporter.write_line(f"TEST_TURN={turn()} chooses the same cases by turns")
+    terminalreporter.write_line(f"TEST_NIGHT={night()} chooses the same cases of the night")
 
 
 class _NotInterpreted:
@@ -154,4 +164,4 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 gc.set_threshold(100_000, 50, 100)  # modules of JAX hold millions of objects: fewer collections save 7 % of the time
 
-turn()  # before the test processes start, which inherit it
+night()  # before the test processes start, which inherit it

@@ -51,7 +51,7 @@ GUIDES = {
 }
 REFERENCE = ("serve", "engine", "api", "metrics", "errors")
 REST = (
-    "docs/README", "docs/design", "docs/adding-a-model", "docs/log", "README", "CONTRIBUTING", "SECURITY", "CHANGELOG",
+    "docs/README", "docs/design", "docs/laws", "docs/adding-a-model", "docs/log", "README", "CONTRIBUTING", "SECURITY", "CHANGELOG",
     "tests/README", "benchmarks/README", "benchmarks/gpu/README",
 )  # fmt: skip
 CONF = """

@@ -5,7 +5,8 @@
 The wheel holds every file that git tracks in jswa/, pallas_kernels/ and server/, and nothing else; the sdist adds what
 a build needs. Where the library of CPU kernels can be compiled there is a second wheel, for this platform alone: the
 same files and the library. The wheel that pip builds from the sdist has the same bytes as the wheel built from the
-checkout, so one installation tests both. The commands run in an empty folder, out of reach of the checkout's modules.
+checkout, so one installation tests both. The archives are built from a copy of the files that git tracks, and the
+commands run in an empty folder, out of reach of the checkout's modules: other programs may use the checkout meanwhile.
 """
 
 import base64
@@ -38,8 +39,13 @@ SMALL = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-l
 def build() -> tuple[Path, Path]:
     """Build both archives and return their paths. Raises if the sdist builds another wheel than the checkout."""
     shutil.rmtree(DIST, ignore_errors=True)
-    LIBRARY.unlink(missing_ok=True)
-    _run([sys.executable, "-m", "hatchling", "build", "--directory", str(DIST)])
+    with tempfile.TemporaryDirectory() as folder:
+        for name in [*_run(["git", "ls-files", *FOLDERS]).splitlines(), *(BESIDE - {"PKG-INFO"})]:
+            copy = Path(folder, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy)
+        command = [sys.executable, "-m", "hatchling", "build", "--directory", str(DIST)]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
@@ -49,15 +55,18 @@ def build() -> tuple[Path, Path]:
 
 
 def build_native(pure: Path) -> Path | None:
-    """Compile the library of CPU kernels and put it into a copy of the pure wheel; None where there is no compiler.
+    """Put the library of CPU kernels into a copy of the pure wheel; None where there is no compiler.
 
-    The platform's tag names the oldest glibc that the library's symbols need.
+    The library is compiled, unless the checkout has one of these sources. The platform's tag names the oldest glibc
+    that the library's symbols need.
     """
-    try:
-        native.build()
-    except native.CannotBuild as error:
-        print(f"no wheel with CPU kernels: {error}")
-        return None
+    sources = native.digest_of_sources()
+    if not (sources and LIBRARY.exists() and sources.encode() in LIBRARY.read_bytes()):
+        try:
+            native.build()
+        except native.CannotBuild as error:
+            print(f"no wheel with CPU kernels: {error}")
+            return None
     symbols = _run(["objdump", "-T", str(LIBRARY)])
     major, minor = max(tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols))
     tag = f"manylinux_{major}_{max(minor, 17)}_x86_64"

@@ -70,7 +70,7 @@ def run_cases(cases: Cases, log: Path, *, until: float, environ: Mapping[str, st
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={"PYTHONUNBUFFERED": "1", "TEST_TURN": "0", **os.environ, **environ},
+                env={"PYTHONUNBUFFERED": "1", "TEST_NIGHT": "0", **os.environ, **environ},
             )  # fmt: skip
             lost = _watch(process, cases, events, before, until)
         if lost is not None:

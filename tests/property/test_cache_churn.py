@@ -11,8 +11,8 @@ from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_request
 from tests.support.loops.loop import Loop
+from tests.support.samples import sample, tonight
 from tests.support.text.model import TextModel
-from tests.support.turns import by_turns, whose_turn
 from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
 
 PAGE = 64
@@ -108,14 +108,14 @@ def churn(model: str, operations: int, seed: int) -> None:
     traffic.finish()
 
 
-@pytest.mark.parametrize("model", by_turns(list(GEOMETRIES), 4))
+@pytest.mark.parametrize("model", sample(list(GEOMETRIES), 4))
 def test_100_000_operations_leak_no_page(model: str) -> None:
     """25,000 for each of four models, one of them in each turn."""
     churn(model, 25_000, seed=1)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("model", whose_turn(GEOMETRIES, 4))
+@pytest.mark.parametrize("model", tonight(GEOMETRIES, 4))
 def test_2_million_operations_leak_no_page(model: str) -> None:
     """One of four models in each turn."""
     churn(model, 2_000_000, seed=2)

@@ -16,10 +16,10 @@ import httpx2
 import pytest
 
 from tests.e2e.model.test_tensor_parallel import assert_same_text
+from tests.support.samples import sample
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT, Process, started
 from tests.support.shared_model import checkpoint
-from tests.support.turns import by_turns, in_turn
 
 pytestmark = pytest.mark.scale
 BOUND = 30  # seconds within which the others end when one is lost
@@ -111,7 +111,6 @@ def busy(first: Process) -> int:
     return load["running"]
 
 
-@in_turn(0, 2)
 def test_hosts_start_serve_drain_and_end_together(tmp_path: Path) -> None:
     with served(tmp_path) as (first, second, log), ThreadPoolExecutor(4) as pool:
         said = [ask(first.url, 20, logprobs=0).json()["choices"][0]["logprobs"]["token_logprobs"] for _ in range(2)]
@@ -128,7 +127,7 @@ def test_hosts_start_serve_drain_and_end_together(tmp_path: Path) -> None:
         assert "SIGTERM: this host exits with host 0" in log.read_text()
 
 
-@pytest.mark.parametrize("lost", by_turns(["second", "first"], 2))
+@pytest.mark.parametrize("lost", sample(["second", "first"], 2))
 def test_the_loss_of_a_host_ends_the_other(lost: str, tmp_path: Path) -> None:
     with served(tmp_path) as (first, second, log), ThreadPoolExecutor(4) as pool:
         assert ask(first.url, 5).status_code == 200
@@ -151,7 +150,7 @@ def test_the_loss_of_a_host_ends_the_other(lost: str, tmp_path: Path) -> None:
         assert time.monotonic() - begin < BOUND
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_a_signal_to_one_host_ends_all_hosts(tmp_path: Path) -> None:
     """Running requests finish; the exit status of the first host tells that it was not the one that got the signal."""
     with served(tmp_path) as (first, second, _), ThreadPoolExecutor(4) as pool:
@@ -164,7 +163,7 @@ def test_a_signal_to_one_host_ends_all_hosts(tmp_path: Path) -> None:
         assert "host 1 (127.0.0.1) has been told to end" in "".join(first.log)
 
 
-@pytest.mark.parametrize("other", by_turns(["options", "weights"], 2))
+@pytest.mark.parametrize("other", sample(["options", "weights"], 2))
 def test_hosts_with_different_options_are_refused(other: str, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     models = [checkpoint("llama", tmp_path / str(rank))[0] for rank in range(2)]
@@ -187,7 +186,7 @@ def test_hosts_with_different_options_are_refused(other: str, tmp_path: Path) ->
         assert "nnodes = 2: hosts [1] have other options" in log.read_text()
 
 
-@pytest.mark.parametrize("where", by_turns(["first", "second"], 2))
+@pytest.mark.parametrize("where", sample(["first", "second"], 2))
 def test_a_host_that_cannot_load_the_model_says_why_and_ends_the_other(where: str, tmp_path: Path) -> None:
     broken = int(where == "second")
     address = f"127.0.0.1:{free_port()}"
@@ -207,7 +206,6 @@ def test_a_host_that_cannot_load_the_model_says_why_and_ends_the_other(where: st
     assert f"HostLost: host {broken} (127.0.0.1) is gone" in logs[1 - broken].read_text()
 
 
-@in_turn(0, 2)
 def test_hosts_with_other_adapters_of_a_name_are_refused(tmp_path: Path) -> None:
     """Each host reads its own folders; the digests of what they hold must be the same."""
     address = f"127.0.0.1:{free_port()}"

@@ -15,7 +15,6 @@ from safetensors.numpy import save_file
 
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
-from tests.support.turns import in_turn
 
 MOST_BESIDE = 500 * 10**6
 MOST_TO_LOAD = 350 * 10**6  # 275 when this was written, 260 of them Python, jax and its libraries
@@ -96,7 +95,7 @@ def peak(program: str, *arguments: object) -> int:
     return int(json.loads(done.stdout.splitlines()[-1]))
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("stored", "run"), PAIRS)
 def test_to_load(tmp_path: Path, stored: str, run: str) -> None:
     """There is no second copy of the weights, whatever their type in the file."""
@@ -106,7 +105,6 @@ def test_to_load(tmp_path: Path, stored: str, run: str) -> None:
     assert beside <= MOST_TO_LOAD, f"{beside // 10**6} MB"
 
 
-@in_turn(0, 2)
 @pytest.mark.parametrize(("stored", "run"), PAIRS)
 def test_to_compile_and_run(tmp_path: Path, stored: str, run: str) -> None:
     """An engine with two step programs, prefill and decode: they are compiled, not read."""

@@ -17,7 +17,7 @@ from jswa.plan.trace import read
 from jswa.storage.hub import TINY
 from jswa.types import SamplingParams
 from tests.support.oracles import quick_compiles
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 # deterministic: tokens that do not depend on how prompts are cut into chunks; as XLA adds, one program to compile.
 OPTIONS: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
             read(path)
 
 
-@pytest.mark.parametrize("variable", by_turns(["JSWA_CHECK", "JSWA_NO_OVERLAP"], 2))
+@pytest.mark.parametrize("variable", sample(["JSWA_CHECK", "JSWA_NO_OVERLAP"], 2))
 def test_checks_and_waiting_change_no_token(
     variable: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

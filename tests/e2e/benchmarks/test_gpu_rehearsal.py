@@ -12,7 +12,7 @@ from benchmarks import result_file
 from benchmarks.gpu.bring_back import unpack
 from benchmarks.gpu.calls import CALLS
 from tests.support.kernels.faults import FAULTS
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 ROOT = Path(__file__).parents[3]
 STAGES = {stage.name: (call, stage) for call, stages in CALLS.items() for stage in stages}
@@ -36,7 +36,7 @@ def run(module: str, *arguments: str, **environ: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", by_turns(list(STAGES), len(STAGES)))
+@pytest.mark.parametrize("name", sample(list(STAGES), len(STAGES)))
 def test_a_stage_is_rehearsed(name: str, tmp_path: Path) -> None:
     """It ends well within its limit, unless it needs a package that is not there, and its result file comes back."""
     call, stage = STAGES[name]
@@ -55,7 +55,7 @@ def test_a_stage_is_rehearsed(name: str, tmp_path: Path) -> None:
     assert "complete" in result_file.read(home / f"{name}.json")
 
 
-@pytest.mark.parametrize("fault", by_turns(list(FAULTS), len(FAULTS)))
+@pytest.mark.parametrize("fault", sample(list(FAULTS), len(FAULTS)))
 def test_a_kernel_that_is_broken_on_purpose_is_named(fault: str, tmp_path: Path) -> None:
     """The rung fails, and the kernels that it stands for are broken. Without the fault it passes."""
     out = tmp_path / "ladder.json"

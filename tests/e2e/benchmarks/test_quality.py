@@ -9,7 +9,6 @@ from benchmarks.quality.report import markdown
 from benchmarks.quality.run import CONFIGURATIONS, as_json, problems, run
 from jswa.commands.task_sets import Item
 from tests.support.oracles import quick_compiles
-from tests.support.turns import in_turn
 
 pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
 
@@ -44,7 +43,7 @@ def check(names: tuple[str, ...], asked: list[Item], tail: int, longest: int) ->
     return {one["name"]: one for one in result["configurations"]}
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_answers_from_the_cache_and_after_preemption_are_those_of_a_cold_run() -> None:
     """The evidence shows hits, rebuilt windows and preempted answers."""
     found = check(("prefix-cached", "revived", "preempted"), items(2, 320), 2, 400)

@@ -19,7 +19,6 @@ from pallas_kernels.cpu import library
 from pallas_kernels.experts import dense
 from tests.support.kernels.device import add_in_order
 from tests.support.kernels.engine import engine_on_interpreted_kernels, write_model
-from tests.support.turns import in_turn
 
 KERNELS: dict[str, Any] = {
     "attention_backend": "mosaic_whole",
@@ -97,7 +96,7 @@ def found_in(folder: Path, patch: pytest.MonkeyPatch, check: Callable[[Callable[
         check(make)
 
 
-@in_turn(3, 8)
+@pytest.mark.nightly
 @pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
 def test_bits_do_not_depend_on_what_else_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone or in a batch, in chunks of any size, behind cached prefixes or cold, preempted or not."""

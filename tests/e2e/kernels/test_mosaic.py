@@ -19,7 +19,7 @@ from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.int4 import Int4
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
-from tests.support.turns import has_turn, in_turn
+from tests.support.samples import sample
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12
@@ -27,14 +27,6 @@ ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": Tru
 
 # As on Hopper: the products and experts of a CPU give the glue's kernels no parts and no results of experts to add.
 OTHERS_ON_XLA: dict[str, Any] = dict.fromkeys(("attention_backend", "linear_backend", "moe_backend"), "xla")
-
-
-def in_turns(every: int, **numbers: int) -> list[Any]:
-    """Return parameters that each run in a turn of their own of `every`, and nightly in all."""
-    return [
-        pytest.param(case, marks=[] if has_turn(number, every) else [pytest.mark.nightly])
-        for case, number in numbers.items()
-    ]
 
 
 def worst(
@@ -61,7 +53,6 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
 
 
-@in_turn(0, 3)
 def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +65,7 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
 
 
-@pytest.mark.parametrize("family", in_turns(3, mimo_v2_flash=1, llama4_text=2))
+@pytest.mark.parametrize("family", sample(["mimo_v2_flash", "llama4_text"], 2))
 def test_glue_on_mosaic_serves_other_forms_of_attention(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +120,7 @@ def test_a_kernel_of_the_glue_that_ignores_a_form_is_found(
     assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) > 3 * BOUND
 
 
-@in_turn(3, 4)
+@pytest.mark.nightly
 def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +131,7 @@ def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
 KV: dict[str, Any] = {"kv_cache_dtype": "fp8", "linear_backend": "xla", "moe_backend": "xla"}
 
 
-@in_turn(3, 8)
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
 def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,19 +185,18 @@ def test_a_missing_key_and_missing_sinks_are_found(
     assert worst(tmp_path, monkeypatch, attention_backend="mosaic") > 3 * BOUND
 
 
-@in_turn(0, 4)
 def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the kernels' numbers and those of XLA differ by twice the bound at most."""
     assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
 
 
-@in_turn(1, 4)
+@pytest.mark.nightly
 def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All experts in each token, with biases and a clamped activation."""
     assert worst(tmp_path, monkeypatch, moe_backend="mosaic", **ONE_SHAPE) < BOUND
 
 
-@in_turn(2, 4)
+@pytest.mark.nightly
 def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MXFP4 in tiles, in bfloat16: not further from the dense decoder than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
@@ -216,7 +206,7 @@ def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert overlapped == kernel
 
 
-@pytest.mark.parametrize("quantization", in_turns(8, int8=0, fp8=3))
+@pytest.mark.parametrize("quantization", sample(["int8", "fp8"], 2))
 def test_experts_of_8_bits_on_mosaic(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not further from the dense decoder with the same 8 bits than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization, **ONE_SHAPE}
@@ -227,7 +217,7 @@ def test_experts_of_8_bits_on_mosaic(quantization: str, tmp_path: Path, monkeypa
 BLOCKS: dict[str, Any] = {**OTHERS_ON_XLA, "dtype": "bfloat16", **ONE_SHAPE}
 
 
-@in_turn(4, 8)
+@pytest.mark.nightly
 def test_experts_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MiMo-V2-Flash as it is released, against its dequantized weights: not twice as far as XLA with these."""
     kernel, plain = (
@@ -253,7 +243,7 @@ def test_a_scale_of_another_block_is_found(tmp_path: Path, monkeypatch: pytest.M
 DENSE: dict[str, Any] = {**OTHERS_ON_XLA, "dtype": "bfloat16", **ONE_SHAPE}
 
 
-@pytest.mark.parametrize("glue", in_turns(8, xla=1, mosaic=7))
+@pytest.mark.parametrize("glue", sample(["xla", "mosaic"], 2))
 def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 with attention and shared experts in W4A16: not twice as far from its numbers in float32 as XLA.
 
@@ -266,7 +256,7 @@ def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatc
     assert 0 < kernel < 2 * plain
 
 
-@in_turn(6, 8)
+@pytest.mark.nightly
 def test_linear_layers_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention and a dense feed-forward too, against the dequantized weights: not twice as far as XLA with these."""
     kernel, plain = (
@@ -276,7 +266,7 @@ def test_linear_layers_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypat
     assert 0 < kernel < 2 * plain
 
 
-@in_turn(5, 8)
+@pytest.mark.nightly
 def test_linear_layers_of_8_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with weights that are rounded to fp8, and those of experts too."""
     kernel, plain = (

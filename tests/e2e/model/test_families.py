@@ -15,7 +15,7 @@ from tests.parity.long import load as long
 from tests.parity.weights import write_checkpoint
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import quick_compiles
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 # With shared KV at the end: the last layers run only the last token of a prompt, or all for log probabilities.
 ALWAYS = "gemma3n_text_base"
@@ -23,7 +23,7 @@ OTHERS = [name for name in names() if name.endswith("_base") and name != ALWAYS]
 LONG_BOUND = 2e-4  # docs/design.md §7
 
 
-@pytest.mark.parametrize("name", [ALWAYS, *by_turns(OTHERS, 20)])
+@pytest.mark.parametrize("name", [ALWAYS, *sample(OTHERS, 20)])
 def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Cold, beside other prompts, and again on cached prefixes."""
     fixture = load_fixture(name)
@@ -54,7 +54,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_p
     np.testing.assert_allclose(found, fixture.log_probs[:59], atol=2e-4)
 
 
-@pytest.mark.parametrize("name", by_turns(long.names(), 80))
+@pytest.mark.parametrize("name", sample(long.names(), 80))
 def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     """300 tokens in chunks beside another prompt, and 24 greedy ones; again on cached prefixes, and on lost windows.
 

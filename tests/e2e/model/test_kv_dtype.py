@@ -8,7 +8,6 @@ import pytest
 from jswa.commands.evaluate import evaluate
 from jswa.llm import LLM
 from jswa.types import SamplingParams
-from tests.support.turns import in_turn
 
 pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
 
@@ -30,7 +29,7 @@ def scores(llm: LLM, texts: list[list[int]]) -> list[float]:
     return found
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_fp8_kv_holds_four_times_the_tokens_at_little_loss() -> None:
     """Four times the blocks of float32 in the same bytes; the model's own stories take at most 1 % more bits."""
     with LLM("tiny", **OPTIONS) as wide:
@@ -51,7 +50,6 @@ def test_fp8_kv_holds_four_times_the_tokens_at_little_loss() -> None:
         assert [each.outputs[0].token_ids for each in anew] == [each.outputs[0].token_ids for each in again]
 
 
-@in_turn(0, 2)
 def test_pass_keys_are_found_with_weights_and_kv_of_8_bits() -> None:
     """Inside the window and far before it."""
     with LLM("tiny", **{**OPTIONS, "max_num_batched_tokens": 512}, kv_cache_dtype="fp8", quantization="int8") as llm:

@@ -21,7 +21,7 @@ from tests.parity.load import load_fixture
 from tests.parity.sketch import sketch
 from tests.parity.weights import write_checkpoint
 from tests.support.paged import FLOAT32, Device, Logits, Session, Text
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 FLOAT8 = jnp.dtype("float8_e4m3fn")
 Tensors = dict[str, np.ndarray]
@@ -64,7 +64,7 @@ def grown(model: ModelConfig, stored: Mapping[str, np.ndarray]) -> Tensors:
     return tensors
 
 
-@pytest.mark.parametrize("name", by_turns(["mistral_layer_types", "gemma4_text_mix"], 2))
+@pytest.mark.parametrize("name", sample(["mistral_layer_types", "gemma4_text_mix"], 2))
 def test_scales_bring_keys_and_values_into_range(name: str, tmp_path: Path) -> None:
     """In full and local layers; in gemma-4 K and V overlap, and the last layers share the KV of others."""
     fixture = load_fixture(name)

@@ -25,7 +25,7 @@ from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import dense_logits, quick_compiles, small_engine_parts
 from tests.support.paged import FLOAT32, LENGTH, TOKENS, Device, Session, Text, compare
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 
 def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | None = None) -> Session:
@@ -78,7 +78,7 @@ CUTS = {  # page sizes, and whether decode steps have a bucket of their own
 }
 
 
-@pytest.mark.parametrize("name", by_turns(list(CUTS), 3))
+@pytest.mark.parametrize("name", sample(list(CUTS), 3))
 def test_chunks_batches_and_pages_do_not_change_the_logits(
     name: str, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
@@ -127,7 +127,7 @@ VARIANTS = ("mixtral_window", "phi3_long", *PAGE_SIZES)
 OTHERS = sorted({*VARIANTS, *(name for name in names() if name.endswith("_base"))} - {*MOST_DIFFERENT})
 
 
-@pytest.mark.parametrize("name", [*by_turns(MOST_DIFFERENT, 3), *by_turns(OTHERS, 20)])
+@pytest.mark.parametrize("name", [*sample(MOST_DIFFERENT, 3), *sample(OTHERS, 20)])
 def test_batched_chunks_of_every_family_give_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     """Sinks, chunked attention, softcaps and mixtures of experts in the paged step, also with preempted rows."""
     page_size = PAGE_SIZES.get(name, 4)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.samples import sample, tonight
 from tests.support.shared_model import MODELS
-from tests.support.turns import by_turns, whose_turn
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
 MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log probabilities are within `TIE`
@@ -49,7 +49,7 @@ def run(folder: Path, name: str, counts: tuple[int, ...]) -> dict[int, Facts]:
     return {int(devices): facts for devices, facts in json.loads(last).items()}
 
 
-@pytest.mark.parametrize("name", by_turns(["llama", "gpt_oss", "llama+int4", "llama+order"], 8))
+@pytest.mark.parametrize("name", sample(["llama", "gpt_oss", "llama+int4", "llama+order"], 8))
 def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> None:
     """In all forms of weights; see `check_placed`."""
     program(tmp_path, name, "placed")
@@ -57,7 +57,7 @@ def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "counts"),
-    [("gpt_oss", (1, 4)), *(pytest.param(*case, marks=pytest.mark.nightly) for case in whose_turn(CASES.items(), 2))],
+    [("gpt_oss", (1, 4)), *(pytest.param(*case, marks=pytest.mark.nightly) for case in tonight(CASES.items(), 2))],
 )
 def test_several_devices_give_the_tokens_of_one(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
     """Cold, cached and revived, greedy and sampled; the arena, the collectives and the saved cache are checked too."""

@@ -24,8 +24,8 @@ from tests.parity.load import load_fixture
 from tests.parity.long.load import with_window
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import quick_compiles
+from tests.support.samples import sample
 from tests.support.tiny import SHAPES
-from tests.support.turns import by_turns, in_turn
 
 OPTIONS: dict[str, Any] = {
     "deterministic": True,
@@ -119,7 +119,7 @@ def preempt_some(seed: int) -> Callable[[Engine], None]:
 
 
 # One in float32 in every run: bfloat16 rounds small differences away. One in bfloat16 in every fourth.
-CASES = [*by_turns(MODELS, 14, "float32"), *by_turns(MODELS, 28, "bfloat16")]
+CASES = [*sample(MODELS, 14, "float32"), *sample(MODELS, 28, "bfloat16")]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -173,7 +173,7 @@ def told(llm: LLM, prompts: list[str]) -> list[tuple[Any, ...]]:
     return [(one.outputs[0].token_ids, one.outputs[0].logprobs, one.prompt_logprobs) for one in found]
 
 
-@in_turn(1, 3)
+@pytest.mark.nightly
 def test_bits_do_not_depend_on_forms_prompts_and_drafts_of_others() -> None:
     """Of a vocabulary whose sums XLA adds otherwise for one row than for sixteen; compiled with all optimisations."""
     prompts = list(REQUESTS)

@@ -22,7 +22,7 @@ from tests.parity.sixteen_bits.record import CHECKPOINTS, TYPES, load_sixteen_bi
 from tests.parity.weights import write_checkpoint
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import quick_compiles
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def check(seen: Seen) -> None:
 SIXTEEN = [f"{name} {kind}" for name in CHECKPOINTS for kind in TYPES]
 
 
-@pytest.mark.parametrize("case", by_turns(SIXTEEN, len(SIXTEEN)))
+@pytest.mark.parametrize("case", sample(SIXTEEN, len(SIXTEEN)))
 def test_16_bits_cost_what_rounding_explains_and_transformers_loses(case: str, tmp_path: Path) -> None:
     """Log probabilities and greedy choices against float32, cached against cold, batched against alone."""
     name, kind = case.split()
@@ -200,7 +200,7 @@ def test_16_bits_cost_what_rounding_explains_and_transformers_loses(case: str, t
 
 
 @pytest.mark.parametrize(
-    "case", by_turns([f"{name}, {kind}" for name in EIGHT for kind in FORMATS if kind not in TYPES], 36)
+    "case", sample([f"{name}, {kind}" for name in EIGHT for kind in FORMATS if kind not in TYPES], 36)
 )
 def test_8_bits_cost_what_rounding_explains(case: str, tmp_path: Path) -> None:
     """The same for weights and KV of 8 bits under a float32 model."""

@@ -16,7 +16,7 @@ from jswa.llm import LLM
 from jswa.plan import StepPlan
 from jswa.types import MissReason, PrefixHit, RequestOutput, SamplingParams
 from tests.support.prefix.talk import Talk, Turn, ids_of, make_request
-from tests.support.turns import in_turn, whose_turn
+from tests.support.samples import tonight
 from tools.divergence import k3
 
 OPTIONS: dict[str, Any] = {
@@ -149,13 +149,12 @@ def cold() -> Iterator[LLM]:
         yield llm
 
 
-@in_turn(0, 2)
 def test_conversations_get_the_tokens_of_cold_runs_in_deterministic_mode(same_shape: LLM) -> None:
     """Greedy and sampled turns, with and without penalties."""
     check_deterministic(same_shape, seed=2, count=24)
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM) -> None:
     """In steps of any shape: log probabilities within 2e-4, equal greedy tokens except for ties, a divergence of 0.
 
@@ -166,7 +165,7 @@ def test_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LL
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", whose_turn(range(10, 20), 5))
+@pytest.mark.parametrize("seed", tonight(range(10, 20), 5))
 def test_a_hundred_conversations_get_the_tokens_of_cold_runs(same_shape: LLM, seed: int) -> None:
     """A thousand, over all seeds and turns."""
     same_shape.flush_cache()
@@ -174,7 +173,7 @@ def test_a_hundred_conversations_get_the_tokens_of_cold_runs(same_shape: LLM, se
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", whose_turn(range(20, 30), 5))
+@pytest.mark.parametrize("seed", tonight(range(20, 30), 5))
 def test_a_hundred_conversations_have_the_probabilities_of_cold_runs(cached: LLM, cold: LLM, seed: int) -> None:
     """A thousand, over all seeds and turns."""
     check_normal(cached, cold, seed=seed, count=100)

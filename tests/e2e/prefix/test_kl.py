@@ -25,7 +25,7 @@ from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.builders import changed
 from tests.support.oracles import quick_compiles
-from tests.support.turns import whose_turn
+from tests.support.samples import tonight
 from tools.divergence import forced, forced_logprob, k3
 
 MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
@@ -85,7 +85,7 @@ class Family:
 
 
 @pytest.fixture(
-    scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in whose_turn(OTHERS, 3))]
+    scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in tonight(OTHERS, 3))]
 )
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     """Return one engine for all tests of a family."""

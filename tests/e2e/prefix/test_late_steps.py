@@ -30,7 +30,7 @@ from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import LateRunner, programs_compiled_when_run
 from tests.support.oracles import dense_attention, quick_compiles, random_params, small_model
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 PAGE, ROWS, TOKENS, LONGEST, AT_ONCE = 8, 3, 12, 96, 5
 BOUND = 2.0**-16  # numbers of unit size, rounded to float32 some 256 times on the way to a log probability
@@ -81,7 +81,7 @@ def make_device(pattern: str, drafts: Speculation | None) -> Device:
 
 
 @pytest.fixture(
-    scope="module", params=["LL", "CCF", "LLF drafts", *by_turns(["CC", "LLF", "LL drafts", "CCF drafts"], 4)]
+    scope="module", params=["LL", "CCF", "LLF drafts", *sample(["CC", "LLF", "LL drafts", "CCF drafts"], 4)]
 )
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Return a device for all tests of a model."""

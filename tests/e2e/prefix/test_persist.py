@@ -20,8 +20,8 @@ from jswa.storage import page_copies, persist
 from jswa.storage.snapshot import capture
 from tests.support.oracles import small_model
 from tests.support.prefix.saved import ENDS, FLOAT32, GREEDY, STORY, held, read, turn
+from tests.support.samples import sample
 from tests.support.tiny import ONE_SHAPE, SHAPES
-from tests.support.turns import by_turns
 
 pytestmark = pytest.mark.usefixtures("emptied")
 SMALL: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_model_len": 512}
@@ -116,7 +116,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("field", by_turns(list(OTHERS), 4))
+@pytest.mark.parametrize("field", sample(list(OTHERS), 4))
 def test_a_cache_of_another_engine_is_refused_by_name(saved: Path, tmp_path: Path, field: str) -> None:
     """The error names the first difference with both values; the engine is unchanged, and can load its own cache."""
     with LLM("tiny", **SMALL, **OTHERS[field]) as other:

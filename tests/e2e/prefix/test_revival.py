@@ -22,7 +22,7 @@ from tests.parity.weights import write_checkpoint
 from tests.support.builders import changed
 from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 CHUNK = 24
 MOST_DIFFERENT = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
@@ -98,8 +98,8 @@ class Family:
 @pytest.fixture(
     scope="module",
     params=[
-        *by_turns(MOST_DIFFERENT, 3),
-        *by_turns(VARIANTS, 8),
+        *sample(MOST_DIFFERENT, 3),
+        *sample(VARIANTS, 8),
         *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_start_at_the_end_of_the_hit_reads_one_window_of_cached_kv(family: Fam
 WINDOWS = {"LF": 8, "LLF": 8, "FLL": 3}
 
 
-@pytest.mark.parametrize("pattern", by_turns(list(WINDOWS), 3))
+@pytest.mark.parametrize("pattern", sample(list(WINDOWS), 3))
 def test_a_replay_that_is_one_token_shorter_gives_other_logits(pattern: str) -> None:
     """Without NaN: the row starts one token later, and its local layers see one position less."""
     model = small_model(pattern, window=WINDOWS[pattern])

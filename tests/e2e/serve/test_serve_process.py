@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT, Process, started
-from tests.support.turns import in_turn
 
 KEY = {"Authorization": "Bearer from-environment"}
 
@@ -109,7 +108,6 @@ main()
 """
 
 
-@in_turn(0, 2)
 def test_a_process_that_compiles_closes_its_engine_and_exits_at_once() -> None:
     """Without a warning of it: nobody waits for the program any more, and nothing is lost with it."""
     command = ["-c", SLOW, "serve", "tiny", "--port", "0", "--shutdown-timeout", "0"]

@@ -13,7 +13,7 @@ from jswa.types import CompletionOutput, SamplingParams, StructuredOutputsParams
 from tests.support import oracles
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 RECORDS = {
     "type": "array",
@@ -94,7 +94,7 @@ def said(texts: list[CompletionOutput]) -> list[tuple[list[int], str | None]]:
     return [(list(text.token_ids), text.finish_reason) for text in texts]
 
 
-@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 4))
+@pytest.mark.parametrize("way", sample(["undisturbed", "preempted"], 4))
 def test_tokens_are_the_same_with_drafts(llms: tuple[LLM, LLM], way: str) -> None:
     """Drafts go across ends of texts, forced tokens, and tokens that a grammar forbids; many of them are right."""
     plain, drafting = llms

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tests.support.drafts.engines import DRAFTS, Pair, pair_of
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 KINDS = ("eagle3", "eagle31_window", "peagle", "mtp", "assistant_of_base", "assistant_of_dense")
 
 
-@pytest.fixture(scope="module", params=by_turns(KINDS, 6))
+@pytest.fixture(scope="module", params=sample(KINDS, 6))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A target with and without its drafter."""
     return pair_of(request.param, tmp_path_factory.mktemp("pair"), alone=request.param == "eagle3")

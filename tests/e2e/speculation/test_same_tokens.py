@@ -16,7 +16,7 @@ from jswa.types import SamplingParams
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
 from tests.support.oracles import small_engine_parts
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 DRAFTS = Speculation("suffix", 3, shortest=1, acceptance=0.8).of_length(200)
 # Text that repeats itself, so that much of it is drafted; each is asked twice, so that the second answer is too.
@@ -82,7 +82,7 @@ def texts(said: Said) -> dict[str, tuple[list[int | None], str | None]]:
     return {name: ([event.token for event in events], events[-1].finish_reason) for name, events in said.items()}
 
 
-@pytest.mark.parametrize("way", by_turns(["undisturbed", "preempted"], 4))
+@pytest.mark.parametrize("way", sample(["undisturbed", "preempted"], 4))
 def test_tokens_are_the_same_with_drafts(engines: tuple[Engine, Engine], way: str) -> None:
     """Rows with and without drafts in the same steps; log probabilities belong to each token of a step."""
     (plain, drafting), kinds = engines, list(KINDS)

@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu.supervise import Cases, run_cases
-from tests.support.turns import in_turn
 
 BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to import plugins takes seconds
 
@@ -25,7 +26,6 @@ def test_case(what):
 """
 
 
-@in_turn(0, 2)
 def test_a_case_that_fails_hangs_or_dies_is_named_and_costs_no_other(tmp_path: Path) -> None:
     """Two processes are lost on the way. Each case begins once."""
     file, log = tmp_path / "test_it.py", tmp_path / "it.log"
@@ -42,7 +42,7 @@ def test_a_case_that_fails_hangs_or_dies_is_named_and_costs_no_other(tmp_path: P
     assert found[3].why == "exit status 9"
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_cases_are_shared_among_processes_and_stop_in_time(tmp_path: Path) -> None:
     """A shard has every second case; what has no time is not run; a file that is not there is an outcome too."""
     file = tmp_path / "test_it.py"

@@ -20,7 +20,7 @@ from tests.parity.selection import CHOSEN
 from tests.parity.sketch import next_log_probs, sketch
 from tests.parity.weights import write_checkpoint
 from tests.support.oracles import dense_logits, quick_compiles
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 
 # Of a difference of sketches: what docs/design.md §7 promises for logits, and a limit that no fixture exceeds.
 PROMISED, USUAL = 2e-4, 1.75e-4
@@ -35,7 +35,7 @@ def _unoptimised() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", [*sorted(CHOSEN), *by_turns(OTHERS, 9)])
+@pytest.mark.parametrize("name", [*sorted(CHOSEN), *sample(OTHERS, 9)])
 def test_logits_agree_with_transformers(name: str, tmp_path: Path) -> None:
     """At every position; the older form of a config reads as the very same model."""
     fixture, model, params = _load(name, tmp_path)
@@ -55,7 +55,7 @@ def test_logits_agree_with_transformers(name: str, tmp_path: Path) -> None:
         assert sources(old) == sources(model)
 
 
-@pytest.mark.parametrize("by", by_turns(["-1", "1"], 2))
+@pytest.mark.parametrize("by", sample(["-1", "1"], 2))
 @pytest.mark.parametrize("name", ["mistral_layer_types", "gpt_oss_rope_scaling_null", "llama4_text_every_second"])
 def test_a_window_that_is_one_off_in_one_layer_is_detected(name: str, by: str, tmp_path: Path) -> None:
     """The comparison with the stored sketch can fail: each local layer in turn sees one key more or less."""

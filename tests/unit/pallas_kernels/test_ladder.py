@@ -1,6 +1,6 @@
 """The ladder of `tools.cases.kernels.ladder`: on a GPU each rung in a process of its own, elsewhere interpreted.
 
-The kernels of cases run in other tests, too. There they are interpreted by turns; here only nightly, and on a GPU.
+The kernels of cases run in other tests, too. There few of them are interpreted; here all, nightly and on a GPU.
 """
 
 import json

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.server.harness import Client, forms, serving
-from tests.support.turns import has_turn
 
 # Modules whose tests run a second time with two front ends apart from the engine, but for those marked `one_process`,
 # which look into the server's only process.
@@ -16,10 +15,10 @@ BOTH = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of some modules in both forms, and half of those in the second one by turns."""
+    """Run the tests of some modules in both forms, and half of those in the second one nightly."""
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in BOTH and not any(mark.name == "one_process" for mark in metafunc.definition.iter_markers()):
-        marks = [] if has_turn(sorted(BOTH).index(name), 2) else [pytest.mark.nightly]
+        marks = [] if sorted(BOTH).index(name) % 2 == 0 else [pytest.mark.nightly]
         both = [pytest.param(0, id=""), pytest.param(2, id="apart", marks=marks)]
         metafunc.parametrize("form", both, indirect=True, scope="module")
 

@@ -19,7 +19,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import TINY
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 from tools.tiny import calls, rows, scores, sets, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
 from tools.tiny.checkpoint import CHAT_TEMPLATE, RESPONSE_TEMPLATE, WINDOW, config_json, torch_tensors
@@ -157,7 +157,7 @@ def test_the_response_template_parses_the_answer() -> None:
 RECALLED = {"passkey": (512, 0.95), "kv": (512, 0.9), "chat": (512, 0.9), "json": (0, 0.9), "calls": (0, 0.9)}
 
 
-@pytest.mark.parametrize("task", by_turns(list(RECALLED), 2))
+@pytest.mark.parametrize("task", sample(list(RECALLED), 2))
 def test_tiny_recalls_facts(model: Model, task: str) -> None:
     distance, least = RECALLED[task]
     assert scores.accuracy(*model, scores.examples(task, distance, 40)) >= least

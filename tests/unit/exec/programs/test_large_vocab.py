@@ -18,7 +18,6 @@ from jswa.exec.programs.logprobs import logprob_rows
 from jswa.exec.programs.sampling import Sampling
 from tests.support import oracles
 from tests.support.builders import sampling_columns
-from tests.support.turns import in_turn
 
 VOCAB = 262_144
 # Of the mass that float32 finds in a set of tokens: sums in two levels of 512 have at most 1,022 roundings in a row,
@@ -96,7 +95,7 @@ def most(freedom: int) -> float:
     return float(freedom * (1 - spread + 6 * spread**0.5) ** 3)
 
 
-@in_turn(1, 4)
+@pytest.mark.nightly
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("draws", "top_p"),
@@ -124,7 +123,7 @@ def test_draws_from_a_large_vocabulary_are_as_frequent_as_their_probability(draw
         assert chi_square < most(buckets - 1), f"{found} of {draws} draws in each bucket"
 
 
-@in_turn(3, 8)
+@pytest.mark.nightly
 def test_shares_of_a_vocabulary_that_are_no_powers_of_two_give_the_draws_of_the_whole() -> None:
     """Gemma 3's 262,208 tokens on 1, 2 and 8 devices: 32,776 each. Sizes that do not divide are refused elsewhere."""
     command = [sys.executable, "-m", "tests.support.shared_vocab", "262208", "1", "2", "8"]

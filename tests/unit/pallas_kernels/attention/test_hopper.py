@@ -13,7 +13,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_toke
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
-from tests.support.turns import by_turns, whose_turn
+from tests.support.samples import sample
 from tools.aot.measures.tma import recorded
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
@@ -44,7 +44,7 @@ TUNINGS = [
     (UNSCALED, Tuning(128, 3, 1, producer=False)),
 ]
 NIGHTLY_TUNINGS = [
-    *(pair for pair in TUNINGS if pair not in whose_turn(TUNINGS, 3)),
+    *(pair for pair in TUNINGS if pair not in TUNINGS[::3]),
     (SINKS_AND_WINDOW, Tuning(128, 2, 3, producer=False)),
     (FULL, Tuning(64, 3, 1, producer=False)),
     (FULL, Tuning(32, 2, 5, producer=False)),
@@ -63,9 +63,7 @@ def compare(case: Case, tuning: Tuning | None = None) -> None:
         check(run(call, case, "mosaic", tuning), call, case)
 
 
-@pytest.mark.parametrize(
-    ("case", "tuning"), [*named(whose_turn(TUNINGS, 3)), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("case", "tuning"), [*named(TUNINGS[::3]), *named(NIGHTLY_TUNINGS, pytest.mark.nightly)])
 def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
     """Blocks, stages, splits, the producer, row parts and scores ahead only change the speed."""
     compare(case, tuning)
@@ -102,13 +100,13 @@ def test_a_row_of_length_zero_gives_zeros(case: Case) -> None:
     np.testing.assert_array_equal(out[1:], 0)
 
 
-@pytest.mark.parametrize("name", by_turns(list(LAYER), 8))
+@pytest.mark.parametrize("name", sample(list(LAYER), 8))
 def test_layers_lower_for_hopper(name: str) -> None:
     """Lowering needs no GPU packages; `make gpu-compile` runs the rest of the compilation."""
     lower(LAYER[name])
 
 
-@pytest.mark.parametrize("name", by_turns(list(LAYER), 8))
+@pytest.mark.parametrize("name", sample(list(LAYER), 8))
 def test_all_copies_are_swizzled(name: str) -> None:
     """Those of outputs too, whose shared memory names no tiles: Mosaic chooses them. Else rows would share banks."""
     with recorded() as found:

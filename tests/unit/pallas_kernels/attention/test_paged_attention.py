@@ -18,7 +18,6 @@ from pallas_kernels.attention.api import Implementation, paged_attention, write_
 from pallas_kernels.attention.rows import Attend, Rows
 from tests.support.kernels.calls import Call, check, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
-from tests.support.turns import has_turn
 from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, RAGGED_DECODE, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 
@@ -32,7 +31,7 @@ def served() -> list[ParameterSet]:
                 continue  # see test_triton
             if not implementation.startswith("mosaic") or case.for_mosaic:
                 quick = case.quick if implementation == "mosaic" else case.name == RAGGED_DECODE
-                slow = implementation.startswith("mosaic") and not (quick and has_turn(index, 6))
+                slow = implementation.startswith("mosaic") and not (quick and index % 6 == 0)
                 marks = [pytest.mark.nightly] if slow else []
                 out.append(pytest.param(case, implementation, id=f"{implementation}: {case.name}", marks=marks))
     return out

@@ -13,7 +13,7 @@ from pallas_kernels.attention.hopper.splits import plan_of
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from tests.support.kernels.calls import Call, check, lower, make_call, run, shape_of
 from tests.support.oracles import Row
-from tests.support.turns import by_turns, in_turn, whose_turn
+from tests.support.samples import sample
 from tools.cases.kernels.attention import CASES, RAGGED_DECODE, RAGGED_PROMPT, RAGGED_STEP, Case
 from tools.cases.kernels.attention_fp8 import FP8_CASES
 from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS
@@ -50,9 +50,8 @@ TUNINGS = [
 @pytest.mark.parametrize(
     ("case", "tuning"),
     [
-        pytest.param(*pair, id=f"{pair[0].name}, {pair[1]}", marks=() if pair in now else pytest.mark.nightly)
-        for now in [whose_turn(TUNINGS, 3)]
-        for pair in TUNINGS
+        pytest.param(case, tuning, id=f"{case.name}, {tuning}", marks=pytest.mark.nightly if number % 3 else ())
+        for number, (case, tuning) in enumerate(TUNINGS)
     ],
 )
 def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
@@ -62,7 +61,6 @@ def test_all_tunings_give_the_same_result(case: Case, tuning: Tuning) -> None:
         check(run(call, case, "mosaic", tuning), call, case)
 
 
-@in_turn(0, 6)
 def test_a_rows_bits_are_its_own() -> None:
     """Alone, among others, and beside a prompt: a row of one token gives equal bits."""
     call = make_call(STEP, STEP.rows[0])
@@ -225,7 +223,7 @@ def test_parts_of_a_prompt_take_bounded_memory(name: str) -> None:
     assert size <= 131_072 * (8_192 + plan.queries)
 
 
-@pytest.mark.parametrize("name", by_turns([*SPLIT], 4))
+@pytest.mark.parametrize("name", sample([*SPLIT], 4))
 def test_layers_lower_for_hopper(name: str) -> None:
     """Lowering needs no GPU packages; `make gpu-compile` runs the rest of the compilation."""
     lower(SPLIT[name])

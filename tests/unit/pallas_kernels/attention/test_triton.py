@@ -23,7 +23,7 @@ from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
 from tests.support.kernels.calls import check, make_call, run, tiles_of
 from tests.support.oracles import Row
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
 from tools.cases.kernels.attention_matrix import matrix
@@ -61,7 +61,7 @@ def compare(case: Case, implementation: Implementation = "triton") -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", by_turns(list(NAMED), 8))
+@pytest.mark.parametrize("name", sample(list(NAMED), 8))
 def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, name: str) -> None:
     """The result is the softmax over visible keys. All other cells hold NaN."""
     compare(NAMED[name])
@@ -75,7 +75,7 @@ def test_keys_that_are_not_split_give_the_same_result(interpreter: Any, case: Ca
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", by_turns(list(NAMED_TUNINGS), 6))
+@pytest.mark.parametrize("name", sample(list(NAMED_TUNINGS), 6))
 def test_all_tunings_give_the_same_result(interpreter: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, blocks and splits only change the speed. There may be more splits than blocks."""
     case, tuning = NAMED_TUNINGS[name]

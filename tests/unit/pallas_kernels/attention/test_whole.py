@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.whole import plan_of
 from tests.support.kernels.calls import Call, check, make_call, run, shape_of
 from tests.support.oracles import Row
-from tests.support.turns import by_turns
+from tests.support.samples import sample
 from tools.cases.kernels.attention import Case, RowSpec
 from tools.cases.kernels.attention_layers import LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments
@@ -45,7 +45,7 @@ def pieces(
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("name", by_turns(tuple(CASES), 3))
+@pytest.mark.parametrize("name", sample(tuple(CASES), 3))
 def test_a_query_has_the_same_bits_in_every_step(name: str) -> None:
     """In one chunk or several that cut tiles elsewhere, and in a decode step; with the numbers of the oracle."""
     case = CASES[name]
@@ -57,7 +57,7 @@ def test_a_query_has_the_same_bits_in_every_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("one_shape", [False, True])
-@pytest.mark.parametrize("implementation", by_turns(("mosaic", "mosaic_splits"), 2))
+@pytest.mark.parametrize("implementation", sample(("mosaic", "mosaic_splits"), 2))
 def test_other_kernels_have_other_bits_in_other_steps(implementation: Implementation, *, one_shape: bool) -> None:
     """In steps of one shape too, if chunks are cut elsewhere. So the test before would see it."""
     call = make_call(_FULL, _FULL.rows[0])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jswa.text.answers.template import shipped
+from tests.support.samples import sample
 from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import ask, scripted
 from tests.support.text.transcripts import TRANSCRIPTS
-from tests.support.turns import by_turns
 
 PATH = "/v1/chat/completions"
 HARMONY = TRANSCRIPTS[1]  # reasoning, content and a call
@@ -51,7 +51,7 @@ def joined(chunks: list[Any]) -> dict[str, Any]:
     return {**found, "calls": tuple(map(tuple, calls))}
 
 
-@pytest.mark.parametrize("family", by_turns(sorted(FIRSTS), 5))
+@pytest.mark.parametrize("family", sample(sorted(FIRSTS), 5))
 def test_an_answer_in_openais_form(family: str) -> None:
     """Reasoning, content and calls are fields of the message; a stream adds up to the same."""
     one = FIRSTS[family]
@@ -195,7 +195,7 @@ def test_thinking_is_turned_off_by_the_effort() -> None:
             assert client.service.tokenizer.decode(client.engine.seen[-1].prompt.tolist()) == expected
 
 
-@pytest.mark.parametrize("family", by_turns(sorted(FIRSTS), 3))
+@pytest.mark.parametrize("family", sample(sorted(FIRSTS), 3))
 def test_the_engine_gets_the_grammar_of_the_whole_answer(family: str) -> None:
     """Of calls that are forced, content of a form, and tools that are strict; with the reasoning of the family."""
     one = next(found for found in TRANSCRIPTS if found.family == family and found.calls)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.samples import sample
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.scripted import ask, scripted
 from tests.support.text.transcripts import TRANSCRIPTS
-from tests.support.turns import by_turns
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 KINDS = ("content", "reasoning_content")
@@ -39,7 +39,7 @@ def test_a_stream_has_the_whole_text_whatever_the_interval(interval: int, more: 
 
 
 @pytest.mark.parametrize("interval", [1, 4])
-@pytest.mark.parametrize("family", by_turns(sorted({one.family for one in TRANSCRIPTS}), 8))
+@pytest.mark.parametrize("family", sample(sorted({one.family for one in TRANSCRIPTS}), 8))
 def test_chats_of_every_family(family: str, interval: int) -> None:
     one = next(one for one in TRANSCRIPTS if one.family == family)
     with scripted(one, stream_interval=interval) as client:

@@ -13,10 +13,10 @@ import pytest
 
 from server.gate.routes import ROUTES
 from server.http import limits
+from tests.support.samples import sample
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.processes import ROOT, started
-from tests.support.turns import by_turns
 
 PATH = "/v1/completions"
 BODY = {"prompt": "abc", "max_tokens": 4}
@@ -117,7 +117,7 @@ LARGE: dict[str, tuple[str, object, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_turns(list(LARGE), 4))
+@pytest.mark.parametrize("name", sample(list(LARGE), 4))
 def test_large_bodies_do_not_block_other_requests(shared: Client, name: str) -> None:
     path, body, status = LARGE[name]
     content, waits = json.dumps(body), []

@@ -22,7 +22,6 @@ from server.processes.supervisor import run
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
-from tests.support.turns import in_turn
 
 SCRIPT = str(Path(__file__).parents[3] / "support" / "server" / "fake_process.py")
 ROOT = str(Path(__file__).parents[4])
@@ -70,7 +69,7 @@ def test_sigterm_drains_requests_and_refuses_new_ones() -> None:
         assert server.wait() == 0
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
     with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
         stream = Stream(server.url, 50_000)
@@ -80,7 +79,6 @@ def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
         assert server.wait() == 0
 
 
-@in_turn(0, 2)
 def test_a_second_sigterm_does_not_wait() -> None:
     with serving({"delay": 0.01}) as server:
         stream = Stream(server.url, 50_000)
@@ -101,7 +99,6 @@ def test_the_process_exits_with_1_if_the_engine_dies() -> None:
         assert "killed by a test" in "".join(server.log)
 
 
-@in_turn(0, 2)
 def test_a_dead_engine_is_rebuilt_in_the_same_process() -> None:
     with serving({"delay": 0.01, "steps_left": 30}, restart_engine=True) as server:
         body = {"prompt": "a", "max_tokens": 100}
@@ -115,7 +112,7 @@ def test_a_dead_engine_is_rebuilt_in_the_same_process() -> None:
         assert server.wait(5) == 0
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_the_process_exits_if_the_engine_hangs() -> None:
     with serving({"delay": 1000}, step_timeout=0.2) as server:
         response = httpx2.post(server.url + PATH, json={"prompt": "a"}, timeout=10)
@@ -125,7 +122,6 @@ def test_the_process_exits_if_the_engine_hangs() -> None:
         assert "the engine hangs" in "".join(server.log)
 
 
-@in_turn(0, 2)
 def test_sigterm_ends_a_process_that_compiles() -> None:
     with serving({"prepare_delay": 1000}, shutdown_timeout=0) as server:
         with pytest.raises(httpx2.TimeoutException):
@@ -135,7 +131,7 @@ def test_sigterm_ends_a_process_that_compiles() -> None:
         assert "does not stop" not in "".join(server.log)
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_a_request_that_waits_for_compilation_is_drained() -> None:
     with serving({"prepare_delay": 1.0}) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": "a", "logprobs": 1, "max_tokens": 2}
@@ -157,7 +153,6 @@ def test_an_idle_server_stops_at_once_and_its_log_has_json_lines_with_request_id
         assert line["total_s"] >= line["first_token_s"] >= 0
 
 
-@in_turn(0, 2)
 def test_a_port_in_use_is_an_error() -> None:
     with serving() as server:
         port = int(server.url.rpartition(":")[2])
@@ -179,7 +174,7 @@ def test_the_engines_thread_gets_the_interpreter_back_soon(monkeypatch: pytest.M
     assert asked[0] < 1e-3
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_metrics_have_a_port_of_their_own_without_a_key() -> None:
     options = {"api_key": ["one"], "metrics_port": 0, "metrics_host": "localhost"}
     with serving({"delay": 0.01}, **options) as server:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.support.server.fronts import Stream, front_ends, is_replaced
 from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
-from tests.support.turns import in_turn
 
 SCRIPT = str(Path(__file__).parents[3] / "support" / "server" / "fake_process.py")
 ROOT = str(Path(__file__).parents[4])
@@ -98,7 +98,6 @@ def test_all_front_ends_drain_and_count_together() -> None:
         assert not [line for line in server.log if "Traceback" in line]
 
 
-@in_turn(0, 2)
 def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
     with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
         streams = [Stream(server, 50_000) for _ in range(4)]
@@ -122,7 +121,7 @@ def test_an_engine_that_fails_is_rebuilt_and_front_ends_stay() -> None:
         assert server.wait() == 0
 
 
-@in_turn(1, 2)
+@pytest.mark.nightly
 def test_the_process_exits_with_1_if_the_engine_dies() -> None:
     with serving({"delay": 0.01, "steps_left": 5}) as server:
         response = httpx2.post(server.url + PATH, json={"prompt": "a", "max_tokens": 100}, timeout=10)

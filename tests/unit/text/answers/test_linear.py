@@ -12,8 +12,8 @@ import pytest
 from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
 from jswa.text.assembler import MARK
+from tests.support.samples import sample
 from tests.support.text.transcripts import TOOLS, TRANSCRIPTS, read, text_of, tokenizer_of
-from tests.support.turns import by_turns
 
 UNITS = ["\n", " ", "<", '"', "'", "[", "{", "(", "\\", '\\"', "-", "9", "x", ",", "a:", "{}", "[]", '{"a":', "'',",
          "\u2028", "<parameter=a>", "</parameter>", "<parameter=a>x</parameter>\n", "<param", "<|", "``", "f(a=1)\n",
@@ -94,7 +94,7 @@ def grows(template: AnswerTemplate, head: str, unit: str, *, whole: bool) -> flo
     return least
 
 
-@pytest.mark.parametrize("part", by_turns("0123", 4))
+@pytest.mark.parametrize("part", sample("0123", 4))
 @pytest.mark.parametrize("name", [*shipped(), *GIVEN])
 def test_four_times_the_text_takes_about_four_times_the_time(name: str, part: str) -> None:
     template = template_of(name)

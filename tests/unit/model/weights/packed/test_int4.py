@@ -26,7 +26,7 @@ from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import CASES, Case, held_numbers, write_both
 from tests.support.checkpoints.quantized import plain_tensors
 from tests.support.oracles import dense_attention, dense_logits, quick_compiles
-from tests.support.turns import by_turns, in_turn
+from tests.support.samples import sample
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32), jnp.dtype("bfloat16")
 OVERLAP: Implementation = "mosaic_overlap"
@@ -99,7 +99,7 @@ def test_layouts_of_checkpoints(fixture: str, case: Case, changes: dict[str, Any
     assert_equal(numbers(held), whole)
 
 
-@pytest.mark.parametrize("name", by_turns(["compressed", "compressed act-order"], 2))
+@pytest.mark.parametrize("name", sample(["compressed", "compressed act-order"], 2))
 def test_a_model_of_16_bits_with_experts_gives_the_logits_of_its_dequantized_checkpoint(
     name: str, tmp_path: Path
 ) -> None:
@@ -181,7 +181,6 @@ def test_devices_that_would_share_a_pair_of_inputs_are_refused() -> None:
         for_devices("it", random_matrix(12, 2, act_order=False), 4)
 
 
-@in_turn(0, 8)
 def test_an_engine_gives_the_tokens_of_the_dequantized_checkpoint(tmp_path: Path) -> None:
     """With equal log probabilities, in steps of prompts and in decode steps."""
     found = []
@@ -280,7 +279,6 @@ def test_experts_for_hopper_are_tiles_of_the_same_numbers(name: str, tmp_path: P
     assert_equal({key: np.asarray(value) for key, value in tiled.items()}, again)
 
 
-@in_turn(0, 4)
 def test_experts_in_4_bits_on_hopper_agree_with_those_on_xla(tmp_path: Path) -> None:
     """The kernel is interpreted, and logits differ by rounding to bfloat16."""
     model, plain, tiled, _ = on_hopper(tmp_path, "compressed")

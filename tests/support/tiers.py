@@ -1,0 +1,127 @@
+"""The tests that run with a change only if it touches what they test: kernels, and the programs beside the engine.
+
+All others run with every change, and these every night. A tier's sources are compared with those of its last pass:
+tests/passed.txt has a digest of them, which `make test-kernels`, `make test-tools` and a whole nightly run write.
+Whoever changes a kernel runs its tests and commits the line; without it the next `make test` runs them.
+
+    python -m tests.support.tiers                prints the marker expression of `make test`, and why on stderr
+    python -m tests.support.tiers changed        prints the tiers that must run
+    python -m tests.support.tiers passed TIER…   writes that these passed
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PASSED = ROOT / "tests" / "passed.txt"
+ELSEWHERE = "not nightly and not scale and not triton"  # pyproject.toml has the same
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Tests that a change of `sources` may break, and no other.
+
+    Attributes:
+        sources: files and folders, from the root of the repository.
+        tests: the same, of tests; they are sources too.
+        always: tests among them that run with every change, since other files break them.
+    """
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    always: tuple[str, ...] = ()
+
+    def has(self, test: str) -> bool:
+        """Return whether a test file, as a path from the root, is of this tier."""
+        return test.startswith(self.tests) and not test.startswith(self.always or "\0")
+
+
+TIERS = {
+    "kernels": Tier(
+        sources=(
+            *("pallas_kernels/", "jswa/exec/programs/", "jswa/model/", "requirements.lock"),
+            *("tests/support/kernels/", "tools/cases/"),
+        ),
+        tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/"),
+    ),
+    "tools": Tier(
+        sources=("tools/", "benchmarks/", "requirements.lock"),
+        tests=("tests/unit/tools/", "tests/unit/benchmarks/", "tests/e2e/benchmarks/"),
+        always=("tests/unit/benchmarks/published/",),
+    ),
+}
+
+
+def tier_of(test: str) -> str | None:
+    """Return the tier of a test file, given as a path from the root; None: it runs with every change."""
+    return next((name for name, tier in TIERS.items() if tier.has(test)), None)
+
+
+def digest(tier: Tier, root: Path = ROOT) -> str:
+    """Return a digest of the names and contents of a tier's files that git tracks or does not ignore.
+
+    Raises:
+        CalledProcessError: `root` is no checkout.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *tier.sources, *tier.tests]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True).stdout
+    found = hashlib.sha256()
+    for name in sorted({os.fsdecode(name) for name in listed.split(b"\0") if name}):
+        path = root / name
+        if path.is_file():  # a file deleted since the last commit is still listed
+            found.update(f"{name}\0{path.stat().st_size}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def passed(file: Path = PASSED) -> dict[str, str]:
+    """Return the digest of each tier's last pass."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return dict(line.split() for line in lines if line and not line.startswith("#"))
+
+
+def changed(root: Path = ROOT) -> list[str]:
+    """Return the tiers whose sources are not those of their last pass. All of them outside of a checkout."""
+    before = passed(root / PASSED.relative_to(ROOT))
+    try:
+        return [name for name, tier in TIERS.items() if before.get(name) != digest(tier, root)]
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return list(TIERS)
+
+
+def write_passed(names: list[str], root: Path = ROOT) -> None:
+    """Write that these tiers passed with the sources that they have now. Raises KeyError for an unknown tier."""
+    file = root / PASSED.relative_to(ROOT)
+    lines = passed(file) | {name: digest(TIERS[name], root) for name in names}
+    head = "# The sources with which each tier's tests last passed: tests/support/tiers.py writes and reads this.\n"
+    file.write_text(head + "".join(f"{name} {lines[name]}\n" for name in sorted(lines)))
+
+
+def expression(must_run: list[str]) -> str:
+    """Return pytest's marker expression: all tests but those of other targets and of tiers that need not run."""
+    return " and ".join([ELSEWHERE, *(f"not {name}" for name in TIERS if name not in must_run)])
+
+
+def main(arguments: list[str]) -> None:
+    """Answer one of the commands above."""
+    match arguments:
+        case []:
+            now = changed()
+            for name in TIERS:
+                why = "have changed" if name in now else f"are those of the last pass: make test-{name} runs them"
+                print(f"the sources of {name} {why}", file=sys.stderr)
+            print(expression(now))
+        case ["changed"]:
+            print(*changed())
+        case ["passed", *names] if names:
+            write_passed(names)
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

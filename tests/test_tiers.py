@@ -1,0 +1,105 @@
+"""Which tests run when (tests/support/tiers.py, tests/support/samples.py)."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import tiers
+from tests.support.samples import sample, tonight
+from tests.support.tiers import TIERS, changed, expression, tier_of, write_passed
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with one source and one test of each tier, which have all passed."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    names = ["pallas_kernels/kernel.py", "tests/e2e/kernels/test_kernel.py", "tools/tool.py", "server/app.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("before\n")
+    write_passed(list(TIERS), tmp_path)
+    assert changed(tmp_path) == []
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "must_run"),
+    [
+        ("pallas_kernels/kernel.py", ["kernels"]),
+        ("jswa/model/new.py", ["kernels"]),
+        ("tests/e2e/kernels/test_kernel.py", ["kernels"]),
+        ("tools/tool.py", ["tools"]),
+        ("tests/unit/tools/test_new.py", ["tools"]),
+        ("tools/cases/new.py", ["kernels", "tools"]),
+        ("requirements.lock", ["kernels", "tools"]),
+        ("server/app.py", []),
+        ("jswa/sched/new.py", []),
+        ("tests/unit/sched/test_new.py", []),
+    ],
+)
+def test_a_tier_runs_when_its_sources_have_changed(checkout: Path, name: str, must_run: list[str]) -> None:
+    """Whether git tracks the file or not; and no more when they are again those that passed."""
+    path = checkout / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_text() if path.exists() else None
+    path.write_text("after\n")
+    assert changed(checkout) == must_run
+    write_passed(must_run, checkout)
+    assert changed(checkout) == []
+    path.unlink()
+    assert changed(checkout) == must_run
+    if before is not None:
+        path.write_text(before)
+        assert changed(checkout) == must_run
+
+
+def test_files_that_git_ignores_change_nothing(checkout: Path) -> None:
+    (checkout / ".gitignore").write_text("*.so\n")
+    (checkout / "pallas_kernels" / "library.so").write_text("built here")
+    assert changed(checkout) == []
+
+
+def test_all_tiers_run_where_nothing_says_that_they_passed(tmp_path: Path) -> None:
+    """Without the file, and in a copy without git."""
+    subprocess.run(["git", "init", "-q", str(tmp_path / "new")], check=True)
+    assert changed(tmp_path / "new") == list(TIERS)
+    assert changed(tmp_path) == list(TIERS)
+
+
+def test_a_test_has_the_tier_of_its_folder() -> None:
+    assert tier_of("tests/e2e/kernels/test_mosaic.py") == "kernels"
+    assert tier_of("tests/unit/tools/test_lock.py") == "tools"
+    assert tier_of("tests/unit/benchmarks/published/test_published.py") is None  # a change of docs/ breaks it
+    assert tier_of("tests/unit/sched/test_scheduler.py") is None
+
+
+def test_only_tiers_that_need_not_run_are_left_out() -> None:
+    assert expression(list(TIERS)) == tiers.ELSEWHERE
+    assert expression(["tools"]) == f"{tiers.ELSEWHERE} and not kernels"
+
+
+def test_sources_and_tests_of_tiers_exist() -> None:
+    """A folder that moves takes its tier along."""
+    for tier in TIERS.values():
+        for name in (*tier.sources, *tier.tests, *tier.always):
+            assert (tiers.ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("every", [1, 3, 12])
+def test_each_case_runs_always_or_nightly(every: int) -> None:
+    """One in `every` with each change, and these are always the same."""
+    found = sample("abcdefghijklm", every)
+    always = [param.values[0] for param in found if not param.marks]
+    assert [param.values[0] for param in found] == list("abcdefghijklm")
+    assert always == list("abcdefghijklm")[: -(-13 // every)]
+    assert all(param.marks == (pytest.mark.nightly,) for param in found[len(always) :])
+
+
+@pytest.mark.parametrize("every", [1, 3, 12])
+def test_each_case_has_its_night(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for number in range(7, 7 + every):
+        monkeypatch.setenv("TEST_NIGHT", str(number))
+        ran += tonight("abcdefghijklm", every)
+    assert sorted(ran) == list("abcdefghijklm")
