@@ -58,17 +58,17 @@ run: .venv/base  ## talk with the embedded model
 	$(BIN)/jswa chat --stats --tools calculator $(TALK)
 
 test: .venv/installed  ## what each change must pass, on WORKERS=3 processes
-	marks=$$($(BIN)/python -m tests.support.tiers) && $(PYTEST) --durations=15 -m "$$marks"
+	marks=$$($(BIN)/python -m tests.tiers) && $(PYTEST) --durations=15 -m "$$marks"
 
 # Each ends with a line in tests/passed.txt: `make test` need not run them again until their sources change.
 test-kernels: .venv/installed .venv-gpu/installed  ## the tests of kernels, interpreted, and some compiled for an H200
 	$(PYTEST) --durations=15 -m "kernels and not nightly"
 	$(MAKE) --no-print-directory test-triton gpu-compile-sample
-	$(BIN)/python -m tests.support.tiers passed kernels
+	$(BIN)/python -m tests.tiers passed kernels
 
 test-tools: .venv/installed  ## the tests of tools and benchmarks
 	$(PYTEST) --durations=15 -m "tools and not nightly"
-	$(BIN)/python -m tests.support.tiers passed tools
+	$(BIN)/python -m tests.tiers passed tools
 
 test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
 	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(BIN)/python -m pytest -q --durations=10 $(TYPED)

@@ -15,7 +15,7 @@ from jaxtyping import install_import_hook
 
 from jswa.env import flags_for_compiling
 from tests.support.samples import night
-from tests.support.tiers import ROOT, tier_of
+from tests.tiers import ROOT, tier_of
 
 PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
 PROGRAM_BYTES = 1 << 31  # a test process in `make nightly` would grow to 6 GB of programs

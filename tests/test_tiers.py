@@ -1,13 +1,13 @@
-"""Which tests run when (tests/support/tiers.py, tests/support/samples.py)."""
+"""Which tests run when (tests/tiers.py, tests/support/samples.py)."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support import tiers
+from tests import tiers
 from tests.support.samples import sample, tonight
-from tests.support.tiers import TIERS, changed, expression, tier_of, write_passed
+from tests.tiers import TIERS, changed, expression, tier_of, write_passed
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ All others run with every change, and these every night. A tier's sources are co
 tests/passed.txt has a digest of them, which `make test-kernels`, `make test-tools` and a whole nightly run write.
 Whoever changes a kernel runs its tests and commits the line; without it the next `make test` runs them.
 
-    python -m tests.support.tiers                prints the marker expression of `make test`, and why on stderr
-    python -m tests.support.tiers changed        prints the tiers that must run
-    python -m tests.support.tiers passed TIER…   writes that these passed
+    python -m tests.tiers                prints the marker expression of `make test`, and why on stderr
+    python -m tests.tiers changed        prints the tiers that must run
+    python -m tests.tiers passed TIER…   writes that these passed
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PASSED = ROOT / "tests" / "passed.txt"
 ELSEWHERE = "not nightly and not scale and not triton"  # pyproject.toml has the same
 
@@ -97,7 +97,7 @@ def write_passed(names: list[str], root: Path = ROOT) -> None:
     """Write that these tiers passed with the sources that they have now. Raises KeyError for an unknown tier."""
     file = root / PASSED.relative_to(ROOT)
     lines = passed(file) | {name: digest(TIERS[name], root) for name in names}
-    head = "# The sources with which each tier's tests last passed: tests/support/tiers.py writes and reads this.\n"
+    head = "# The sources with which each tier's tests last passed: tests/tiers.py writes and reads this.\n"
     file.write_text(head + "".join(f"{name} {lines[name]}\n" for name in sorted(lines)))
 
 
