@@ -47,7 +47,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-kernels test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
+.PHONY: help run test test-kernels test-model test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -65,6 +65,10 @@ test-kernels: .venv/installed .venv-gpu/installed  ## the tests of kernels, inte
 	$(PYTEST) --durations=15 -m "kernels and not nightly"
 	$(MAKE) --no-print-directory test-triton gpu-compile-sample
 	$(BIN)/python -m tests.tiers passed kernels
+
+test-model: .venv/installed  ## the tests of the model and of the step's programs, and of the checkpoints they read
+	$(PYTEST) --durations=15 -m "model and not nightly"
+	$(BIN)/python -m tests.tiers passed model
 
 test-tools: .venv/installed  ## the tests of tools and benchmarks
 	$(PYTEST) --durations=15 -m "tools and not nightly"

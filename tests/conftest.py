@@ -105,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that deselects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tiers, `kernels` and `tools`: `make test` may leave them out."""
+    """Mark the tests of each tier by its name: `make test` may leave them out."""
     for item in items:
         tier = tier_of(item.path.relative_to(ROOT).as_posix())
         if tier is not None:

@@ -1,5 +1,6 @@
 """Which tests run when (tests/tiers.py, tests/support/samples.py)."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,12 @@ import pytest
 from tests import tiers
 from tests.support.samples import sample, tonight
 from tests.tiers import TIERS, changed, expression, tier_of, write_passed
+
+# What tests of tiers import beside the sources: the whole engine, plain values and errors.
+BESIDE = {
+    *("jswa.llm", "jswa.engine", "jswa.commands.cli", "jswa.config", "jswa.errors", "jswa.plan", "jswa.types"),
+    *("jswa.architecture", "jswa.cache.layout", "jswa.exec", "jswa.exec.buckets"),
+}
 
 
 @pytest.fixture
@@ -26,13 +33,15 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "must_run"),
     [
-        ("pallas_kernels/kernel.py", ["kernels"]),
-        ("jswa/model/new.py", ["kernels"]),
+        ("pallas_kernels/kernel.py", ["kernels", "model"]),
+        ("jswa/model/new.py", ["kernels", "model"]),
+        ("jswa/storage/new.py", ["model"]),
+        ("tests/unit/model/hf/test_new.py", ["model"]),
         ("tests/e2e/kernels/test_kernel.py", ["kernels"]),
         ("tools/tool.py", ["tools"]),
         ("tests/unit/tools/test_new.py", ["tools"]),
-        ("tools/cases/new.py", ["kernels", "tools"]),
-        ("requirements.lock", ["kernels", "tools"]),
+        ("tools/cases/new.py", ["kernels", "model", "tools"]),
+        ("requirements.lock", ["kernels", "model", "tools"]),
         ("server/app.py", []),
         ("jswa/sched/new.py", []),
         ("tests/unit/sched/test_new.py", []),
@@ -76,7 +85,7 @@ def test_a_test_has_the_tier_of_its_folder() -> None:
 
 def test_only_tiers_that_need_not_run_are_left_out() -> None:
     assert expression(list(TIERS)) == tiers.ELSEWHERE
-    assert expression(["tools"]) == f"{tiers.ELSEWHERE} and not kernels"
+    assert expression(["model", "tools"]) == f"{tiers.ELSEWHERE} and not kernels"
 
 
 def test_sources_and_tests_of_tiers_exist() -> None:
@@ -84,6 +93,26 @@ def test_sources_and_tests_of_tiers_exist() -> None:
     for tier in TIERS.values():
         for name in (*tier.sources, *tier.tests, *tier.always):
             assert (tiers.ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("name", ["kernels", "model"])
+def test_what_a_tiers_tests_import_is_among_its_sources(name: str) -> None:
+    """But the whole engine, plain values and errors, which the other tests hold."""
+    tier = TIERS[name]
+    missing = set()
+    for file in sorted(path for test in tier.tests for path in files_of(tiers.ROOT / test)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            module = node.module if isinstance(node, ast.ImportFrom) and node.module else ""
+            path = module.replace(".", "/")
+            own = module.startswith(("jswa.", "pallas_kernels.")) and module not in BESIDE
+            if own and not f"{path}/".startswith(tier.sources) and f"{path}.py" not in tier.sources:
+                missing.add(module)
+    assert not missing
+
+
+def files_of(test: Path) -> list[Path]:
+    """Return the test files of a folder, or the file."""
+    return [test] if test.is_file() else list(test.rglob("*.py"))
 
 
 @pytest.mark.parametrize("every", [1, 3, 12])

@@ -1,8 +1,8 @@
-"""The tests that run with a change only if it touches what they test: kernels, and the programs beside the engine.
+"""The tests that run with a change only if it touches what they test: kernels, the model, and tools.
 
 All others run with every change, and these every night. A tier's sources are compared with those of its last pass:
-tests/passed.txt has a digest of them, which `make test-kernels`, `make test-tools` and a whole nightly run write.
-Whoever changes a kernel runs its tests and commits the line; without it the next `make test` runs them.
+tests/passed.txt has a digest of them, which `make test-kernels`, `make test-model`, `make test-tools` and a whole
+nightly run write. Whoever changes a kernel runs its tests and commits the line; else the next `make test` runs them.
 
     python -m tests.tiers                prints the marker expression of `make test`, and why on stderr
     python -m tests.tiers changed        prints the tiers that must run
@@ -40,18 +40,31 @@ class Tier:
         return test.startswith(self.tests) and not test.startswith(self.always or "\0")
 
 
+_KERNELS = ("pallas_kernels/", "jswa/exec/programs/", "jswa/model/", "tools/cases/", "requirements.lock")
 TIERS = {
-    "kernels": Tier(
+    "kernels": Tier(  # which are interpreted
+        sources=(*_KERNELS, "jswa/exec/backends.py", "jswa/exec/canary/", "tests/support/kernels/"),
+        tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/", "tests/unit/exec/test_canary.py"),
+    ),
+    "model": Tier(  # whose programs are compiled one by one
         sources=(
-            *("pallas_kernels/", "jswa/exec/programs/", "jswa/model/", "requirements.lock"),
-            *("tests/support/kernels/", "tools/cases/"),
+            *(
+                *_KERNELS,
+                "jswa/architecture.py",
+                "jswa/cache/layout.py",
+                "jswa/exec/",
+                "jswa/storage/",
+                "jswa/updates/",
+            ),
+            *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
+            *("jswa/sched/constraint.py", "jswa/text/speculation.py", "tests/support/oracles.py"),
         ),
-        tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/"),
+        tests=("tests/unit/model/", "tests/unit/exec/programs/"),
     ),
     "tools": Tier(
         sources=("tools/", "benchmarks/", "requirements.lock"),
         tests=("tests/unit/tools/", "tests/unit/benchmarks/", "tests/e2e/benchmarks/"),
-        always=("tests/unit/benchmarks/published/",),
+        always=("tests/unit/benchmarks/published/",),  # a change of docs/ breaks them
     ),
 }
 
