@@ -40,7 +40,13 @@ def generate(lengths: Lengths | None, bad_words: tuple[tuple[int, ...], ...]) ->
     return said
 
 
-@pytest.mark.parametrize("bad_words", [(), ((3, 4), (7,) * 9)], ids=["whole steps", "steps in two halves"])
+@pytest.mark.parametrize(
+    "bad_words",
+    [
+        pytest.param((), id="whole steps"),
+        pytest.param(((3, 4), (7,) * 9), id="steps in two halves", marks=pytest.mark.nightly),
+    ],
+)
 def test_tokens_are_the_same_wherever_the_lengths_come_from(bad_words: tuple[tuple[int, ...], ...]) -> None:
     """Draws depend on positions; so do rotary embeddings, pages and windows."""
     lengths = Lengths()

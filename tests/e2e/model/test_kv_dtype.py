@@ -50,6 +50,7 @@ def test_fp8_kv_holds_four_times_the_tokens_at_little_loss() -> None:
         assert [each.outputs[0].token_ids for each in anew] == [each.outputs[0].token_ids for each in again]
 
 
+@pytest.mark.nightly
 def test_pass_keys_are_found_with_weights_and_kv_of_8_bits() -> None:
     """Inside the window and far before it."""
     with LLM("tiny", **{**OPTIONS, "max_num_batched_tokens": 512}, kv_cache_dtype="fp8", quantization="int8") as llm:

@@ -62,6 +62,7 @@ def test_new_weights_and_sleep(llm: LLM) -> None:
     assert seen(ask(llm, TEXT)[0]) == seen(first)
 
 
+@pytest.mark.nightly
 def test_converted_checkpoints_and_adapters(llm: LLM, tmp_path: Path) -> None:
     """A checkpoint that was converted to fp8 gives the same text; an adapter changes the texts that name it alone."""
     convert(TINY, tmp_path / "converted", "float32", "fp8")

@@ -7,18 +7,20 @@ import pytest
 from tests.support.server.harness import Client, forms, serving
 
 # Modules whose tests run a second time with two front ends apart from the engine, but for those marked `one_process`,
-# which look into the server's only process.
-BOTH = {
-    "test_admin", "test_answers", "test_anthropic", "test_chat_completions", "test_completions", "test_fairness",
-    "test_lora", "test_memory", "test_metrics", "test_openai", "test_responses", "test_streams",
-}  # fmt: skip
+# which look into the server's only process. The first ones with each change, the others nightly.
+BOTH = (
+    *("test_completions", "test_responses", "test_streams"),
+    *("test_admin", "test_answers", "test_anthropic", "test_chat_completions", "test_fairness", "test_lora"),
+    *("test_memory", "test_metrics", "test_openai"),
+)
+ALWAYS = BOTH[:3]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of some modules in both forms, and half of those in the second one nightly."""
+    """Run the tests of some modules in both forms, and most of those in the second one nightly."""
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in BOTH and not any(mark.name == "one_process" for mark in metafunc.definition.iter_markers()):
-        marks = [] if sorted(BOTH).index(name) % 2 == 0 else [pytest.mark.nightly]
+        marks = [] if name in ALWAYS else [pytest.mark.nightly]
         both = [pytest.param(0, id=""), pytest.param(2, id="apart", marks=marks)]
         metafunc.parametrize("form", both, indirect=True, scope="module")
 

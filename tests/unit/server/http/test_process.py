@@ -69,7 +69,6 @@ def test_sigterm_drains_requests_and_refuses_new_ones() -> None:
         assert server.wait() == 0
 
 
-@pytest.mark.nightly
 def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
     with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
         stream = Stream(server.url, 50_000)
@@ -153,6 +152,7 @@ def test_an_idle_server_stops_at_once_and_its_log_has_json_lines_with_request_id
         assert line["total_s"] >= line["first_token_s"] >= 0
 
 
+@pytest.mark.nightly
 def test_a_port_in_use_is_an_error() -> None:
     with serving() as server:
         port = int(server.url.rpartition(":")[2])

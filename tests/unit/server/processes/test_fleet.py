@@ -98,6 +98,7 @@ def test_all_front_ends_drain_and_count_together() -> None:
         assert not [line for line in server.log if "Traceback" in line]
 
 
+@pytest.mark.nightly  # as in one process: tests/unit/server/http/test_process.py
 def test_requests_that_outlast_the_shutdown_timeout_are_aborted() -> None:
     with serving({"delay": 0.01}, shutdown_timeout=0.3) as server:
         streams = [Stream(server, 50_000) for _ in range(4)]
