@@ -49,7 +49,7 @@ CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-kernels test-model test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
-.PHONY: gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
+.PHONY: bench gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -127,6 +127,9 @@ clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients
 
 pages: .venv/installed .pages-site/installed  ## the pages in a browser (CHROMIUM=/usr/bin/chromium), which also makes their pictures
 	PYTHONPATH=.pages-site $(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/pages/chat.py tests/pages/live.py
+
+bench: .venv/installed  ## this tree against BASE=commit, in turns: times, memory, hits, GPU programs, lines (RECORD=1 keeps it)
+	$(BIN)/python -m benchmarks.watch.run $(if $(BASE),--base $(BASE)) $(if $(RECORD),--record)
 
 docs: .venv/installed .venv-docs/installed  ## the documentation as a site in .docs/html; every link must lead somewhere
 	$(BIN)/python -m tools.docs .docs/source

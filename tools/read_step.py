@@ -43,6 +43,10 @@ _SKIPPED = {
 }
 
 
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+_NAMED = _FUNCTION | ast.ClassDef
+
+
 @dataclass(frozen=True)
 class Function:
     """A function of the step.
@@ -100,7 +104,7 @@ def watched() -> list[tuple[str, CodeType]]:
         runner = engine.runner
         assert isinstance(runner, Runner)
         (config,) = (c for c in runner.configs if c.bucket.decode and c.part == "step" and c.logprobs == "none")
-        jax.clear_caches()  # what the start has traced would not be traced again
+        jax.clear_caches()  # type: ignore[no-untyped-call] # what the start has traced would not be traced again
         arguments = step_arguments(config, runner.params, runner.state)
         with _watching("program", found):
             jit_step(config, runner.params, runner.state).lower(*arguments)
@@ -162,12 +166,11 @@ def _functions_in(path: Path) -> list[Function]:
 
     def below(node: ast.AST, prefix: str) -> Iterator[Function]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(child, _FUNCTION):
                 first, last = min([child.lineno, *(d.lineno for d in child.decorator_list)]), child.end_lineno or 0
                 lines = frozenset(range(first, last + 1)) & code
                 yield Function("", "", prefix + child.name, first, last, lines)
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            yield from below(child, f"{prefix}{child.name}." if named else prefix)
+            yield from below(child, f"{prefix}{child.name}." if isinstance(child, _NAMED) else prefix)
 
     return list(below(tree, ""))
 
@@ -179,8 +182,7 @@ def _lines_of_code(text: str) -> frozenset[int]:
         if token.type not in _SKIPPED:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, ast.Module | _NAMED) and ast.get_docstring(node, clean=False) is not None:
             lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return frozenset(lines)
 
