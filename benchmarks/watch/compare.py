@@ -1,5 +1,6 @@
 """Figures of two trees as rows: ratios of pairs, and what must be equal."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from benchmarks.watch.sides import Figures
 
 Rule = Literal["paired", "equal", "counted"]
 WIDTH = 76  # columns of a name
-CLEAR = 0.02  # by so much the median must differ from 1 before a row is called slower or faster
+# A row is called slower or faster if its median differs from 1 by so much, and so many of its pairs agree that chance
+# would do it less often than this.
+CLEAR, CHANCE = 0.02, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,11 @@ class Row:
             return "DIFFERENT" if self.is_different else "equal"
         if self.rule == "counted":
             return "" if self.base == self.here else "more" if self.here > self.base else "fewer"
-        middle = statistics.median(self.ratios)
-        if middle >= 1 + CLEAR and min(self.ratios) > 1:
+        middle, more = statistics.median(self.ratios), sum(ratio > 1 for ratio in self.ratios)
+        if middle >= 1 + CLEAR and _by_chance(more, len(self.ratios)) <= CHANCE:
             return "slower"
-        return "faster" if middle <= 1 - CLEAR and max(self.ratios) < 1 else ""
+        fewer = len(self.ratios) - more
+        return "faster" if middle <= 1 - CLEAR and _by_chance(fewer, len(self.ratios)) <= CHANCE else ""
 
     def line(self) -> str:
         """Return the row as it is printed."""
@@ -71,8 +75,9 @@ class Row:
         base, here = statistics.median(self.base), statistics.median(self.here)
         found: dict[str, Any] = {"row": self.name, "rule": self.rule, "base": base, "here": here}
         if self.rule == "paired":
-            found |= {"ratio": statistics.median(self.ratios), "least": min(self.ratios), "most": max(self.ratios)}
-        return {**found, "verdict": self.verdict, **({"note": self.note} if self.note else {})}
+            least, most = min(self.ratios), max(self.ratios)
+            found |= {"ratio": statistics.median(self.ratios), "least": least, "most": most, "pairs": len(self.ratios)}
+        return {**found, "note": self.note} if self.note else found
 
 
 def rows_of(rule: Rule, base: Sequence[Figures], here: Sequence[Figures], note: str = "") -> list[Row]:
@@ -89,6 +94,11 @@ def rows_of(rule: Rule, base: Sequence[Figures], here: Sequence[Figures], note: 
             missing = "the base" if sides[1] else "this tree"
             rows.append(Row(name, rule, error=f"not measured: {missing} has no such figure"))
     return rows
+
+
+def _by_chance(agree: int, pairs: int) -> float:
+    """Return the chance that so many pairs or more agree if each says either with the same chance (the sign test)."""
+    return float(sum(math.comb(pairs, count) for count in range(agree, pairs + 1)) / 2**pairs)
 
 
 def _shown(value: float) -> str:

@@ -70,14 +70,14 @@ def draw(found: Sequence[Entry], path: Path) -> None:
         raise SystemExit(f"{PATH.name} has no entries: python -m benchmarks.watch.run --record")
     drawn: Mapping[str, Line] = lines(found)
     count = -(-len(drawn) // _COLUMNS)
-    figure, grid = pyplot.subplots(count, _COLUMNS, figsize=(10, 1.5 * count), sharex=True, squeeze=False)
+    figure, grid = pyplot.subplots(count, _COLUMNS, figsize=(10, 1.9 * count), squeeze=False)
     commits = [entry["commit"] for entry in found]
     for axis, (name, line) in zip(grid.flat, drawn.items(), strict=False):
         axis.axhline(1.0, color="0.7", linewidth=1)
         axis.plot(*zip(*line, strict=True), "o-", markersize=3)
         axis.set_title(name, fontsize=8)
         axis.tick_params(labelsize=7)
-        axis.set_xticks(range(len(commits)), commits, rotation=45)
+        axis.set_xticks(range(len(commits)), commits, rotation=30)
         least, most = min(value for _, value in line), max(value for _, value in line)
         axis.set_ylim(min(0.9, least - 0.05), max(1.1, most + 0.05))
     for axis in grid.flat[len(drawn) :]:

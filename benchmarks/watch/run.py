@@ -4,9 +4,10 @@
 
 Takes ten minutes on two cores. Both trees are measured by the programs of this one; where these fail on the base, by
 the base's own, and the row says so. A part runs in the two trees in turns, base and here, then here and base; each turn
-gives a pair and its ratio, since the machine's speed may change within minutes. Printed are the medians of both, the
-median of the ratios with the least and the most, and "slower" or "faster" if all pairs agree and the median differs
-from 1 by 2 % or more. Hits must be equal to the token, or the row says DIFFERENT, and the exit status is 1.
+gives a pair and its ratio, since the machine's speed may change within minutes. Printed are the medians of both, and
+the median of the ratios with the least and the most. "slower" or "faster" stands where the median differs from 1 by 2 %
+or more and so many pairs agree that chance would do it once in 16 times at most (all of 4, 13 of 18). Hits must be
+equal to the token, or the row says DIFFERENT, and the exit status is 1.
 
     host      processor time of the host in a decode step of 16, 256 and 1,400 rows (speed.host_overhead)
     cpu       prefill and decode of two small models (speed.offline)

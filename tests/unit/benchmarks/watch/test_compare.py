@@ -4,19 +4,27 @@ import pytest
 
 from benchmarks.watch.compare import Row, rows_of
 
+TURNS = (10.0, 20.0, 30.0, 10.0)  # the machine's speed changes threefold from turn to turn, which no verdict sees
+
 
 @pytest.mark.parametrize(
-    ("here", "verdict"),
+    ("ratios", "verdict"),
     [
-        ((11.0, 22.0, 33.0), "slower"),
-        ((9.0, 18.0, 27.0), "faster"),
-        ((11.0, 22.0, 29.0), ""),  # a pair says the opposite
-        ((10.1, 20.2, 30.3), ""),  # all agree, by 1 %
+        ((1.1, 1.1, 1.1, 1.1), "slower"),
+        ((0.9, 0.9, 0.9, 0.9), "faster"),
+        ((1.1, 1.1, 1.1, 0.99), ""),  # three of four pairs agree five times in sixteen by chance
+        ((1.01, 1.01, 1.01, 1.01), ""),  # all agree, on 1 %
     ],
 )
-def test_a_row_is_slower_only_if_all_pairs_are_and_clearly(here: tuple[float, ...], verdict: str) -> None:
-    """The base's own speed changes threefold from turn to turn, which no verdict sees."""
-    assert Row("host", "paired", (10.0, 20.0, 30.0), here).verdict == verdict
+def test_a_row_is_slower_only_if_its_pairs_agree_and_clearly(ratios: tuple[float, ...], verdict: str) -> None:
+    here = tuple(base * ratio for base, ratio in zip(TURNS, ratios, strict=True))
+    assert Row("host", "paired", TURNS, here).verdict == verdict
+
+
+@pytest.mark.parametrize(("agree", "verdict"), [(13, "slower"), (12, "")])
+def test_with_many_pairs_a_few_may_disagree(agree: int, verdict: str) -> None:
+    here = (1.1,) * agree + (0.5,) * (18 - agree)
+    assert Row("host", "paired", (1.0,) * 18, here).verdict == verdict
 
 
 def test_a_ratio_is_that_of_a_pair_and_not_of_the_medians() -> None:
@@ -25,7 +33,7 @@ def test_a_ratio_is_that_of_a_pair_and_not_of_the_medians() -> None:
     assert "1.000 (0.500 to 2.000)" in row.line()
     assert row.record() == {
         "row": "host", "rule": "paired", "base": 20.0, "here": 20.0, "ratio": 1.0, "least": 0.5, "most": 2.0,
-        "verdict": "",
+        "pairs": 3,
     }  # fmt: skip
 
 
