@@ -1,7 +1,7 @@
 """The two trees that are compared: where each is, and processes that measure in it.
 
-The measuring programs are those of this repository. `programs` has links to them; a tree has only what is measured.
-Neither is in an installed package's place: every process checks that it imports jswa from its tree.
+A tree is a folder with what is measured, and links to the measuring programs of this repository. jswa is installed in
+the environment too: every process checks that it imports it from its tree.
 """
 
 import json
@@ -37,19 +37,17 @@ class Side:
     """A tree to measure.
 
     Attributes:
-        folder: has jswa, pallas_kernels and server; that of another commit has its own benchmarks and tools too.
-        programs: has the benchmarks and tools of this repository.
-        own: take the tree's own programs, where it has them.
+        folder: has jswa, pallas_kernels and server, and benchmarks and tools of this repository.
+        own: has the tree's own benchmarks and tools, which are taken where there are any.
     """
 
     name: str
     folder: Path
-    programs: Path
-    own: bool = False
+    own: Path | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the variables of a process that measures this tree."""
-        paths = (self.folder, self.programs) if self.own else (self.programs, self.folder)
+        paths = [path for path in (self.own, self.folder) if path is not None]
         given = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
         return {
             **given,
@@ -62,7 +60,8 @@ class Side:
 
     def by_its_own(self) -> "Side | None":
         """Return this side with the programs of its own tree, or None if it has none."""
-        return replace(self, own=True) if (self.folder / "benchmarks").is_dir() and not self.own else None
+        own = self.folder.with_name(f"{self.folder.name}-own")
+        return replace(self, own=own) if (own / "benchmarks").is_dir() else None
 
 
 def sides(base: str, folder: Path) -> tuple[Side, Side]:
@@ -71,14 +70,20 @@ def sides(base: str, folder: Path) -> tuple[Side, Side]:
     This tree is copied as it is, changes that are not committed included. Raises CannotMeasure if git has no such
     commit.
     """
-    programs, here, there = (folder / name for name in ("programs", "here", "base"))
-    programs.mkdir()
-    for name in PROGRAMS:
-        (programs / name).symlink_to(ROOT / name)
-    for name in MEASURED:
-        shutil.copytree(ROOT / name, here / name, ignore=shutil.ignore_patterns("__pycache__"))
+    found = Side("base", folder / "base"), Side("here", folder / "here")
+    there, here = (side.folder for side in found)
+    own = folder / "base-own"
     _check_out(base, there)
-    found = Side("base", there, programs), Side("here", here, programs)
+    own.mkdir()
+    for name in PROGRAMS:
+        if (there / name).is_dir():
+            (there / name).rename(own / name)
+    for name in MEASURED:
+        (own / name).symlink_to(there / name)  # programs find files by their own place
+        shutil.copytree(ROOT / name, here / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in PROGRAMS:
+        for side in found:
+            (side.folder / name).symlink_to(ROOT / name)
     if (ROOT / LIBRARY).is_file() and (there / LIBRARY).parent.is_dir():
         shutil.copy2(ROOT / LIBRARY, there / LIBRARY)  # mostly it is built from the same sources
     for side in found:
