@@ -20,6 +20,7 @@ equal to the token, or the row says DIFFERENT, and the exit status is 1.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--record", action="store_true", help="append the figures to the history")
     options = parser.parse_args()
-    begin, entries = time.perf_counter(), history.entries()
+    begin, entries = _clock(), history.entries()
     try:
         changed, here = is_changed(), commit_of("HEAD")
         if options.record and (changed or options.part != list(PARTS)):
@@ -81,9 +82,9 @@ def main() -> None:
             rows = measured(options.part, *sides(base, Path(folder)))
     except CannotMeasure as error:
         raise SystemExit(str(error)) from None
-    print(f"all took {time.perf_counter() - begin:.0f} s")
+    print(f"all took {_since(begin)}")
     if options.record:
-        history.append(here, base, rows, time.perf_counter() - begin)
+        history.append(here, base, rows, _clock()[0] - begin[0])
     if different := [row.name for row in rows if row.is_different]:
         raise SystemExit(f"DIFFERENT: {'; '.join(different)}")
 
@@ -93,11 +94,11 @@ def measured(names: Sequence[str], base: Side, here: Side) -> list[Row]:
     print(f"{'':{WIDTH}} {'base':>11} {'here':>11}   ratio (least to most)")
     found: list[Row] = []
     for name in names:
-        begin = time.perf_counter()
+        begin = _clock()
         rows = rows_of_part(name, PARTS[name], base, here)
         for row in rows:
             print(row.line())
-        print(f"  {name} took {time.perf_counter() - begin:.0f} s", flush=True)
+        print(f"  {name} took {_since(begin)}", flush=True)
         found += rows
     return found
 
@@ -140,6 +141,17 @@ def _pair(workers: Sequence[Worker], *, together: bool, swapped: bool) -> list[F
             return list(pool.map(Worker.turn, workers))
     answers = [worker.turn() for worker in (reversed(workers) if swapped else workers)]
     return answers[::-1] if swapped else answers
+
+
+def _clock() -> tuple[float, float]:
+    """Return seconds of the wall's clock, and of the processor in processes that have ended."""
+    times = os.times()
+    return time.perf_counter(), times.children_user + times.children_system
+
+
+def _since(begin: tuple[float, float]) -> str:
+    seconds, used = (now - then for now, then in zip(_clock(), begin, strict=True))
+    return f"{seconds:.0f} s, and {used:.0f} s of processors"
 
 
 if __name__ == "__main__":
