@@ -47,7 +47,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-kernels test-model test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
+.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
 .PHONY: bench gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -69,6 +69,10 @@ test-kernels: .venv/installed .venv-gpu/installed  ## the tests of kernels, inte
 test-model: .venv/installed  ## the tests of the model and of the step's programs, and of the checkpoints they read
 	$(PYTEST) --durations=15 -m "model and not nightly"
 	$(BIN)/python -m tests.tiers passed model
+
+test-engine: .venv/installed  ## the tests of drafts, of training, and of what numbers promise
+	$(PYTEST) --durations=15 -m "engine and not nightly"
+	$(BIN)/python -m tests.tiers passed engine
 
 test-tools: .venv/installed  ## the tests of tools and benchmarks
 	$(PYTEST) --durations=15 -m "tools and not nightly"

@@ -103,6 +103,12 @@ def pytest_configure(config: pytest.Config) -> None:
             program.unlink(missing_ok=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no test of a tier that is deselected: to collect it takes seconds, in each test process."""
+    tier = tier_of(collection_path.relative_to(ROOT).as_posix()) if collection_path.suffix == ".py" else None
+    return True if f"not {tier}" in config.option.markexpr.split(" and ") else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before the plugin that deselects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of each tier by its name: `make test` may leave them out."""

@@ -13,7 +13,7 @@ from tests.tiers import TIERS, changed, expression, tier_of, write_passed
 # What tests of tiers import beside the sources: the whole engine, plain values and errors.
 BESIDE = {
     *("jswa.llm", "jswa.engine", "jswa.commands.cli", "jswa.config", "jswa.errors", "jswa.plan", "jswa.types"),
-    *("jswa.architecture", "jswa.cache.layout", "jswa.exec", "jswa.exec.buckets"),
+    *("jswa.architecture", "jswa.cache.layout", "jswa.exec", "jswa.exec.buckets", "jswa.frontend.outputs"),
 }
 
 
@@ -33,17 +33,18 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "must_run"),
     [
-        ("pallas_kernels/kernel.py", ["kernels", "model"]),
-        ("jswa/model/new.py", ["kernels", "model"]),
-        ("jswa/storage/new.py", ["model"]),
+        ("pallas_kernels/kernel.py", ["kernels", "model", "engine"]),
+        ("jswa/model/new.py", ["kernels", "model", "engine"]),
+        ("jswa/storage/new.py", ["model", "engine"]),
         ("tests/unit/model/hf/test_new.py", ["model"]),
         ("tests/e2e/kernels/test_kernel.py", ["kernels"]),
         ("tools/tool.py", ["tools"]),
         ("tests/unit/tools/test_new.py", ["tools"]),
-        ("tools/cases/new.py", ["kernels", "model", "tools"]),
-        ("requirements.lock", ["kernels", "model", "tools"]),
+        ("tools/cases/new.py", ["kernels", "model", "engine", "tools"]),
+        ("requirements.lock", ["kernels", "model", "engine", "tools"]),
         ("server/app.py", []),
-        ("jswa/sched/new.py", []),
+        ("jswa/sched/new.py", ["engine"]),
+        ("jswa/frontend/new.py", []),
         ("tests/unit/sched/test_new.py", []),
     ],
 )
@@ -85,7 +86,7 @@ def test_a_test_has_the_tier_of_its_folder() -> None:
 
 def test_only_tiers_that_need_not_run_are_left_out() -> None:
     assert expression(list(TIERS)) == tiers.ELSEWHERE
-    assert expression(["model", "tools"]) == f"{tiers.ELSEWHERE} and not kernels"
+    assert expression(["model", "engine", "tools"]) == f"{tiers.ELSEWHERE} and not kernels"
 
 
 def test_sources_and_tests_of_tiers_exist() -> None:
@@ -95,7 +96,7 @@ def test_sources_and_tests_of_tiers_exist() -> None:
             assert (tiers.ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("name", ["kernels", "model"])
+@pytest.mark.parametrize("name", ["kernels", "model", "engine"])
 def test_what_a_tiers_tests_import_is_among_its_sources(name: str) -> None:
     """But the whole engine, plain values and errors, which the other tests hold."""
     tier = TIERS[name]

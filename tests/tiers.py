@@ -1,8 +1,8 @@
-"""The tests that run with a change only if it touches what they test: kernels, the model, and tools.
+"""The tests that run with a change only if it touches what they test: kernels, the model, tools and more.
 
 All others run with every change, and these every night. A tier's sources are compared with those of its last pass:
-tests/passed.txt has a digest of them, which `make test-kernels`, `make test-model`, `make test-tools` and a whole
-nightly run write. Whoever changes a kernel runs its tests and commits the line; else the next `make test` runs them.
+tests/passed.txt has a digest of them, which `make test-kernels` and its like write. Whoever changes a kernel runs its
+tests and commits the line; else the next `make test` runs them.
 
     python -m tests.tiers                prints the marker expression of `make test`, and why on stderr
     python -m tests.tiers changed        prints the tiers that must run
@@ -60,6 +60,15 @@ TIERS = {
             *("jswa/sched/constraint.py", "jswa/text/speculation.py", "tests/support/oracles.py"),
         ),
         tests=("tests/unit/model/", "tests/unit/exec/programs/"),
+    ),
+    "engine": Tier(  # whole engines: drafts, training, low precision
+        sources=(
+            *(*_KERNELS, "jswa/architecture.py", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
+            *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/", "jswa/updates/"),
+            *("jswa/text/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
+        ),
+        tests=("tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
+        always=("tests/e2e/speculation/test_same_tokens.py",),
     ),
     "tools": Tier(
         sources=("tools/", "benchmarks/", "requirements.lock"),

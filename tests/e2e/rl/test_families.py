@@ -1,4 +1,4 @@
-"""Scoring gives the bits of the rollout for every family: one of them in each run, and nightly all."""
+"""Scoring gives the bits of the rollout for every family."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from jswa.rl.rollout import generate
 from jswa.rl.score import experts, score
 from tests.parity.load import load_fixture, names, read_config
 from tests.parity.weights import write_checkpoint
-from tests.support.samples import sample
 
 FAMILIES = list({read_config(name)["model_type"]: name for name in reversed(names())}.values())
 PROMPTS = [[5, 9, 21, 40, 8, 3, 77, 31, 12, 60, 2], [7, 7, 30]]
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", sample(sorted(FAMILIES), 2 * len(FAMILIES)))
+@pytest.mark.nightly  # test_score has one family
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_scores_have_the_bits_of_the_rollout(name: str, tmp_path: Path) -> None:
     """Decoded token by token, in steps with other rows; scored as prompts in chunks."""
     fixture = load_fixture(name)

@@ -45,6 +45,7 @@ def _text(data: bytes) -> str:
     return "".join(choice["text"] for event in events for choice in event.get("choices", ()))
 
 
+@pytest.mark.nightly  # tests/unit/server/processes/test_fleet.py has each of them on a fake engine
 def test_processes_are_killed_and_engines_fail_under_load(server: Process, plans: Path) -> None:
     """Streams of the front end that is killed are cut, the others have the right tokens, and a new one starts."""
     wanted = _text(Stream(server, TOKENS, **GREEDY).rest())
