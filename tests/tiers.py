@@ -73,7 +73,8 @@ TIERS = {
     "tools": Tier(
         sources=("tools/", "benchmarks/", "requirements.lock"),
         tests=("tests/unit/tools/", "tests/unit/benchmarks/", "tests/e2e/benchmarks/"),
-        always=("tests/unit/benchmarks/published/", "tests/unit/tools/programs/"),  # of docs/, and of step programs
+        # They look at docs/, at step programs, and at the length of a step's code.
+        always=("tests/unit/benchmarks/published/", "tests/unit/tools/programs/", "tests/unit/tools/reading/"),
     ),
 }
 
