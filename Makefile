@@ -94,15 +94,12 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# Each stage runs even if one before it has failed. The last line names the stages that failed, or the time of all.
-NIGHTLY := nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile scale-test
+# Each stage runs even if one before it has failed. The last lines name those that failed, or the time of all; a whole run
+# that passes writes tests/nightly.txt, which belongs into the next commit.
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile scale-test
+NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
-	@begin=$$(date +%s); failed=; for stage in $(NIGHTLY); do \
-	  start=$$(date +%s); $(MAKE) --no-print-directory $$stage || failed="$$failed $$stage"; \
-	  echo "nightly: $$stage took $$(($$(date +%s) - start)) s"; \
-	done; \
-	test -z "$$failed" || { echo "nightly: FAILED:$$failed"; exit 1; }; \
-	echo "nightly: all stages passed in $$(($$(date +%s) - begin)) s: $(NIGHTLY)"
+	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
 
 nightly-long: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "nightly and not scale and not triton"

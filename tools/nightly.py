@@ -1,0 +1,94 @@
+"""The nightly run: its stages, and a committed line that tells when all of them last passed.
+
+    python -m tools.nightly run STAGE… --all STAGE…   make each target of the first list, whatever fails; if all passed,
+                                                      and they are all that there are, write the line
+    python -m tools.nightly last                      print how long ago that was
+
+The line is in tests/nightly.txt: time (UTC), commit, seconds, stages. It belongs into the next commit. Only a run of
+all stages writes it, on a tree that is one commit from begin to end. Needs git and Python alone.
+"""
+
+import argparse
+import datetime
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LINE = Path("tests") / "nightly.txt"
+RECORDS = (LINE.as_posix(), "tests/passed.txt")  # what runs write about themselves
+NOW = datetime.datetime.now
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> None:
+    """Run a command. Exits with 1 if a stage fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("last", help="print how long ago the whole run last passed")
+    of_run = commands.add_parser("run", help="make stages, one after the other")
+    of_run.add_argument("stages", nargs="+", help="targets of the Makefile")
+    of_run.add_argument("--all", nargs="+", required=True, help="the targets of a whole run")
+    options = parser.parse_args(arguments)
+    if options.command == "last":
+        print(last(root, NOW(datetime.UTC)))
+    else:
+        run(options.stages, options.all, root)
+
+
+def run(stages: list[str], whole: list[str], root: Path) -> None:
+    """Make each stage, print its seconds, and write the line if a whole run passed. Exits with 1 if a stage failed."""
+    commit, begin, failed = tree(root), time.monotonic(), []
+    for stage in stages:
+        start = time.monotonic()
+        if subprocess.run(["make", "--no-print-directory", stage], cwd=root, check=False).returncode:
+            failed.append(stage)
+        print(f"nightly: {stage} took {time.monotonic() - start:.0f} s", flush=True)
+    seconds = round(time.monotonic() - begin)
+    if failed:
+        sys.exit(f"nightly: FAILED: {' '.join(failed)}")
+    print(f"nightly: all stages passed in {seconds} s: {' '.join(stages)}")
+    if set(stages) != set(whole):
+        print(f"nightly: {LINE} is not written: the stages are not all of {' '.join(whole)}")
+    elif commit is None or tree(root) != commit:
+        print(f"nightly: {LINE} is not written: the tree was not one commit from begin to end")
+    else:
+        (root / LINE).write_text(f"{NOW(datetime.UTC):%Y-%m-%dT%H:%M:%SZ} {commit} {seconds} {' '.join(stages)}\n")
+        print(f"nightly: commit {LINE}, which tells when this was")
+
+
+def tree(root: Path) -> str | None:
+    """Return the commit that the tree is, but for the records.
+
+    None if it differs, has files that git neither knows nor ignores, or is no checkout.
+    """
+    others = git(root, "status", "--porcelain", "--", ".", *(f":(exclude){name}" for name in RECORDS))
+    return git(root, "rev-parse", "HEAD") if others == "" else None
+
+
+def last(root: Path, now: datetime.datetime) -> str:
+    """Return how long ago the whole run last passed, at which commit, and how many commits came since.
+
+    In a shallow clone the commit may be missing; then the commits since are not counted.
+    """
+    file = root / LINE
+    if not file.exists():
+        return "nightly has never passed as a whole"
+    moment, commit, seconds, *_ = file.read_text().split()
+    days = (now.date() - datetime.datetime.fromisoformat(moment).date()).days
+    ago = "today" if days <= 0 else f"{days} day{'s' * (days > 1)} ago"
+    count = git(root, "rev-list", "--count", f"{commit}..HEAD")
+    since = "commits since unknown" if count is None else f"{count} commit{'s' * (count != '1')} since"
+    return f"nightly last passed {ago}, at {commit[:7]}, in {round(int(seconds) / 60)} min ({since})"
+
+
+def git(root: Path, *words: str) -> str | None:
+    """Return what git prints; None if it fails, or is not installed."""
+    try:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return None
+
+
+if __name__ == "__main__":
+    main()
