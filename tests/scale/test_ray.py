@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.scale, pytest.mark.usefixtures("ray_environment"), pyt
 SERVE = ROOT / ".venv-ray" / "bin" / "serve"
 # Programs that other tests have compiled already.
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "max_num_batched_tokens": 64, "deterministic": True}
+CONVERSATIONS = 2  # at once
 ENGINE, TREE = "ray::ServeReplica:jswa:Engine", "ray::PrefixTreeActor"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -123,15 +124,19 @@ KEY, ADMIN = {"Authorization": "Bearer k"}, {"Authorization": "Bearer a"}
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Cluster]:
-    """Return a cluster of two replicas."""
-    with cluster(
-        KEY, min_replicas=2, api_key=["k", "l"], admin_api_key="a", health_check_period=1, imbalanced_threshold=2
-    ) as running:
+    """Return a cluster of two replicas.
+
+    Its router never sees conversations as an imbalance, whichever replica has them: at most it counts the last request
+    of each, whose end it may learn after the client, and the next request of all but one.
+    """
+    options: dict[str, Any] = {"api_key": ["k", "l"], "admin_api_key": "a", "health_check_period": 1}
+    with cluster(KEY, min_replicas=2, imbalanced_threshold=2 * CONVERSATIONS - 1, **options) as running:
         until(lambda: len(running.samples("num_requests_running")) == 2, 60)
         yield running
 
 
 def test_conversations_stay_with_the_replica_that_has_their_prefix(two: Cluster) -> None:
+    """While the replicas' loads differ by no more than `imbalanced_threshold`."""
     before = two.samples("prompt_tokens_total")
 
     def talk(user: int) -> list[tuple[int, int]]:
@@ -148,7 +153,7 @@ def test_conversations_stay_with_the_replica_that_has_their_prefix(two: Cluster)
             messages.append({"role": "user", "content": f"And what is {turn} + {user}?"})
         return found
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(CONVERSATIONS) as pool:
         talks = list(pool.map(talk, range(8)))
     for turns in talks:
         for (earlier, _), (_, cached) in itertools.pairwise(turns):
