@@ -102,6 +102,10 @@ def cluster(
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        # Beside other tests: replicas that are as nice (Ray: 15), and more patience with the proxy (Ray: 5 and 10 s).
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     }
     with log.open("wb") as out:
         process = subprocess.Popen([SERVE, "run", file], cwd=folder, env=environ, stdout=out, stderr=out)
