@@ -43,8 +43,8 @@ class ReplicaConfig:
             all replicas.
         upscale_delay: Add replicas when there have been more requests for this long.
         downscale_delay: Drain and end replicas when there have been fewer requests for this long.
-        imbalanced_threshold: Send a request to a replica that has its prefix cached, unless that replica has this many
-            requests more than the replica with the fewest.
+        imbalanced_threshold: Send a request to a replica that has its prefix cached, unless one replica has more
+            requests than another by more than this number.
         retries: How often a request is run again on another replica when its replica is lost, unless its client has
             received a part of the answer: 0 or 1. With more, a request that kills its replica could kill one replica
             after the other.
