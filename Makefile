@@ -152,16 +152,16 @@ parity-drafters: .venv-drafters/installed  ## write the fixtures of drafters ane
 	.venv-drafters/bin/python -m tests.parity.drafters.make_eagle
 	.venv-drafters/bin/python -m tests.parity.drafters.make_assistant
 
+# $(call compile,PARTS): the modules of tools.aot, two processes at a time, and hopper in parts, since it takes longest.
+# All run, even if one fails.
+AOT     := experts small.glue small.sampling small.routing small.grouped small.dense parallel triton
+define compile
+	@printf '%s\n' $(1:%='hopper --part %') $(AOT) | xargs -P 2 -I{} sh -c 'log=$$( \
+	  .venv-gpu/bin/python -m tools.aot.{} --only "$(ONLY)" 2>&1); code=$$?; echo "tools.aot.{} exits with $$code"; \
+	  echo "$$log"; exit $$code'
+endef
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
-	.venv-gpu/bin/python -m tools.aot.hopper --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.experts --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.small.glue --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.small.sampling --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.small.routing --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.small.grouped --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.small.dense --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.parallel --only "$(ONLY)"
-	.venv-gpu/bin/python -m tools.aot.triton --only "$(ONLY)"
+	$(call compile,0/4 1/4 2/4 3/4)
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 	.venv-gpu/bin/python -m tools.aot.hopper --sample --only $(SAMPLE)

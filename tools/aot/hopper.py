@@ -4,6 +4,8 @@
     make gpu-compile ONLY=gemma   only those whose name contains it
     make gpu-compile-sample       a few of them
 
+`make gpu-compile` runs this module in parts, side by side.
+
 Checked for each kernel: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use, descriptors of TMA that the driver accepts. For a step
 also: the state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph),
@@ -50,14 +52,16 @@ def main() -> None:
         "--sample", action="store_true", help="compile a few kernels and shallow steps, which takes about a minute"
     )
     parser.add_argument("--steps", action="store_true", help="compile steps alone")
+    parser.add_argument("--part", type=part, default=(0, 1), metavar="I/N", help="every N-th layer and step, from I on")
     parser.add_argument("--write", action="store_true", help="write the gates anew")
     options = parser.parse_args()
     named = [layer for layer in (*LAYERS, *SPLIT_LAYERS, *WHOLE_LAYERS) if options.only in layer.name]
     layers = [layer for layer in named if not options.steps and (not options.sample or layer.name in SAMPLE)]
-    kernels = [(layer, *compile_layer(layer)) for layer in layers]
+    first, every = options.part
+    kernels = [(layer, *compile_layer(layer)) for layer in layers[first::every]]
     print_kernels(kernels)
     specs = [spec for spec in (SAMPLE_STEPS if options.sample else STEPS) if options.only in spec.name]
-    steps = list(printed(map(compile_step, specs)))
+    steps = list(printed(map(compile_step, specs[first::every])))
     if options.json:
         rows = [{"name": layer.name, "seconds": seconds, **asdict(facts)} for layer, facts, seconds in kernels]
         text = json.dumps({"jax": jax.__version__, "kernels": rows, "steps": [asdict(s) for s in steps]}, indent=1)
@@ -71,6 +75,14 @@ def main() -> None:
     faults += [f"{facts.name}: {fault}" for facts in steps for fault in facts.faults]
     faults += gates.worse(figures, GATES) + gates.worse(of_kernels, KERNEL_GATES)
     sys.exit("\n".join(faults) or None)
+
+
+def part(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N". Raises ValueError unless 0 <= I < N."""
+    first, every = map(int, text.split("/"))
+    if not 0 <= first < every:
+        raise ValueError(text)
+    return first, every
 
 
 def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:

@@ -1,10 +1,12 @@
 """Tests of the gates of compiled kernels: what is worse than committed is named."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from tools.aot.hopper import part
 from tools.aot.measures import copies
 from tools.aot.step_specs import SAMPLE_STEPS, STEPS
 from tools.aot.triton_facts import gpu
@@ -124,3 +126,11 @@ def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -
     assert committed.keys() <= {spec.name for spec in (*STEPS, *SAMPLE_STEPS)}
     wanted = {spec.name for spec in (*STEPS, *SAMPLE_STEPS) if not spec.shorter or spec in SAMPLE_STEPS}
     assert committed.keys() >= wanted
+
+
+def test_the_parts_of_gpu_compile_are_all_steps() -> None:
+    called = re.findall(r"\n\t\$\(call compile,(.*)\)", (FOLDER.parents[2] / "Makefile").read_text())
+    for parts in called:
+        found = [STEPS[first::every] for first, every in map(part, parts.split())]
+        assert sorted(spec.name for specs in found for spec in specs) == sorted(spec.name for spec in STEPS)
+    assert called
