@@ -101,17 +101,19 @@ NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
 
+# nightly-property has the long ones of its folder.
 nightly-long: .venv/installed
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "nightly and not scale and not triton"
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 --ignore tests/property -m "nightly and not scale and not triton"
 
 nightly-property: .venv/installed
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
 
 nightly-optimised: .venv/installed
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/e2e/sampling tests/unit/model
 
+# Without the tests of the server, whose annotations are not checked (tests/conftest.py has the modules): a third of the time.
 nightly-types: .venv/installed
-	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) tests/unit tests/property
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) --durations=10 tests/unit tests/property --ignore tests/unit/server
 
 nightly-triton: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
