@@ -48,7 +48,7 @@ endef
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
-.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton
+.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
 .PHONY: bench gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
@@ -96,14 +96,15 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 # Each stage runs even if one before it has failed. The last lines name those that failed, or the time of all; a whole run
 # that passes writes tests/nightly.txt, which belongs into the next commit.
-STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton gpu-compile scale-test
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test
 NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
 
-# nightly-property has the long ones of its folder.
+# Families and tunings take turns (tests/support/nights.py); nightly-property has the long ones of its folder.
 nightly-long: .venv/installed
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 --ignore tests/property -m "nightly and not scale and not triton"
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 --ignore tests/property \
+	  -m "nightly and not scale and not triton"
 
 nightly-property: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
@@ -164,6 +165,11 @@ define compile
 endef
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	$(call compile,0/4 1/4 2/4 3/4)
+
+# Steps and attention take turns: three nights compile all of them.
+NIGHT    = $(or $(TEST_NIGHT),$(shell expr $$(date +%s) / 86400))
+nightly-gpu: .venv-gpu/installed
+	$(call compile,$(shell expr $(NIGHT) % 3)/6 $(shell expr $(NIGHT) % 3 + 3)/6)
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same
 	.venv-gpu/bin/python -m tools.aot.hopper --sample --only $(SAMPLE)

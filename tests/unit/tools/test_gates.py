@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,16 @@ def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -
     assert committed.keys() >= wanted
 
 
-def test_the_parts_of_gpu_compile_are_all_steps() -> None:
-    called = re.findall(r"\n\t\$\(call compile,(.*)\)", (FOLDER.parents[2] / "Makefile").read_text())
-    for parts in called:
-        found = [STEPS[first::every] for first, every in map(part, parts.split())]
-        assert sorted(spec.name for specs in found for spec in specs) == sorted(spec.name for spec in STEPS)
-    assert called
+@pytest.mark.parametrize(
+    "targets", [[["gpu-compile"]], [["nightly-gpu", f"TEST_NIGHT={night}"] for night in (739_947, 739_948, 739_949)]]
+)
+def test_gpu_compile_and_three_nights_compile_every_step_once(targets: list[list[str]]) -> None:
+    """By the parts that make gives to `tools.aot.hopper`."""
+    found: list[str] = []
+    for target in targets:
+        said = subprocess.run(
+            ["make", "-n", *target], cwd=FOLDER.parents[2], capture_output=True, text=True, check=True
+        )
+        for first, every in map(part, re.findall(r"hopper --part (\d+/\d+)", said.stdout)):
+            found += [spec.name for spec in STEPS[first::every]]
+    assert sorted(found) == sorted(spec.name for spec in STEPS)

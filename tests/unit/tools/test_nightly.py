@@ -9,7 +9,7 @@ import pytest
 from tools.nightly import LINE, git, last, main
 
 MAKEFILE = """good fine:
-\t@echo made $@
+\t@echo made $@ in night $$TEST_NIGHT
 bad:
 \t@false
 edits:
@@ -23,6 +23,7 @@ NOW = datetime.datetime(2026, 11, 27, 12, tzinfo=datetime.UTC)
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with a Makefile."""
+    monkeypatch.setenv("TEST_NIGHT", "7")
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "a")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "a@b")
@@ -80,8 +81,8 @@ def test_every_stage_runs_and_those_that_failed_are_named(root: Path, capfd: pyt
     with pytest.raises(SystemExit, match=r"^nightly: FAILED: bad missing$"):
         main(["run", "bad", "good", "missing", "fine", "--all", "bad", "good", "missing", "fine"], root)
     assert not (root / LINE).exists()
-    assert "made good\n" in (said := capfd.readouterr().out)
-    assert "made fine\n" in said
+    assert "made good in night 7\n" in (said := capfd.readouterr().out)
+    assert "made fine in night 7\n" in said
 
 
 def test_days_and_commits_are_counted_and_a_shallow_clone_says_that_it_cannot(root: Path) -> None:

@@ -1,0 +1,69 @@
+"""Nightly tests that take turns, since all of their cases do not fit a night: a pytest plugin of `make nightly-long`.
+
+A night has those of one in NIGHTS of a file's parameters, so that each case has its turn within so many nights; a week
+has all. The night is TEST_NIGHT, or the day.
+"""
+
+import datetime
+import os
+
+import pytest
+
+# Files, or tests in them, and in how many nights all of their nightly cases run. Chosen by seconds of CPU for a case.
+NIGHTS = {
+    "tests/e2e/benchmarks/test_gpu_rehearsal.py": 3,
+    "tests/e2e/model/test_families.py": 3,
+    "tests/e2e/model/test_parity.py": 2,
+    "tests/e2e/numerics/test_deterministic.py": 2,
+    "tests/e2e/numerics/test_sixteen_bits.py": 3,
+    "tests/e2e/prefix/test_late_steps.py": 3,
+    "tests/e2e/prefix/test_revival.py": 3,
+    "tests/e2e/rl/test_families.py": 4,
+    "tests/unit/pallas_kernels/attention/test_hopper.py::test_matrix": 3,
+    "tests/unit/pallas_kernels/experts/test_hopper.py": 2,
+    "tests/unit/pallas_kernels/experts/test_overlap.py": 2,
+}
+
+
+def night() -> int:
+    """Return the number of this night. Processes that this one starts get the same, from the environment."""
+    today = datetime.datetime.now(datetime.UTC).date().toordinal()
+    return int(os.environ.setdefault("TEST_NIGHT", str(today)))
+
+
+def turns(cases: list[tuple[str, str]], number: int) -> list[bool]:
+    """Return which nightly cases have their turn in a night.
+
+    Args:
+        cases: name of the test, and id of its parameters; cases of a file with equal ids share fixtures, and a turn.
+        number: of the night.
+    """
+    found, seen = [], dict[str, dict[str, int]]()
+    for test, parameters in cases:
+        key = next((key for key in (test, test.split("::")[0]) if key in NIGHTS), None)
+        if key is None:
+            found.append(True)
+            continue
+        ids = seen.setdefault(key, {})
+        found.append(ids.setdefault(parameters, len(ids)) % NIGHTS[key] == number % NIGHTS[key])
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks deselect
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the nightly cases of other nights."""
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    cases = [(item.nodeid.split("[")[0], item.nodeid.partition("[")[2]) for item in nightly]
+    others = {id(item) for item, now in zip(nightly, turns(cases, night()), strict=True) if not now}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
+    items[:] = [item for item in items if id(item) not in others]
+
+
+def pytest_configure() -> None:
+    """Choose the night, which the test processes inherit."""
+    night()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how to repeat the choice."""
+    terminalreporter.write_line(f"TEST_NIGHT={night()} chooses the same nightly cases")
