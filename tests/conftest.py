@@ -14,7 +14,6 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 from jswa.env import flags_for_compiling
-from tests.support.samples import night
 from tests.tiers import ROOT, tier_of
 
 PROGRAM_DAYS = 14  # a compiled program that no test has read for so long is deleted
@@ -144,9 +143,8 @@ def resident_bytes() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print how to repeat a failure of drawn examples, and a night's choice of cases."""
+    """Print how to repeat a failure of drawn examples."""
     terminalreporter.write_line(f"hypothesis drew its examples with --hypothesis-seed={config.option.hypothesis_seed}")
-    terminalreporter.write_line(f"TEST_NIGHT={night()} chooses the same cases of the night")
 
 
 class _NotInterpreted:
@@ -169,5 +167,3 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 gc.set_threshold(100_000, 50, 100)  # modules of JAX hold millions of objects: fewer collections save 7 % of the time
-
-night()  # before the test processes start, which inherit it

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tests.e2e.model.test_tensor_parallel import assert_same_text
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT, Process, started
 from tests.support.shared_model import checkpoint

@@ -1,11 +1,14 @@
-"""Nightly tests that take turns, since all of their cases do not fit a night: a pytest plugin of `make nightly-long`.
+"""Cases that are too many for each change, and nightly ones that are too many for each night.
 
-A night has those of one in NIGHTS of a file's parameters, so that each case has its turn within so many nights; a week
-has all. The night is TEST_NIGHT, or the day.
+`sample` marks all but a few nightly. As a pytest plugin (`-p tests.support.nights`, as `make nightly` has it) this
+module lets nightly cases take turns: a night has one in NIGHTS of a file's parameters, and a week has all. The night
+is TEST_NIGHT, or the day.
 """
 
 import datetime
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,15 +17,32 @@ NIGHTS = {
     "tests/e2e/benchmarks/test_gpu_rehearsal.py": 3,
     "tests/e2e/model/test_families.py": 3,
     "tests/e2e/model/test_parity.py": 2,
+    "tests/e2e/model/test_tensor_parallel.py": 2,
     "tests/e2e/numerics/test_deterministic.py": 2,
     "tests/e2e/numerics/test_sixteen_bits.py": 3,
+    "tests/e2e/prefix/test_conversations.py": 5,
+    "tests/e2e/prefix/test_kl.py": 3,
     "tests/e2e/prefix/test_late_steps.py": 3,
     "tests/e2e/prefix/test_revival.py": 3,
     "tests/e2e/rl/test_families.py": 4,
+    "tests/property/test_cache_churn.py": 4,
+    "tests/property/tiers/test_disk_texts.py": 2,
     "tests/unit/pallas_kernels/attention/test_hopper.py::test_matrix": 3,
     "tests/unit/pallas_kernels/experts/test_hopper.py": 2,
     "tests/unit/pallas_kernels/experts/test_overlap.py": 2,
 }
+
+
+def sample(cases: Sequence[str], every: int, *values: Any) -> list[Any]:
+    """Return pytest parameters (a case, then `values`): one in `every` runs with each change, the others nightly.
+
+    The first ones: neighbours, as fixtures of a family share compiled programs.
+    """
+    few = -(-len(cases) // every)
+    return [
+        pytest.param(case, *values, marks=() if index < few else pytest.mark.nightly)
+        for index, case in enumerate(cases)
+    ]
 
 
 def night() -> int:

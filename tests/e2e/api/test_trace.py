@@ -16,8 +16,8 @@ from jswa.plan import RowMask, StepPlan
 from jswa.plan.trace import read
 from jswa.storage.hub import TINY
 from jswa.types import SamplingParams
+from tests.support.nights import sample
 from tests.support.oracles import quick_compiles
-from tests.support.samples import sample
 
 # deterministic: tokens that do not depend on how prompts are cut into chunks; as XLA adds, one program to compile.
 OPTIONS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from benchmarks import result_file
 from benchmarks.gpu.bring_back import unpack
 from benchmarks.gpu.calls import CALLS
 from tests.support.kernels.faults import FAULTS
-from tests.support.samples import sample
+from tests.support.nights import sample
 
 ROOT = Path(__file__).parents[3]
 STAGES = {stage.name: (call, stage) for call, stages in CALLS.items() for stage in stages}

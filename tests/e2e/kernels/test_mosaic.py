@@ -19,7 +19,7 @@ from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.int4 import Int4
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
-from tests.support.samples import sample
+from tests.support.nights import sample
 
 # float16 rounds by 2^-12 of a number. Two layers round numbers of up to 4 some 16 times on the way to a logit.
 BOUND = 16 * 4 * 2.0**-12

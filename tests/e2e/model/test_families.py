@@ -14,8 +14,8 @@ from tests.parity.load import load_fixture, names
 from tests.parity.long import load as long
 from tests.parity.weights import write_checkpoint
 from tests.support.late import programs_compiled_when_run
+from tests.support.nights import sample
 from tests.support.oracles import quick_compiles
-from tests.support.samples import sample
 
 # With shared KV at the end: the last layers run only the last token of a prompt, or all for log probabilities.
 ALWAYS = "gemma3n_text_base"

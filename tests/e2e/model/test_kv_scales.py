@@ -20,8 +20,8 @@ from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import load_fixture
 from tests.parity.sketch import sketch
 from tests.parity.weights import write_checkpoint
+from tests.support.nights import sample
 from tests.support.paged import FLOAT32, Device, Logits, Session, Text
-from tests.support.samples import sample
 
 FLOAT8 = jnp.dtype("float8_e4m3fn")
 Tensors = dict[str, np.ndarray]

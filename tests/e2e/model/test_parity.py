@@ -23,9 +23,9 @@ from jswa.plan import StepPlan
 from jswa.types import SamplingParams
 from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.weights import write_checkpoint
+from tests.support.nights import sample
 from tests.support.oracles import dense_logits, quick_compiles, small_engine_parts
 from tests.support.paged import FLOAT32, LENGTH, TOKENS, Device, Session, Text, compare
-from tests.support.samples import sample
 
 
 def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | None = None) -> Session:

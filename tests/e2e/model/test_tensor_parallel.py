@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.samples import sample, tonight
+from tests.support.nights import sample
 from tests.support.shared_model import MODELS
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
@@ -57,7 +57,7 @@ def test_each_device_gets_its_part_of_the_weights(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "counts"),
-    [("gpt_oss", (1, 4)), *(pytest.param(*case, marks=pytest.mark.nightly) for case in tonight(CASES.items(), 2))],
+    [("gpt_oss", (1, 4)), *(pytest.param(*case, marks=pytest.mark.nightly) for case in CASES.items())],
 )
 def test_several_devices_give_the_tokens_of_one(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
     """Cold, cached and revived, greedy and sampled; the arena, the collectives and the saved cache are checked too."""

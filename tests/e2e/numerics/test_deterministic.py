@@ -23,8 +23,8 @@ from pallas_kernels.cpu import library
 from tests.parity.load import load_fixture
 from tests.parity.long.load import with_window
 from tests.parity.weights import write_checkpoint
+from tests.support.nights import sample
 from tests.support.oracles import quick_compiles
-from tests.support.samples import sample
 from tests.support.tiny import SHAPES
 
 OPTIONS: dict[str, Any] = {

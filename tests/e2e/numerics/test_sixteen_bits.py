@@ -21,8 +21,8 @@ from tests.parity.load import load_fixture
 from tests.parity.sixteen_bits.record import CHECKPOINTS, TYPES, load_sixteen_bits, texts_of
 from tests.parity.weights import write_checkpoint
 from tests.support.late import programs_compiled_when_run
+from tests.support.nights import sample
 from tests.support.oracles import quick_compiles
-from tests.support.samples import sample
 
 
 @dataclass(frozen=True)

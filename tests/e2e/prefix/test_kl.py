@@ -25,7 +25,6 @@ from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.builders import changed
 from tests.support.oracles import quick_compiles
-from tests.support.samples import tonight
 from tools.divergence import forced, forced_logprob, k3
 
 MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
@@ -84,9 +83,7 @@ class Family:
         return self.prompts()
 
 
-@pytest.fixture(
-    scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in tonight(OTHERS, 3))]
-)
+@pytest.fixture(scope="module", params=[*ALWAYS, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     """Return one engine for all tests of a family."""
     if request.param == "tiny":

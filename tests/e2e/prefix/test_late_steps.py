@@ -29,8 +29,8 @@ from jswa.plan import StepPlan
 from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import LateRunner, programs_compiled_when_run
+from tests.support.nights import sample
 from tests.support.oracles import dense_attention, quick_compiles, random_params, small_model
-from tests.support.samples import sample
 
 PAGE, ROWS, TOKENS, LONGEST, AT_ONCE = 8, 3, 12, 96, 5
 BOUND = 2.0**-16  # numbers of unit size, rounded to float32 some 256 times on the way to a log probability

@@ -18,9 +18,9 @@ from jswa.cache.layout import KVLayout
 from jswa.llm import LLM
 from jswa.storage import page_copies, persist
 from jswa.storage.snapshot import capture
+from tests.support.nights import sample
 from tests.support.oracles import small_model
 from tests.support.prefix.saved import ENDS, FLOAT32, GREEDY, STORY, held, read, turn
-from tests.support.samples import sample
 from tests.support.tiny import ONE_SHAPE, SHAPES
 
 pytestmark = pytest.mark.usefixtures("emptied")

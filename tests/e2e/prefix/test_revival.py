@@ -20,9 +20,9 @@ from jswa.plan import StepPlan
 from tests.parity.load import load_fixture, names
 from tests.parity.weights import write_checkpoint
 from tests.support.builders import changed
+from tests.support.nights import sample
 from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
-from tests.support.samples import sample
 
 CHUNK = 24
 MOST_DIFFERENT = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")

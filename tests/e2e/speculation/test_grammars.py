@@ -13,7 +13,7 @@ from jswa.types import CompletionOutput, SamplingParams, StructuredOutputsParams
 from tests.support import oracles
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
-from tests.support.samples import sample
+from tests.support.nights import sample
 
 RECORDS = {
     "type": "array",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.drafts.engines import DRAFTS, Pair, pair_of
-from tests.support.samples import sample
+from tests.support.nights import sample
 
 KINDS = ("eagle3", "eagle31_window", "peagle", "mtp", "assistant_of_base", "assistant_of_dense")
 

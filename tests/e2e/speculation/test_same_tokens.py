@@ -15,8 +15,8 @@ from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run
+from tests.support.nights import sample
 from tests.support.oracles import small_engine_parts
-from tests.support.samples import sample
 
 DRAFTS = Speculation("suffix", 3, shortest=1, acceptance=0.8).of_length(200)
 # Text that repeats itself, so that much of it is drafted; each is asked twice, so that the second answer is too.

@@ -18,7 +18,6 @@ from jswa.cache.disk.texts import DiskCache
 from jswa.config import HostMemory, Limits
 from tests.support.builders import LAYOUTS
 from tests.support.loops.conversation import VOCAB, Conversation, make_conversation
-from tests.support.samples import tonight
 
 SHAPES = [(4, Reach(6)), (1, Reach(3)), (4, Reach(8, chunked=True)), (2, Reach(4))]
 
@@ -132,9 +131,9 @@ def test_texts_come_back_from_the_disk_as_they_were(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", tonight(list(LAYOUTS), 2))
+@pytest.mark.parametrize("kind", list(LAYOUTS))
 def test_many_restarts_find_no_wrong_page(kind: str, tmp_path: Path) -> None:
-    """Two kinds of layouts in each turn."""
+    """Two kinds of layouts each night."""
     happened: Counter[str] = Counter()
     for seed in range(100, 300):
         shape, texts = SHAPES[seed % (2 if kind == "full only" else 4)], list[list[int]]()

@@ -19,8 +19,8 @@ from tests.parity.load import Fixture, load_fixture, names
 from tests.parity.selection import CHOSEN
 from tests.parity.sketch import next_log_probs, sketch
 from tests.parity.weights import write_checkpoint
+from tests.support.nights import sample
 from tests.support.oracles import dense_logits, quick_compiles
-from tests.support.samples import sample
 
 # Of a difference of sketches: what docs/design.md §7 promises for logits, and a limit that no fixture exceeds.
 PROMISED, USUAL = 2e-4, 1.75e-4

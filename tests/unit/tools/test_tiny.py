@@ -19,7 +19,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.storage.hub import TINY
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tools.tiny import calls, rows, scores, sets, tasks, tokenizer
 from tools.tiny.attention import without_full_layers
 from tools.tiny.checkpoint import CHAT_TEMPLATE, RESPONSE_TEMPLATE, WINDOW, config_json, torch_tensors

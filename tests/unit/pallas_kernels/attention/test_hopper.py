@@ -13,7 +13,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_toke
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tools.aot.measures.tma import recorded
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES

@@ -12,8 +12,8 @@ from pallas_kernels.attention.hopper.plan import Launch, Tuning, launch
 from pallas_kernels.attention.hopper.splits import plan_of
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from tests.support.kernels.calls import Call, check, lower, make_call, run, shape_of
+from tests.support.nights import sample
 from tests.support.oracles import Row
-from tests.support.samples import sample
 from tools.cases.kernels.attention import CASES, RAGGED_DECODE, RAGGED_PROMPT, RAGGED_STEP, Case
 from tools.cases.kernels.attention_fp8 import FP8_CASES
 from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS

@@ -22,8 +22,8 @@ from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
 from tests.support.kernels.calls import check, make_call, run, tiles_of
+from tests.support.nights import sample
 from tests.support.oracles import Row
-from tests.support.samples import sample
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
 from tools.cases.kernels.attention_matrix import matrix

@@ -11,8 +11,8 @@ from pallas_kernels.attention.api import Implementation
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.whole import plan_of
 from tests.support.kernels.calls import Call, check, make_call, run, shape_of
+from tests.support.nights import sample
 from tests.support.oracles import Row
-from tests.support.samples import sample
 from tools.cases.kernels.attention import Case, RowSpec
 from tools.cases.kernels.attention_layers import LAYERS, Layer
 from tools.cases.kernels.attention_shapes import arguments

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jswa.text.answers.template import shipped
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import ask, scripted
 from tests.support.text.transcripts import TRANSCRIPTS

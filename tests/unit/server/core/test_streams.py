@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.scripted import ask, scripted

@@ -13,7 +13,7 @@ import pytest
 
 from server.gate.routes import ROUTES
 from server.http import limits
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
 from tests.support.server.processes import ROOT, started

@@ -12,7 +12,7 @@ import pytest
 from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
 from jswa.text.assembler import MARK
-from tests.support.samples import sample
+from tests.support.nights import sample
 from tests.support.text.transcripts import TOOLS, TRANSCRIPTS, read, text_of, tokenizer_of
 
 UNITS = ["\n", " ", "<", '"', "'", "[", "{", "(", "\\", '\\"', "-", "9", "x", ",", "a:", "{}", "[]", '{"a":', "'',",

@@ -25,8 +25,8 @@ from pallas_kernels.experts.int4_tiles import Int4Tiles, untiled
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import CASES, Case, held_numbers, write_both
 from tests.support.checkpoints.quantized import plain_tensors
+from tests.support.nights import sample
 from tests.support.oracles import dense_attention, dense_logits, quick_compiles
-from tests.support.samples import sample
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32), jnp.dtype("bfloat16")
 OVERLAP: Implementation = "mosaic_overlap"
