@@ -1,0 +1,141 @@
+"""Run the tests on each mutant: the cheapest first of those that reach it, until one fails."""
+
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from tools.mutants.places import Mutant, find
+from tools.mutants.plugin import Task, Told
+from tools.mutants.rooms import ROOMS, TRACED, sources, tests
+from tools.mutants.scratch import Ran, Tree
+
+BUDGET = 20  # CPU seconds of tests, as measured without a mutant, that a mutant is given
+_START = 60  # CPU seconds to import and compile
+_SLOWER = 4  # a mutant that takes so many times the measured seconds hangs
+
+Reach = dict[str, list[Told]]  # by room: what its tests have told without a mutant
+
+
+class Result(NamedTuple):
+    """What became of a mutant.
+
+    Attributes:
+        state: "caught", "survived", "equivalent" (not run) or "gone" (its place is not found).
+        by: the first test that failed; "timeout", "import" or "crash" if the tests did not end as tests do.
+    """
+
+    id: str
+    state: str
+    by: str = ""
+
+
+class Workers:
+    """Runs jobs at once, each with a tree of its own."""
+
+    def __init__(self, trees: Iterable[Tree]) -> None:
+        self._free: SimpleQueue[Tree] = SimpleQueue()
+        self._count = 0
+        for tree in trees:
+            self._free.put(tree)
+            self._count += 1
+
+    def map[Job, Out](self, work: Callable[[Tree, Job], Out], jobs: Iterable[Job]) -> list[Out]:
+        """Return what `work` returns for each job, in order; the first error ends the jobs that have not begun."""
+
+        def one(job: Job) -> Out:
+            tree = self._free.get()
+            try:
+                return work(tree, job)
+            finally:
+                self._free.put(tree)
+
+        with ThreadPoolExecutor(self._count) as pool:
+            futures = [pool.submit(one, job) for job in jobs]
+            try:
+                return [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+
+
+def files_of(root: Path) -> list[str]:
+    """Return all files that mutants are looked for in."""
+    return sorted({file for room in ROOMS for file in sources(room, root)})
+
+
+def measure(workers: Workers, mutants: Sequence[Mutant], files: Sequence[str]) -> Reach:
+    """Run the tests of the mutants' rooms without a mutant; return what each reaches. Raises SystemExit if one fails."""
+    groups = {room: ROOMS[room].tests for room in {mutant.room for mutant in mutants}}
+
+    def one(tree: Tree, group: tuple[str, ...]) -> list[Told]:
+        room = next(room for room, its in groups.items() if its == group)
+        places: dict[str, list[tuple[int, int, str]]] = {}
+        for mutant in mutants:
+            place = find(mutant, tree.root, files)
+            if place is not None:
+                places.setdefault(str(tree.root / place.file), []).append((*place.lines, mutant.id))
+        ran = tree.pytest(tests(room, tree.root), Task(places))
+        failed = [told.test for told in ran.told if told.failed]
+        if ran.status:
+            raise SystemExit(f"without a mutant pytest ends with status {ran.status}: {' '.join(failed)}")
+        return ran.told
+
+    distinct = list(dict.fromkeys(groups.values()))
+    told = dict(zip(distinct, workers.map(one, distinct), strict=True))
+    return {room: told[group] for room, group in groups.items()}
+
+
+def chosen(mutant: Mutant, reach: Reach) -> list[Told]:
+    """Return the tests to run on a mutant, in order: files by cost, in each the cheapest first, up to BUDGET.
+
+    Of code that JAX traces all tests of a file that reaches it are taken, after those that do.
+    """
+    told = reach[mutant.room]
+    files: dict[str, list[Told]] = {}
+    for one in told:
+        if mutant.id in one.reached:
+            files.setdefault(_file(one.test), []).append(one)
+    if mutant.file.startswith(TRACED):
+        for one in told:
+            if mutant.id not in one.reached and _file(one.test) in files:
+                files[_file(one.test)].append(one)
+    out: list[Told] = []
+    for some in sorted(files.values(), key=lambda some: sum(one.seconds for one in some)):
+        for one in sorted(some, key=lambda one: (mutant.id not in one.reached, one.seconds)):
+            if not out or sum(other.seconds for other in out) + one.seconds <= BUDGET:
+                out.append(one)
+    return out
+
+
+def run(tree: Tree, mutant: Mutant, order: Sequence[Told], files: Sequence[str]) -> Result:
+    """Run these tests on a mutant until one fails."""
+    if mutant.equivalent:
+        return Result(mutant.id, "equivalent")
+    if find(mutant, tree.root, files) is None:
+        return Result(mutant.id, "gone")
+    if not order:
+        return Result(mutant.id, "survived", "no test reaches it")
+    seconds = _START + _SLOWER * round(sum(one.seconds for one in order))
+    paths = list(dict.fromkeys(_file(one.test) for one in order))
+    with tree.mutated(mutant, files):
+        return result(mutant, tree.pytest(paths, Task({}, [one.test for one in order]), "-x", seconds=seconds))
+
+
+def result(mutant: Mutant, ran: Ran) -> Result:
+    """Read how a test process has ended."""
+    failed = [told.test for told in ran.told if told.failed]
+    if ran.status == 0:
+        return Result(mutant.id, "survived")
+    if ran.status == 1 and failed:
+        return Result(mutant.id, "caught", failed[0])
+    if ran.status == 5:
+        raise RuntimeError(f"{mutant.id}: pytest found none of the tests")
+    ended = {-signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout", 2: "import", 4: "import"}
+    return Result(mutant.id, "caught", ended.get(ran.status, "crash"))
+
+
+def _file(test: str) -> str:
+    return test.split("::")[0]
