@@ -36,14 +36,13 @@ def changes(function: Function) -> Iterator[Change]:
     returns = ast.unparse(function.returns) if function.returns else ""
     for node in code(function):
         if isinstance(node, ast.expr):
-            yield from _of_expression(node)
-            yield from _of_call(node) if isinstance(node, ast.Call) else ()
-            yield from _of_choice(node)
+            for some in (_of_operator, _of_number, _of_logic, _of_call, _of_choice):
+                yield from some(node)
         else:
             yield from _of_statement(node, returns)
 
 
-def _of_expression(node: ast.expr) -> Iterator[Change]:
+def _of_operator(node: ast.expr) -> Iterator[Change]:
     match node:
         case ast.Compare(left, ops, comparators):
             for index, op in enumerate(ops):
@@ -53,25 +52,32 @@ def _of_expression(node: ast.expr) -> Iterator[Change]:
             yield _change(node, "arithmetic", ast.BinOp(left, _ARITHMETIC[type(op)](), right))
         case ast.UnaryOp(ast.USub(), operand):
             yield _change(node, "arithmetic", operand)
+
+
+def _of_number(node: ast.expr) -> Iterator[Change]:
+    match node:
         case ast.Constant(int(value)) if not isinstance(value, bool):
             yield Change(node, "off by one", str(value + 1))
             yield Change(node, "off by one", str(value - 1))
-        case ast.Slice():
-            return
         case ast.Subscript(_, ast.Slice(lower, upper)):
             for bound in (lower, upper):
                 if bound is not None and not isinstance(bound, ast.Constant):
                     yield Change(bound, "off by one", f"({ast.unparse(bound)}) + 1")
+
+
+def _of_logic(node: ast.expr) -> Iterator[Change]:
+    match node:
         case ast.BoolOp(op, values):
             yield _change(node, "boolean", ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
-            yield from (
-                _change(node, "boolean", ast.BoolOp(op, values[:i] + values[i + 1 :])) for i in range(len(values))
-            )
+            for index in range(len(values)):
+                yield _change(node, "boolean", ast.BoolOp(op, values[:index] + values[index + 1 :]))
         case ast.UnaryOp(ast.Not(), operand):
             yield _change(node, "boolean", operand)
 
 
-def _of_call(node: ast.Call) -> Iterator[Change]:
+def _of_call(node: ast.expr) -> Iterator[Change]:
+    if not isinstance(node, ast.Call):
+        return
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in _OPPOSITE:
         other = _OPPOSITE[name]

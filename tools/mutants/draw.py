@@ -50,7 +50,7 @@ def of_function(name: str, function: Function) -> Iterator[Mutant]:
 
 
 def _choose(found: list[Mutant], kept: Sequence[Mutant], count: int, rng: random.Random, root: Path) -> list[Mutant]:
-    """Return `count` of the mutants found that compile: operators take turns, and each takes from where least was taken.
+    """Return `count` of the mutants found that compile: operators take turns, each where least was taken.
 
     A file's part is in proportion to the mutants that it offers.
     """
@@ -70,7 +70,7 @@ def _choose(found: list[Mutant], kept: Sequence[Mutant], count: int, rng: random
         return _place(mutant) in closed, near, files_taken[mutant.file] / offers[mutant.file]
 
     taken: list[Mutant] = []
-    while len(taken) < count and any(by_operator.values()):
+    while len(taken) < count and (operators := [operator for operator in operators if by_operator[operator]]):
         for operator in operators[: count - len(taken)]:
             best = min(by_operator[operator], key=crowd, default=None)
             if best is None or _place(best) in closed:

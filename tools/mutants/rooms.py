@@ -51,7 +51,7 @@ ROOMS = {
 }
 
 
-def sources(room: str, root: Path = ROOT) -> list[str]:
+def sources(room: str, root: Path) -> list[str]:
     """Return the files of a room that exist below `root`, in order."""
     found: set[Path] = set()
     for name in ROOMS[room].sources:
@@ -60,6 +60,6 @@ def sources(room: str, root: Path = ROOT) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
-def tests(room: str, root: Path = ROOT) -> list[str]:
+def tests(room: str, root: Path) -> list[str]:
     """Return the files and folders of a room's tests that exist below `root`."""
     return [name for name in ROOMS[room].tests if (root / name).exists()]

@@ -67,7 +67,10 @@ def files_of(root: Path) -> list[str]:
 
 
 def measure(workers: Workers, mutants: Sequence[Mutant], files: Sequence[str]) -> Reach:
-    """Run the tests of the mutants' rooms without a mutant; return what each reaches. Raises SystemExit if one fails."""
+    """Run the tests of the mutants' rooms without a mutant; return what each reaches.
+
+    Raises SystemExit if one fails.
+    """
     groups = {room: ROOMS[room].tests for room in {mutant.room for mutant in mutants}}
 
     def one(tree: Tree, group: tuple[str, ...]) -> list[Told]:
