@@ -7,6 +7,7 @@ ROOT = Path(__file__).parents[2]
 PER_ROOM = 40
 # Code that JAX traces: a program that one test has traced is not traced again by the next, which runs it nevertheless.
 TRACED = ("jswa/exec/",)
+_NO_LAW = ("jswa/sched/steplog.py",)  # it only logs
 
 _HOST = ("tests/unit/sched", "tests/unit/cache", "tests/property")
 _DEVICE = ("tests/unit/exec",)
@@ -57,7 +58,7 @@ def sources(room: str, root: Path) -> list[str]:
     for name in ROOMS[room].sources:
         path = root / name
         found |= set(path.rglob("*.py")) if path.is_dir() else {path} & set(path.parent.glob("*.py"))
-    return sorted(path.relative_to(root).as_posix() for path in found)
+    return sorted({path.relative_to(root).as_posix() for path in found} - set(_NO_LAW))
 
 
 def tests(room: str, root: Path) -> list[str]:
