@@ -1,7 +1,7 @@
 """A plugin of pytest (`-p tools.mutants.plugin`) that runs the tests named in a file, and writes what they told.
 
 MUTANTS names a JSON file with the `Task`; the answer is written to the file of the same name that ends in `.out`.
-Random examples are few and the same in every run, and a failing one is not made smaller.
+Random examples are the same in every run, and a failing one is not made smaller.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import Phase, settings
 
-EXAMPLES = 25
 _TOOL = 4  # of sys.monitoring: no debugger, profiler or coverage
 
 
@@ -89,10 +88,8 @@ class Teller:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Follow the tests, after conftest.py has chosen its examples."""
-    settings.register_profile(
-        "mutants", max_examples=EXAMPLES, deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
-    )
+    """Follow the tests, with as many examples as conftest.py has chosen before."""
+    settings.register_profile("mutants", settings(), database=None, phases=(Phase.explicit, Phase.generate))
     settings.load_profile("mutants")
     path = Path(os.environ["MUTANTS"])
     config.pluginmanager.register(Teller(Task(**json.loads(path.read_text())), path.with_suffix(".out")))

@@ -42,14 +42,14 @@ class Tree:
             raise LookupError(mutant.id)
         path = self.root / place.file
         source, status = path.read_text(encoding="utf-8"), path.stat()
-        for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            bytecode.unlink()  # it would be taken for that of a change of equal size in the same second
+        _forget(path)
         path.write_text(applied(source, place.node, mutant.after), encoding="utf-8")
         try:
             yield
         finally:
             path.write_text(source, encoding="utf-8")
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            _forget(path)
 
     def pytest(self, paths: Sequence[str], task: Task, *options: str, seconds: int = 0) -> Ran:
         """Run tests. One that uses more CPU `seconds` is killed (0: never)."""
@@ -64,8 +64,7 @@ class Tree:
             "TEST_PROGRAMS": str(self._programs),
             "TEST_TURN": "0",
         }
-        if seconds:  # bytecode of a mutant would outlive it
-            environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling all modules takes longer than most tests
         process = subprocess.Popen(
             [sys.executable, *_PYTEST, "--hypothesis-seed=0", *options, *paths],
             cwd=self.root,
@@ -84,6 +83,12 @@ class Tree:
             _kill(process)
         told = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
         return Ran(status, [Told(**one) for one in told])
+
+
+def _forget(path: Path) -> None:
+    """Delete a module's bytecode: it would pass for that of another source of its size and second."""
+    for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        bytecode.unlink()
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
