@@ -49,7 +49,7 @@ CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
-.PHONY: bench gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
+.PHONY: bench mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -163,6 +163,9 @@ define compile
 	  .venv-gpu/bin/python -m tools.aot.{} --only "$(ONLY)" 2>&1); code=$$?; echo "tools.aot.{} exits with $$code"; \
 	  echo "$$log"; exit $$code'
 endef
+mutants: .venv/installed  ## make 200 small faults in copies of the code, and count those that the tests catch (ROOM=one)
+	$(BIN)/python -m tools.mutants run $(if $(ROOM),--room $(ROOM))
+
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	$(call compile,0/4 1/4 2/4 3/4)
 

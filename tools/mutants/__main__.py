@@ -22,14 +22,14 @@ from tools.mutants.scratch import Tree, trees
 
 
 def _draw(replace: bool) -> int:
-    kept = load() if LIST.exists() else []
-    if kept and not replace:
+    listed = load() if LIST.exists() else []
+    if listed and not replace:
         raise SystemExit(f"{LIST.name} is there: mutants are drawn once (--replace: anew for those that are gone)")
     files = files_of(ROOT)
-    kept = [mutant for mutant in kept if find(mutant, ROOT, files)]
-    mutants = draw(ROOT, kept=kept)
+    gone = [mutant.id for mutant in listed if find(mutant, ROOT, files) is None]
+    mutants = draw(ROOT, listed=listed, gone=gone)
     save(mutants)
-    print(f"{len(mutants)} mutants, {len(kept)} of them kept")
+    print(f"{len(mutants)} mutants; gone: {' '.join(gone) or 'none'}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import ast
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tools.mutants.changes import changes
@@ -14,15 +14,23 @@ SEED = 1
 
 
 def draw(
-    root: Path, rooms: Iterable[str] = tuple(ROOMS), kept: Sequence[Mutant] = (), seed: int = SEED
+    root: Path,
+    rooms: Iterable[str] = tuple(ROOMS),
+    listed: Sequence[Mutant] = (),
+    gone: Collection[str] = (),
+    seed: int = SEED,
 ) -> list[Mutant]:
-    """Return `kept` and as many new mutants as each room lacks, sorted by room. No id is given twice, and no mutant."""
+    """Return what is listed and not gone, and as many new mutants as each room then lacks, sorted by room.
+
+    No id is given twice, and no place is drawn twice.
+    """
     out = []
     for room in rooms:
-        mine = [mutant for mutant in kept if mutant.room == room]
-        new = _choose(list(_all(room, root)), mine, PER_ROOM - len(mine), random.Random(f"{seed}:{room}"), root)
+        mine = [mutant for mutant in listed if mutant.room == room]
+        kept = [mutant for mutant in mine if mutant.id not in gone]
+        new = _choose(list(_all(room, root)), kept, PER_ROOM - len(kept), random.Random(f"{seed}:{room}"), root)
         number = max((int(mutant.id.rsplit("-", 1)[1]) for mutant in mine), default=0)
-        out += mine + [mutant._replace(id=f"{room}-{number + index:02}") for index, mutant in enumerate(new, 1)]
+        out += kept + [mutant._replace(id=f"{room}-{number + index:02}") for index, mutant in enumerate(new, 1)]
     return out
 
 
