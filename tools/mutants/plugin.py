@@ -47,6 +47,7 @@ class Teller:
         self._task, self._out = task, out
         self._reached: set[str] = set()
         self._failed = False
+        self._file: Path | None = None
         self._told: list[Told] = []
         if task.places:
             sys.monitoring.use_tool_id(_TOOL, "mutants")
@@ -69,8 +70,10 @@ class Teller:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Note what a test costs and reaches."""
+        if self._task.places and item.path != self._file and "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()  # each file shall trace what it runs, as it does without those before it
         self._reached.clear()
-        self._failed, begin = False, time.process_time()
+        self._file, self._failed, begin = item.path, False, time.process_time()
         try:
             return (yield)
         finally:
