@@ -10,6 +10,7 @@ there by hand. Mutants live in copies of the tree in a temporary folder.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
@@ -37,14 +38,14 @@ def _run(listed: Sequence[Mutant], mutants: Sequence[Mutant], processes: int) ->
     files = files_of(ROOT)
     with trees(ROOT, processes) as copies:
         workers = Workers(copies)
-        reach = measure(workers, [mutant for mutant in mutants if not mutant.equivalent], files)
+        told = measure(ROOT, workers, [mutant for mutant in mutants if not mutant.equivalent], files)
 
-        def one(tree: Tree, mutant: Mutant) -> Result:
-            found = run(tree, mutant, [] if mutant.equivalent else chosen(mutant, reach), files)
+        def try_(tree: Tree, mutant: Mutant) -> Result:
+            found = run(tree, mutant, [] if mutant.equivalent else chosen(mutant, told), files)
             print(f"{mutant.id}: {found.state} {found.by}", flush=True)
             return found
 
-        results = workers.map(one, mutants)
+        results = workers.map(try_, mutants)
     before = read()
     print(report(mutants, results))
     write(results, listed)
@@ -59,16 +60,19 @@ def _holds(mutants: Sequence[Mutant], test: str, processes: int) -> int:
     mutants = [mutant for mutant in mutants if not mutant.equivalent]
     with trees(ROOT, processes) as copies:
         workers = Workers(copies)
-        reach = measure(workers, mutants, files)
+        told = measure(ROOT, workers, mutants, files)
+        mine = [one for one in told if one.test == test or one.test.startswith((f"{test}::", f"{test}["))]
+        others = [one for one in told if one not in mine]
+        if not mine:
+            raise SystemExit(f"{test} is none of the tests that are asked about mutants (tools/mutants/rooms.py)")
 
-        def one(tree: Tree, mutant: Mutant) -> Result | None:
-            order = chosen(mutant, reach)
-            mine = [told for told in order if told.test == test or told.test.startswith((f"{test}::", f"{test}["))]
-            if not mine or run(tree, mutant, mine, files).state != "caught":
+        def try_(tree: Tree, mutant: Mutant) -> Result | None:
+            order = chosen(mutant, mine, budget=math.inf)
+            if not order or run(tree, mutant, order, files).state != "caught":
                 return None
-            return run(tree, mutant, [told for told in order if told not in mine], files)
+            return run(tree, mutant, chosen(mutant, others), files)
 
-        results = [found for found in workers.map(one, mutants) if found]
+        results = [found for found in workers.map(try_, mutants) if found]
     for found in results:
         print(f"{found.id}: " + (f"also {found.by}" if found.state == "caught" else "NO OTHER TEST"))
     only = sum(found.state != "caught" for found in results)

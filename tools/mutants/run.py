@@ -1,4 +1,4 @@
-"""Run the tests on each mutant: the cheapest first of those that reach it, until one fails."""
+"""Run tests on a mutant: the cheapest first of those that reach it, until one fails."""
 
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +15,6 @@ from tools.mutants.scratch import Ran, Tree
 BUDGET = 30  # CPU seconds of tests, as measured without a mutant, that a mutant is given
 _START = 60  # CPU seconds to import and compile
 _SLOWER = 4  # a mutant that takes so many times the measured seconds hangs
-
-Reach = dict[str, list[Told]]  # by room: what its tests have told without a mutant
 
 
 class Result(NamedTuple):
@@ -66,37 +64,32 @@ def files_of(root: Path) -> list[str]:
     return sorted({file for room in ROOMS for file in sources(room, root)})
 
 
-def measure(workers: Workers, mutants: Sequence[Mutant], files: Sequence[str]) -> Reach:
-    """Run the tests of the mutants' rooms without a mutant; return what each reaches.
+def measure(root: Path, workers: Workers, mutants: Sequence[Mutant], files: Sequence[str]) -> list[Told]:
+    """Run all TESTS of the tree at `root` without a mutant; return what each costs and reaches.
 
     Raises SystemExit if one fails.
     """
-    groups = {room: ROOMS[room].tests for room in {mutant.room for mutant in mutants}}
 
-    def one(tree: Tree, group: tuple[str, ...]) -> list[Told]:
-        room = next(room for room, its in groups.items() if its == group)
+    def one(tree: Tree, path: str) -> list[Told]:
         places: dict[str, list[tuple[int, int, str]]] = {}
         for mutant in mutants:
             place = find(mutant, tree.root, files)
             if place is not None:
                 places.setdefault(str(tree.root / place.file), []).append((*place.lines, mutant.id))
-        ran = tree.pytest(tests(room, tree.root), Task(places))
+        ran = tree.pytest([path], Task(places))
         failed = [told.test for told in ran.told if told.failed]
         if ran.status:
-            raise SystemExit(f"without a mutant pytest ends with status {ran.status}: {' '.join(failed)}")
+            raise SystemExit(f"without a mutant {path} ends with status {ran.status}: {' '.join(failed)}")
         return ran.told
 
-    distinct = list(dict.fromkeys(groups.values()))
-    told = dict(zip(distinct, workers.map(one, distinct), strict=True))
-    return {room: told[group] for room, group in groups.items()}
+    return [told for some in workers.map(one, tests(root)) for told in some]
 
 
-def chosen(mutant: Mutant, reach: Reach) -> list[Told]:
-    """Return the tests to run on a mutant, in order: files by cost, in each the cheapest first, up to BUDGET.
+def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET) -> list[Told]:
+    """Return the tests to run on a mutant, in order: files by cost, in each the cheapest first, up to the budget.
 
     Of code that JAX traces all tests of a file that reaches it are taken, after those that do.
     """
-    told = reach[mutant.room]
     files: dict[str, list[Told]] = {}
     for one in told:
         if mutant.id in one.reached:
@@ -108,7 +101,7 @@ def chosen(mutant: Mutant, reach: Reach) -> list[Told]:
     out: list[Told] = []
     for some in sorted(files.values(), key=lambda some: sum(one.seconds for one in some)):
         for one in sorted(some, key=lambda one: (mutant.id not in one.reached, one.seconds)):
-            if not out or sum(other.seconds for other in out) + one.seconds <= BUDGET:
+            if not out or sum(other.seconds for other in out) + one.seconds <= budget:
                 out.append(one)
     return out
 

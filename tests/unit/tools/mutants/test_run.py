@@ -103,9 +103,9 @@ def test_tests_that_reach_a_mutant_run_cheapest_first_within_the_budget() -> Non
         Told("cheap.py::c", 1.0, ["sched-1"], False),
         Told("cheap.py::d", 0.1, [], False),
     ]
-    assert [one.test for one in chosen(mutant, {"sched": told})] == ["cheap.py::c", "cheap.py::b"]
+    assert [one.test for one in chosen(mutant, told)] == ["cheap.py::c", "cheap.py::b"]
     traced = mutant._replace(file="jswa/exec/pack.py")
-    assert [one.test for one in chosen(traced, {"sched": told})] == ["cheap.py::c", "cheap.py::b", "cheap.py::d"]
+    assert [one.test for one in chosen(traced, told)] == ["cheap.py::c", "cheap.py::b", "cheap.py::d"]
 
 
 def test_workers_return_in_order_and_pass_errors_on() -> None:
