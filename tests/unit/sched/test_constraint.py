@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool
 
 from jswa.errors import InvalidSampling
-from jswa.plan import Constraint, Mask, Words, bits_of
+from jswa.plan import ANY_TOKEN, BAN_TOKENS, Constraint, Mask, Words, bits_of
 from jswa.sched.constraint import banned_at, make_constraint, mask_words, words_of
 from jswa.types import SamplingParams
 
@@ -161,3 +161,13 @@ def test_bad_words_outside_the_vocabulary_are_ignored() -> None:
     assert np.flatnonzero(~allowed_by(found, [], 40)).tolist() == [3]
     assert found.bad_words == ((5, 6),)
     assert make_constraint(SamplingParams(), 40, PROMPT, frozenset(), ((99,),)) is None
+
+
+def test_the_device_forbids_stop_tokens_of_short_texts_and_last_tokens_of_bad_words_always() -> None:
+    found = constraint_of(40, stop_ids=frozenset({3, 7}), bad_words=((5, 6), (9, 8, 7)), min_tokens=4)
+    lines = found.bans().tolist()
+    assert sorted(line[-1] for line in lines[:2]) == [3, 7]
+    assert all(line[:-1] == [PROMPT + 4] + [ANY_TOKEN] * (BAN_TOKENS - 1) for line in lines[:2])
+    always = np.iinfo(np.int32).max
+    assert lines[2] == [always, *[ANY_TOKEN] * (BAN_TOKENS - 2), 5, 6]
+    assert lines[3] == [always, *[ANY_TOKEN] * (BAN_TOKENS - 3), 9, 8, 7]

@@ -81,6 +81,15 @@ def test_the_texts_used_longest_ago_go_first() -> None:
     earlier.check()
 
 
+def test_an_edge_was_used_when_the_last_text_through_it_was() -> None:
+    """An older use makes none older; a half of an edge has the use of the whole."""
+    earlier = EarlierTexts(1 << 20)
+    for last, text in ((3, (1, 2, 3)), (5, (1, 2, 4)), (9, (1, 2)), (4, (1, 2, 3)), (6, (1, 2))):
+        earlier.add("", iter(nodes_of([text], last)))
+    uses = [[edge.last for edge in earlier.walk("", np.array(text))[0]] for text in ((1, 2, 3), (1, 2, 4))]
+    assert uses == [[9, 5], [9, 5]]
+
+
 @pytest.mark.parametrize("salt", ["", "a", "\0v1\0a", "\0", "v1\0"])
 @pytest.mark.parametrize("digest", [None, "0af3"])
 def test_a_tree_tells_whose_it_is_in_every_version(salt: str, digest: str | None) -> None:
