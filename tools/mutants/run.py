@@ -12,7 +12,7 @@ from tools.mutants.plugin import Task, Told
 from tools.mutants.rooms import ROOMS, TRACED, sources, tests
 from tools.mutants.scratch import Ran, Tree
 
-BUDGET = 30  # CPU seconds of tests, as measured without a mutant, that a mutant is given
+BUDGET = 60  # CPU seconds of tests, as measured without a mutant, that a mutant is given
 _START = 60  # CPU seconds to import and compile
 _SLOWER = 4  # a mutant that takes so many times the measured seconds hangs
 

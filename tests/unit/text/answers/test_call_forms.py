@@ -102,6 +102,14 @@ def test_values_of_other_kinds() -> None:
     assert whole(" y ", {"name": "f"}) == {"name": "f", "all": ["y", "x"]}
 
 
+def test_each_object_of_a_list_is_transformed_and_nothing_else() -> None:
+    each = field_reader({"content": "json", "transform": {"name": "{fn}"}, "transform_each": True})
+    assert each('[{"fn": "f"}, {"fn": "g"}]', {}) == [{"name": "f"}, {"name": "g"}]
+    for text in ('[{"fn": "f"}, 2]', '{"fn": "f"}', "[[]]"):
+        with pytest.raises(ValueError, match="no list of objects"):
+            each(text, {})
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
@@ -123,6 +131,7 @@ def test_wrong_arguments_of_a_content_are_refused(kind: str, arguments: dict[str
         ({"nullable": True}, "null", None),
         ({"type": ["boolean", "null"]}, " None ", None), ({"type": "number"}, "1e999", "1e999"),
         ({"anyOf": [{"type": "array"}, {"type": "number"}]}, "2.50", 2.5),
+        ({"type": ["integer", "boolean"]}, "true", True), ({"type": ["object", "null"]}, "null", None),
         ({"$ref": "#/$defs/a"}, '{"x": 1}', {"x": 1}), ({"type": "object"}, "[" * 60_000, "[" * 60_000),
         ({"anyOf": 5, "type": 7, "oneOf": {"type": "null"}}, "null", "null"),
     ],

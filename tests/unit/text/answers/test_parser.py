@@ -3,14 +3,16 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
+from jswa.errors import ConfigError
 from jswa.text.answers.parser import AnswerParser, reasoning_behind
-from jswa.text.answers.template import compile_template
+from jswa.text.answers.template import compile_template, find_template
 from jswa.text.assembler import MARK
 from jswa.types import AnswerEvent
 from tests.support.text.transcripts import (
@@ -225,6 +227,22 @@ def test_a_checkpoints_own_template_is_read_as_transformers_reads_it(words: list
             (one["function"]["name"], json.dumps(one["function"]["arguments"])) for one in found.get("tool_calls", ())
         )
     )
+
+
+def test_a_template_is_found_by_its_name_by_its_file_or_not_at_all(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"))
+    (file := tmp_path / "own.json").write_text(json.dumps(FOREIGN))
+    for wanted, fields in (
+        ("hermes", {"content", "tool_calls", "reasoning_content"}),
+        (str(file), {*FOREIGN["fields"]}),
+    ):
+        found = find_template(tmp_path, tokenizer, "", wanted)
+        assert found is not None
+        assert found.fields.keys() == fields
+    assert find_template(tmp_path, tokenizer, "", "none") is None
+    assert find_template(tmp_path, tokenizer, "a template of no known family") is None
+    with pytest.raises(ConfigError, match="response_template"):
+        find_template(tmp_path, tokenizer, "", str(tmp_path / "absent.json"))
 
 
 def test_without_a_template_all_text_is_content() -> None:
