@@ -1,5 +1,6 @@
 """Geometry of the arena at the sizes of real models (jswa/cache/layout.py)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -130,3 +131,15 @@ def test_layers_of_one_kind_that_differ_are_refused(odd: Any) -> None:
     KVLayout.of(make_model(*alike), 16)
     with pytest.raises(UnsupportedModel, match=r"must share one shape .*\[\("):
         KVLayout.of(make_model(*alike, odd), 16)
+
+
+def test_a_layer_that_reads_the_kv_of_another_has_its_place_and_takes_none() -> None:
+    own = [make_layer(8, NONE), make_layer(None, NONE), make_layer(8, NONE), make_layer(None, NONE)]
+    readers = [
+        dataclasses.replace(own[owner], attention=dataclasses.replace(own[owner].attention, kv_from=owner))
+        for owner in (2, 1)
+    ]
+    alone, shared = (KVLayout.of(make_model(*layers), 4) for layers in (own, [*own, *readers]))
+    assert len(set(alone.layers)) == len(own)
+    assert shared.layers == (*alone.layers, alone.layers[2], alone.layers[1])
+    assert shared == dataclasses.replace(alone, layers=shared.layers)

@@ -5,6 +5,8 @@ import pytest
 
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.stats import for_clients
+from jswa.types import MissReason
 from tests.support.builders import make_layout
 
 PAGE = 4
@@ -111,3 +113,19 @@ def test_a_window_is_evicted_whose_last_page_lies_in_an_edge_below() -> None:
         manager.prefix.retention.make_room(manager.pool.free_slots + 1)
         manager.check([])
     assert manager.pool.free_slots == manager.pool.total_slots
+
+
+def test_clients_cannot_tell_what_another_salt_has_cached_from_what_nobody_has() -> None:
+    missed: dict[MissReason, int] = {"salt": 3, "cold": 4, "evicted": 5}
+    assert for_clients(missed) == {"cold": 7, "evicted": 5}
+    assert for_clients({"salt": 3}) == for_clients({"cold": 3}) == {"cold": 3}
+    assert missed["salt"] == 3
+
+
+def test_a_place_counts_the_rows_that_started_there() -> None:
+    manager = make_manager()
+    text = np.arange(40, dtype=np.int32)
+    for _ in range(3):
+        publish(manager, "", text)
+    (node,) = manager.match("", text, 40).path
+    assert (node.start, node.hits) == (0, 2), "the first row found nothing"
