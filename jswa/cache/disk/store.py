@@ -217,7 +217,7 @@ class DiskStore:
     def drain(self, seconds: float) -> bool:
         """Wait until the threads have done all that they were given; return whether they have."""
         end = time.monotonic() + seconds
-        for worker in (self._writer, *self._readers):
+        for worker in (self._writer, *self._readers, self._writer):  # which deletes the files that readers find torn
             while worker.left and time.monotonic() < end:
                 worker.settle(max(1e-3, end - time.monotonic()))
         return not self._writer.left and not self.reading

@@ -148,5 +148,24 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+def test_a_file_that_is_torn_is_told_once_as_a_miss(tmp_path: Path) -> None:
+    """Whoever waits for its pages would wait for ever otherwise."""
+    store = DiskStore(tmp_path, LIMIT, GEOMETRY)
+    torn, whole = records = record(1), record(2)
+    for number, own in enumerate(records, 1):
+        store.put(own, contents(number))
+    assert store.drain(10.0)
+    (tmp_path / torn.name).write_bytes(b"torn")
+    got: list[list[Lanes | None]] = [[], []]
+    for own, found in zip(records, got, strict=True):
+        store.fetch(own, found.append)
+    assert store.drain(10.0)
+    store.close()
+    assert got[0] == [None]
+    assert len(got[1]) == 1
+    assert store.find(torn.pages[0]) is None
+    assert store.find(whole.pages[0]) == (whole, 0)
+
+
 TestDiskStore = StoreMachine.TestCase
 TestDiskStore.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -177,6 +177,7 @@ def test_a_disk_that_hangs_costs_one_request_its_patience(tmp_path: Path) -> Non
     asked = host.disk.wanted
     assert store.reading
     assert host.disk.find(asked.salt, asked.tokens, len(asked.tokens), 0) is None, "others would wait too"
+    assert store.seconds(asked.records) >= 0.3, "the time that was waited does not count"
     long_texts(talk)
     assert host.disk.wanted is asked
     assert talk.scheduler.cache.stats().disk_tokens == 0
