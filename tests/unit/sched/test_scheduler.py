@@ -7,6 +7,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.moves import Move
+from jswa.cache.prefix.visits import PROMPT_END, TEXT_END
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import FROM_DEVICE, NOT_FINITE, TokenEvent
@@ -256,6 +257,28 @@ def test_a_request_id_that_runs_cannot_be_added_again() -> None:
     loop.scheduler.add(make_request("a", [1], length=3))
     with pytest.raises(EngineError, match="'a' is already running"):
         loop.scheduler.add(make_request("a", [1], length=3))
+
+
+def test_a_step_has_as_many_events_as_it_yields() -> None:
+    """Tokens of requests that go on, and the last of one that ends."""
+    loop = make_loop(FULL, blocks=40)
+    for name, length in (("a", 4), ("b", 9), ("c", 9)):
+        loop.scheduler.add(make_request(name, [1], length=length))
+    counts = set()
+    while loop.scheduler.has_work():
+        events = loop.step()
+        assert len(events) == len([*events])
+        counts.add(len(events))
+    assert 3 in counts
+
+
+def test_the_cache_learns_where_prompts_and_texts_end() -> None:
+    """Requests go on from there more often than from elsewhere."""
+    loop = make_loop(HYBRID, blocks=40)
+    loop.scheduler.add(make_request("a", list(range(10)), length=20))
+    text = [*range(10), *(event.token for event in run(loop) if event.token is not None)]
+    path = loop.scheduler.cache.match("", np.array(text, np.int32), len(text)).path
+    assert {at: kind for node in path for at, kind in node.places.items()} == {10: PROMPT_END, 19: TEXT_END}
 
 
 def test_steps_must_be_applied_in_order() -> None:

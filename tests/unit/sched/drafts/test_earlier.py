@@ -90,6 +90,15 @@ def test_an_edge_was_used_when_the_last_text_through_it_was() -> None:
     assert uses == [[9, 5], [9, 5]]
 
 
+def test_a_scheduler_that_keeps_no_earlier_texts_forgets_none() -> None:
+    """The engine says so whenever the cache is cleared, with and without drafts."""
+    scheduler = Loop(
+        make_layout(4, 6, num_full=1, num_local=2), Limits(40, 4, 16, 4, num_blocks=40), TextModel(99)
+    ).scheduler
+    assert scheduler.drafting.earlier is None
+    scheduler.drafting.forget_texts()
+
+
 @pytest.mark.parametrize("salt", ["", "a", "\0v1\0a", "\0", "v1\0"])
 @pytest.mark.parametrize("digest", [None, "0af3"])
 def test_a_tree_tells_whose_it_is_in_every_version(salt: str, digest: str | None) -> None:
