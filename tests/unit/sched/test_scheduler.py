@@ -10,7 +10,8 @@ from jswa.cache.moves import Move
 from jswa.cache.prefix.visits import PROMPT_END, TEXT_END
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import FROM_DEVICE, NOT_FINITE, TokenEvent
+from jswa.plan import BAN_TOKENS, FROM_DEVICE, NOT_FINITE, TokenEvent
+from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import SamplingParams
@@ -279,6 +280,22 @@ def test_the_cache_learns_where_prompts_and_texts_end() -> None:
     text = [*range(10), *(event.token for event in run(loop) if event.token is not None)]
     path = loop.scheduler.cache.match("", np.array(text, np.int32), len(text)).path
     assert {at: kind for node in path for at, kind in node.places.items()} == {10: PROMPT_END, 19: TEXT_END}
+
+
+@pytest.mark.parametrize("cached", [0, 4, 12, 20])
+def test_the_device_gets_the_last_tokens_before_a_row_with_bad_words(cached: int) -> None:
+    """As many as a bad word has, though the row does not run those that the cache had."""
+    loop, prompt = make_loop(FULL, blocks=40), list(range(100, 124))
+    if cached:
+        loop.scheduler.add(make_request("before", prompt[:cached], length=cached + 2))
+        run(loop)
+    constraint = make_constraint(SamplingParams(), 1000, len(prompt), frozenset(), ((1, 2),))
+    loop.scheduler.add(dataclasses.replace(make_request("a", prompt, length=30), constraint=constraint))
+    plan = loop.scheduler.plan()
+    assert plan is not None
+    (entry,) = plan.extras
+    assert entry.start == cached
+    assert entry.recent.tolist() == prompt[max(0, cached - BAN_TOKENS) : cached]
 
 
 def test_steps_must_be_applied_in_order() -> None:
