@@ -35,6 +35,20 @@ def test_the_first_drafts_that_equal_the_draws_count(draws: list[int], drafts: l
     assert accepted(jnp.array([draws]), jnp.array([drafts])).tolist() == [right]
 
 
+@pytest.mark.parametrize(
+    ("rows", "places", "tokens", "logits"),
+    [
+        (8, 4, 32, 32), (8, 4, 16, 16), (8, 4, 999, 32),  # all places, or as many as the step has tokens
+        (4096, 4, 16_384, 4096), (4096, 4, 6_000, 4096), (1024, 4, 4096, 4096), (1025, 4, 4100, 1025),
+    ],
+)  # fmt: skip
+def test_the_logits_of_all_places_exist_at_once_or_those_of_one_place_of_each_row(
+    rows: int, places: int, tokens: int, logits: int
+) -> None:
+    vocab = verify.LOGITS // 4096
+    assert verify.logits_at_once(rows, places, vocab, tokens) == logits * vocab
+
+
 def test_what_lies_behind_an_absent_draft_is_none() -> None:
     """A row may have fewer drafts than the program has room for."""
     assert proposed(jnp.array([[1, 2, 3], [1, ABSENT, 3], [ABSENT] * 3])).tolist() == [3, 1, 0]
