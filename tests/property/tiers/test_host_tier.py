@@ -80,6 +80,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, operations: int, che
     assert host is not None
     talk.drain()
     host.tier.check()
+    assert not host.tier.kept, "texts wait to be written, though there is no disk"
     figures = {"copied": host.tier.copied, "recalled": host.recalled, "host_tokens": talk.hits.host_tokens}
     return Counter({**figures, "lost": forgetful.lost})
 
