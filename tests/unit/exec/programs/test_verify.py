@@ -67,12 +67,16 @@ def test_each_place_is_drawn_as_if_it_were_alone(
     columns = sampling_columns(
         ROWS, temperature=np.array([0, 0.7, 1, 1, 2]), top_p=0.9, key_low=np.arange(ROWS), extras=ROWS
     )
-    first, extras = jnp.arange(ROWS, dtype=jnp.int32) * 10, init_extras(ROWS, VOCAB)
+    first, extras, seen = jnp.arange(ROWS, dtype=jnp.int32) * 10, init_extras(ROWS, VOCAB), set[int]()
+
+    def logits(vectors: jax.Array) -> jax.Array:
+        seen.add(len(vectors))
+        return vectors @ head
 
     def run(hidden: jax.Array, first: jax.Array) -> Draws:
         rows, places, _ = hidden.shape
         return draw(
-            lambda vectors: vectors @ head,
+            logits,
             hidden,
             first,
             jnp.zeros((rows, places - 1), jnp.int32),
@@ -88,6 +92,9 @@ def test_each_place_is_drawn_as_if_it_were_alone(
         )
 
     whole = jax.jit(run)(hidden, first)
+    assert seen == {ROWS if deterministic or most == 1 else ROWS * PLACES}, (
+        "a deterministic engine draws as without drafts"
+    )
     assert whole.logprobs is not None
     for place in range(PLACES):
         alone = run(hidden[:, place : place + 1], first + place)
