@@ -10,14 +10,13 @@ there by hand. Mutants live in copies of the tree in a temporary folder.
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 
 from tools.mutants.draw import draw
 from tools.mutants.places import LIST, Mutant, find, load, save
 from tools.mutants.rooms import ROOMS, ROOT
-from tools.mutants.run import Result, Workers, chosen, files_of, measure, run
+from tools.mutants.run import Result, Workers, chosen, files_of, held, measure, run
 from tools.mutants.score import lost, read, report, write
 from tools.mutants.scratch import Tree, trees
 
@@ -60,19 +59,7 @@ def _holds(mutants: Sequence[Mutant], test: str, processes: int) -> int:
     mutants = [mutant for mutant in mutants if not mutant.equivalent]
     with trees(ROOT, processes) as copies:
         workers = Workers(copies)
-        told = measure(ROOT, workers, mutants, files)
-        mine = [one for one in told if one.test == test or one.test.startswith((f"{test}::", f"{test}["))]
-        others = [one for one in told if one not in mine]
-        if not mine:
-            raise SystemExit(f"{test} is none of the tests that are asked about mutants (tools/mutants/rooms.py)")
-
-        def try_(tree: Tree, mutant: Mutant) -> Result | None:
-            order = chosen(mutant, mine, budget=math.inf)
-            if not order or run(tree, mutant, order, files).state != "caught":
-                return None
-            return run(tree, mutant, chosen(mutant, others), files)
-
-        results = [found for found in workers.map(try_, mutants) if found]
+        results = held(workers, mutants, measure(ROOT, workers, mutants, files), test, files)
     for found in results:
         print(f"{found.id}: " + (f"also {found.by}" if found.state == "caught" else "NO OTHER TEST"))
     only = sum(found.state != "caught" for found in results)

@@ -1,5 +1,6 @@
 """Run tests on a mutant: the cheapest first of those that reach it, until one fails."""
 
+import math
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,29 @@ def result(mutant: Mutant, ran: Ran) -> Result:
         raise RuntimeError(f"{mutant.id}: pytest found none of the tests")
     ended = {-signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout", 2: "import", 4: "import"}
     return Result(mutant.id, "caught", ended.get(ran.status, "crash"))
+
+
+def held(
+    workers: Workers, mutants: Sequence[Mutant], told: Sequence[Told], test: str, files: Sequence[str]
+) -> list[Result]:
+    """Return of each mutant that a test catches what the other tests make of it.
+
+    Args:
+        told: what all tests have told without a mutant.
+        test: a file, or a test without or with its parameters. Raises SystemExit if it is none of `told`.
+    """
+    mine = [one for one in told if one.test == test or one.test.startswith((f"{test}::", f"{test}["))]
+    others = [one for one in told if one not in mine]
+    if not mine:
+        raise SystemExit(f"{test} is none of the tests that are asked about mutants (tools/mutants/rooms.py)")
+
+    def by_others(tree: Tree, mutant: Mutant) -> Result | None:
+        order = chosen(mutant, mine, budget=math.inf)
+        if not order or run(tree, mutant, order, files).state != "caught":
+            return None
+        return run(tree, mutant, chosen(mutant, others), files)
+
+    return [found for found in workers.map(by_others, mutants) if found is not None]
 
 
 def _file(test: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tools.mutants.places import Mutant
 from tools.mutants.plugin import Task, Told
 from tools.mutants.rooms import ROOT
-from tools.mutants.run import BUDGET, Result, Workers, chosen, result, run
+from tools.mutants.run import BUDGET, Result, Workers, chosen, held, result, run
 from tools.mutants.score import lost, read, report, write
 from tools.mutants.scratch import Ran, Tree, trees
 
@@ -33,6 +33,10 @@ def test_nothing() -> None:
 
 def test_bounds() -> None:
     assert bounded(12) == 9
+
+
+def test_successor() -> None:
+    assert unseen(bounded(8)) == 9
 """
 LOW = Mutant("room-1", "module.py", "bounded", "opposite", "max(a, 0)", "min(a, 0)")
 HANGS = Mutant("room-2", "module.py", "bounded", "remove", "a -= 1", "pass")
@@ -57,12 +61,16 @@ def test_a_test_tells_what_it_reaches_and_catches_it(tree: Tree) -> None:
     lines = {LOW.id: 4, UNSEEN.id: 8}
     places = {str(tree.root / "module.py"): [(line, line, name) for name, line in lines.items()]}
     ran = tree.pytest(["test_module.py"], Task(places))
-    assert {told.test: told.reached for told in ran.told} == {
-        "test_module.py::test_nothing": [UNSEEN.id],
-        "test_module.py::test_bounds": [LOW.id],
-    }
-    assert run(tree, LOW, ran.told, []) == Result(LOW.id, "caught", "test_module.py::test_bounds")
-    assert run(tree, UNSEEN, ran.told, []) == Result(UNSEEN.id, "survived")
+    nothing, bounds, successor = (f"test_module.py::test_{name}" for name in ("nothing", "bounds", "successor"))
+    reached = {told.test: told.reached for told in ran.told}
+    assert reached == {nothing: [UNSEEN.id], bounds: [LOW.id], successor: [LOW.id, UNSEEN.id]}
+    assert run(tree, LOW, ran.told[:2], []) == Result(LOW.id, "caught", bounds)
+    assert run(tree, UNSEEN, ran.told[:2], []) == Result(UNSEEN.id, "survived")
+    # Which of the mutants that a test catches do others catch?
+    found = held(Workers([tree]), [LOW, UNSEEN], ran.told, successor, [])
+    assert found == [Result(LOW.id, "caught", bounds), Result(UNSEEN.id, "survived")]
+    with pytest.raises(SystemExit, match="absent"):
+        held(Workers([tree]), [LOW], ran.told, "test_absent.py", [])
 
 
 def test_a_mutant_that_hangs_is_killed(tree: Tree) -> None:
