@@ -143,3 +143,15 @@ def test_a_layer_that_reads_the_kv_of_another_has_its_place_and_takes_none() -> 
     assert len(set(alone.layers)) == len(own)
     assert shared.layers == (*alone.layers, alone.layers[2], alone.layers[1])
     assert shared == dataclasses.replace(alone, layers=shared.layers)
+
+
+def test_full_layers_of_a_drafter_have_pages_of_the_model_in_lanes_of_their_own() -> None:
+    model = MODELS["gemma-4-31B"].model()  # ten full pages to a block
+    drafter = [make_layer(None, (8, 32, 32)).attention] * 2
+    alone, beside = KVLayout.of(model, 16), KVLayout.of(model, 16, drafter)
+    assert alone.full is not None
+    assert [(kind.num_layers, kind.num_kv_heads, kind.row, kind.pages_per_block) for kind in beside.drafts] == [
+        (1, 8, 64, alone.full.pages_per_block)
+    ] * 2
+    assert [(place.kind, place.lane) for place in beside.draft_layers] == [("full", 0), ("full", 1)]
+    assert dataclasses.replace(beside, drafts=(), draft_layers=()) == alone
