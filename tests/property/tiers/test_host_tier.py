@@ -78,9 +78,9 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, operations: int, che
             talk.step()
     host = talk.scheduler.cache.host
     assert host is not None
+    assert not host.tier.kept, "texts wait to be written, though there is no disk"
     talk.drain()
     host.tier.check()
-    assert not host.tier.kept, "texts wait to be written, though there is no disk"
     figures = {"copied": host.tier.copied, "recalled": host.recalled, "host_tokens": talk.hits.host_tokens}
     return Counter({**figures, "lost": forgetful.lost})
 
