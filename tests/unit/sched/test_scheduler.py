@@ -7,7 +7,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.moves import Move
-from jswa.cache.prefix.visits import PROMPT_END, TEXT_END
+from jswa.cache.prefix.visits import BRANCH, PROMPT_END, TEXT_END
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import BAN_TOKENS, FROM_DEVICE, NOT_FINITE, TokenEvent
@@ -274,12 +274,20 @@ def test_a_step_has_as_many_events_as_it_yields() -> None:
 
 
 def test_the_cache_learns_where_prompts_and_texts_end() -> None:
-    """Requests go on from there more often than from elsewhere."""
+    """Requests go on from there more often than from elsewhere. A place is what it was last: here a prompt's end."""
     loop = make_loop(HYBRID, blocks=40)
-    loop.scheduler.add(make_request("a", list(range(10)), length=20))
-    text = [*range(10), *(event.token for event in run(loop) if event.token is not None)]
-    path = loop.scheduler.cache.match("", np.array(text, np.int32), len(text)).path
-    assert {at: kind for node in path for at, kind in node.places.items()} == {10: PROMPT_END, 19: TEXT_END}
+    loop.scheduler.add(make_request("a", list(range(6)), length=11))
+    text = [*range(6), *(event.token for event in run(loop) if event.token is not None)]
+
+    def places() -> dict[int, int]:
+        path = loop.scheduler.cache.match("", np.array(text, np.int32), len(text)).path
+        return {at: kind for node in path for at, kind in node.places.items()}
+
+    assert places() == {6: PROMPT_END, 10: TEXT_END}
+    text = text[:10]
+    loop.scheduler.add(make_request("b", text, length=20))
+    text += [event.token for event in run(loop) if event.token is not None]
+    assert places() == {6: PROMPT_END + 2, 9: BRANCH, 10: PROMPT_END, 19: TEXT_END}, "its last token runs anew from 9"
 
 
 @pytest.mark.parametrize("cached", [0, 4, 12, 20])
