@@ -129,3 +129,25 @@ def test_a_place_counts_the_rows_that_started_there() -> None:
         publish(manager, "", text)
     (node,) = manager.match("", text, 40).path
     assert (node.start, node.hits) == (0, 2), "the first row found nothing"
+
+
+def test_a_row_that_ran_the_text_of_another_publishes_what_it_adds_when_it_ends() -> None:
+    """Both have computed the text themselves; the tree has the pages of the first."""
+    manager, text = make_manager(), np.arange(24, dtype=np.int32)
+    whole = np.concatenate([text, np.arange(100, 116, dtype=np.int32)])
+    first, second = (manager.open_at(manager.match("", text, 23), "", 24) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    for lease in (first, second):
+        assert manager.grow(lease, len(text))
+        manager.slide(lease, len(text))
+        manager.publish(lease, text, len(text))
+    assert (first.cursor.detached, second.cursor.detached) == (False, True)
+    assert manager.grow(second, len(whole))
+    manager.slide(second, len(whole))
+    manager.close(second, whole)
+    manager.close(first, text)
+    manager.drain_moves()
+    manager.check(())
+    found = manager.match("", whole, len(whole))
+    assert (found.path[-1].end, found.resume.full_to) == (len(whole), len(whole))

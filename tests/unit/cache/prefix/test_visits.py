@@ -126,6 +126,16 @@ def test_places_that_are_asked_for_later_are_kept_until_then() -> None:
     assert share[PROMPT_END] < 0.02
 
 
+def test_places_that_nobody_asks_for_lose_their_share_with_every_text_that_ends() -> None:
+    manager = CacheManager(LAYOUT, 400, 40, 4)
+    places = manager.prefix.retention.visits.places
+    before = places.share
+    talk(manager, 8)  # each turn goes on from the end of the text
+    places.learn()
+    assert places.share[PROMPT_END] < 0.8 * before[PROMPT_END]
+    assert places.share[TEXT_END] > before[TEXT_END]
+
+
 def test_a_turn_that_slides_past_a_page_in_one_step_keeps_the_window_before_it() -> None:
     """The row's copy of the partly filled page leaves its window before the row publishes it."""
     manager = CacheManager(LAYOUT, 400, 40, 4)
