@@ -62,7 +62,6 @@ class Tree:
             "PYTHONPATH": str(self.root),
             "MUTANTS": str(request),
             "TEST_PROGRAMS": str(self._programs),
-            "TEST_TURN": "0",
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling all modules takes longer than most tests
         process = subprocess.Popen(
