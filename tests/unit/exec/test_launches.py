@@ -1,6 +1,8 @@
 """Launches that are sent to other hosts arrive unchanged (jswa/exec/launches.py)."""
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -14,13 +16,16 @@ from jswa.exec.launches import (
     SET_ROWS,
     STEP,
     Launch,
+    Pending,
     decode,
     encode,
     move_launches,
     plan_launches,
 )
 from jswa.exec.pack import PackSpec
-from tests.support.builders import make_layout, make_request
+from jswa.exec.programs.sampling import StepOutputs
+from jswa.plan import AllWords, RowMask
+from tests.support.builders import make_layout, make_plan, make_request
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
 
@@ -76,3 +81,25 @@ def test_tables_are_rewritten_only_if_pages_get_other_names() -> None:
     assert [launch.program for launch in move_launches(copies, 10)] == [COPY_PAGES]
     assert [launch.program for launch in move_launches(copies | [0, 0, 1], 10)] == [MOVE_PAGES]
     assert [launch.program for launch in move_launches(np.array([[1, 5, 0], [2, 6, 1]], np.int32), 10)] == [MOVE_PAGES]
+
+
+def test_a_step_in_two_halves_has_its_drafts_before_its_tokens_and_of_its_own_rows_alone() -> None:
+    """The arrays have rows of padding too."""
+    plan, given = make_plan([3, 1], 0, [1, 1]), list[tuple[RowMask, ...]]()
+    mask = RowMask(3, AllWords(np.zeros(2, np.int32)))
+
+    def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
+        given.append(masks)
+        return StepOutputs(jnp.arange(10, 14), None)
+
+    step = Pending(plan, None, finish, jnp.arange(12).reshape(4, 3))
+    assert step.drafts().tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(AssertionError, match="only half"):
+        step.tokens()
+    step.finish((mask,))
+    assert given == [(mask,)]
+    assert step.tokens().tolist() == [10, 11]
+    assert step.logprobs() is None
+    with pytest.raises(AssertionError, match="as a whole"):
+        step.finish(())
+    assert Pending(plan, None, finish).drafts().shape == (2, 0), "a step without drafts has none of each row"

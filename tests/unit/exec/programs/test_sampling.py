@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -251,3 +252,26 @@ def test_temperature_zero_ignores_top_k_and_top_p() -> None:
     assert run(logits, temperature=0.0, top_k=2, top_p=0.1) == greedy
     assert run(logits, temperature=[0.0] * 4 + [1.0] * 4, top_k=2, top_p=0.1)[:4] == greedy[:4]
     assert run(logits, temperature=0.0) == greedy
+
+
+def test_the_probability_of_a_token_is_that_of_the_distribution_that_it_was_drawn_from() -> None:
+    """Behind mask, temperature and limits; that of a greedy token is 1, and a row that failed has some number."""
+    logits = np.random.default_rng(4).standard_normal((5, VOCAB)).astype(np.float32)
+    temperature, top_k, extras = (
+        [0.0, 1.0, 0.5, 2.0, 1.0],
+        [0, 0, 3, 0, 0],
+        [NO_EXTRAS, NO_EXTRAS, NO_EXTRAS, 0, NO_EXTRAS],
+    )
+    columns = sampling_columns(5, temperature=temperature, top_k=top_k, extras=extras)
+    order = np.argsort(-logits, axis=1)
+    tokens = np.array([order[0, 0], order[1, 9], order[2, 2], order[3, 20], NOT_FINITE], np.int32)
+    assert FORBIDDEN not in tokens
+    found = sampling.drawn_logprobs(
+        jnp.asarray(logits), jnp.asarray(tokens), jnp.full(5, 5, jnp.int32), Sampling.of(jnp.asarray(columns)), _EXTRAS
+    )
+    assert found.drawn is not None
+    limited = logits.astype(np.float64) / np.maximum(temperature, 1e-9)[:, None]
+    limited[2, order[2, 3:]] = limited[3, FORBIDDEN] = -np.inf
+    expected = [limited[row, tokens[row]] - np.log(np.exp(limited[row]).sum()) for row in range(1, 4)]
+    np.testing.assert_allclose(found.drawn[:4], [0.0, *expected], atol=1e-5)
+    assert np.isfinite(found.drawn[4])
