@@ -113,7 +113,9 @@ def test_each_object_of_a_list_is_transformed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        ("json", {"string_delims": [["", "x"]]}), ("json", {"string_delims": [[1, "x"]]}), ("xml-inline", {}),
+        ("json", {"string_delims": [["", "x"]]}), ("json", {"string_delims": [[1, "x"]]}),
+        ("json", {"string_delims": [["x", 1]]}),
+        ("xml-inline", {}),
         ("xml-inline", {"tag_pattern": r"(a)\1"}), ("xml-inline", {"tag_pattern": 7}), ("kv-lines", {"line_sep": ""}),
         ("kv-lines", {"kv_sep": 5}), ("kv-lines", {"value_parser": {"name": "no such"}}), ("no such", {}),
         ("kv-lines", {"value_parser": 5}),
