@@ -120,3 +120,16 @@ def test_the_rest_of_a_text_that_is_refused_is_known() -> None:
     with pytest.raises(AmbiguousTextError):
         read_all()
     assert ends[-1] + len(search.rest) == 20_000
+
+
+@pytest.mark.parametrize("before", ["", "abc", "é"])
+def test_a_text_that_is_given_out_whole_is_held_back_whole(before: str) -> None:
+    """Wherever it comes: its last character may begin a match."""
+    search = Search(Automaton([parse("éz")]), re.compile("é{3}"))
+    shown = search.scan(f"{before}-")[0]
+    assert (shown, search.scan("ééé")) == (f"{before}-", ("", None))
+    assert search.scan("!") == ("ééé!", None)
+    assert search.scan("ééé") == ("", None)
+    found = search.scan("z")
+    assert found[0] == "éé"
+    assert found[1] is not None
