@@ -25,7 +25,7 @@ COPY server server
 RUN /opt/build/bin/python -m hatchling build --target wheel --directory /opt/build/dist \
     && /opt/jswa/bin/python -m pip install --no-cache-dir --no-deps --no-index /opt/build/dist/*.whl \
     && /opt/jswa/bin/python -m pip uninstall --yes pip
-RUN test "$(uname -m)" != x86_64 || /opt/jswa/bin/python -m pallas_kernels.cpu.build
+RUN test "$(uname -m)" != x86_64 || /opt/jswa/bin/python -P -m pallas_kernels.cpu.build
 
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 RUN useradd --create-home --uid 1000 jswa
