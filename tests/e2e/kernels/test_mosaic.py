@@ -4,6 +4,7 @@ Unit tests compare the kernels call by call. Here the step makes the calls: it c
 windows and sinks, in prefill by chunks, mixed steps, decode, hits inside a page, and revival.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 from jswa.model.weights.packed.blocks import blocks_for_kernel
+from jswa.model.weights.packed.int4 import ZEROS
+from jswa.model.weights.packed.tiles import lay_out_tiles
 from pallas_kernels.attention.hopper import call
-from pallas_kernels.experts import int4_tiles
-from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
-from pallas_kernels.int4 import Int4
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
 from tests.support.nights import sample
 
@@ -279,12 +279,13 @@ def test_linear_layers_of_8_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.nightly
 def test_a_zero_point_of_another_group_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of 4 bits fails clearly if the zero points of the first group are one too large."""
-    right = int4_tiles.tiles
 
-    def wrong(weights: Int4) -> Int4Tiles:
-        zeros = weights.zeros.at[:1].add(1)
-        return right(weights._replace(zeros=zeros))
+    def wrong(params: dict[str, Any], linear: re.Pattern[str]) -> None:
+        for name in [name.removesuffix(f".{ZEROS}") for name in params if name.endswith(f".{ZEROS}")]:
+            if linear.search(name):
+                params[f"{name}.{ZEROS}"] = params[f"{name}.{ZEROS}"].at[:1].add(1)
+        lay_out_tiles(params, linear)
 
-    monkeypatch.setattr(int4_tiles, "tiles", wrong)
+    monkeypatch.setattr("jswa.model.panels.lay_out_tiles", wrong)
     options = DENSE | {"linear_backend": "mosaic"}
     assert worst(tmp_path, monkeypatch, "llama4_text in 4 bits", quantization="auto", **options) > 0.1
