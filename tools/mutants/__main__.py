@@ -49,7 +49,8 @@ def _run(listed: Sequence[Mutant], mutants: Sequence[Mutant], processes: int) ->
     print(report(mutants, results))
     write(results, listed)
     worse = lost(before, results)
-    print(*(f"{name} was caught, and survives now" for name in worse), sep="\n")
+    for name in worse:
+        print(f"{name} was caught, and survives now")
     return 1 if worse else 0
 
 
