@@ -61,9 +61,10 @@ def test_tables_are_made_from_the_file_beside_them(name: str, markdown: Callable
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_the_files_of_the_repository_have_this_form(path: Path) -> None:
-    """A header (per table in ablations.json), at most four digits, no dates in names and no machine's paths."""
+    """A header (per table or entry of files that have several), four digits, no dates in names, no machine's paths."""
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found == rounded(found)
-    assert all(table.keys() >= HEADER for table in (found.values() if path.stem == "ablations" else [found]))
+    tables = {"ablations": list(found.values()), "history": found.get("entries")}.get(path.stem) or [found]
+    assert all(table.keys() >= HEADER for table in tables)
     assert not re.match(r"\d{4}-", path.name)
     assert "/tmp/" not in path.read_text(encoding="utf-8")
