@@ -16,15 +16,10 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
 WORKERS ?= 3
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
-TYPED   := tests/property/test_lease.py \
+TYPED   := tests/property/test_lease.py tests/unit/cache/test_manager.py tests/unit/sched/test_rows.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_backends.py test_buckets.py test_launches.py test_pack.py \
              programs/test_extras.py programs/test_indices.py) \
            tests/e2e/api/test_step_stats.py::test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step
-TYPED3  := tests/unit/cache tests/unit/model/test_moe.py tests/property/test_prefix.py \
-           tests/unit/text tests/unit/sched tests/unit/model/weights/test_dequantize.py \
-           $(addprefix tests/unit/pallas_kernels/experts/,test_mxfp4.py test_eight_bits.py test_int4_tiles.py test_dense.py) \
-           tests/unit/exec/programs \
-           $(addprefix tests/unit/exec/,test_canary.py test_sizing.py test_quantized_step.py test_program_store.py)
 # What `make test-kernels` compiles for an H200: kernels and whole steps of these names; `gpu-compile` has all.
 SAMPLE  := gpt-oss-20b
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
