@@ -2,7 +2,7 @@
 
     .venv-gpu/bin/python -m tools.aot.experts [--only NAME] [--json FILE] [--write] [--sample]
 
-Checked for each matrix: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
+Checked for each matrix: at most four spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use, and as many thread blocks fit on a multiprocessor as the
 tuning counts with. For a whole mixture, from its router to its sum: one command buffer (CUDA graph), and no copy of a
 matrix. Nothing may be worse than in gates/experts.json, which `--write` writes. The speed is not measured: bytes and

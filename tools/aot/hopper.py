@@ -6,7 +6,7 @@
 
 `make gpu-compile` runs this module in parts, side by side.
 
-Checked for each kernel: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
+Checked for each kernel: at most four spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use, descriptors of TMA that the driver accepts. For a step
 also: the state is updated in place, no copy is as large as a lane, a decode step is one command buffer (CUDA graph),
 the number of kernels that compute indices does not grow with the model's depth, and a decode step of 64 rows or fewer

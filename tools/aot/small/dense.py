@@ -2,7 +2,7 @@
 
     .venv-gpu/bin/python -m tools.aot.small.dense [--only NAME] [--write] [--sample]
 
-Checked for each matrix: at most two spilled registers, no advice of ptxas that it serialises WGMMA or ignores
+Checked for each matrix: at most four spilled registers, no advice of ptxas that it serialises WGMMA or ignores
 setmaxnreg, shared memory within limits, WGMMA and TMA in use, as many thread blocks on a multiprocessor as the tuning
 counts with, and that nothing is worse than in gates/dense.json, which `--write` writes. The speed is not measured: the
 column of times is arithmetic, the weights at the bandwidth of a copy.

@@ -100,8 +100,8 @@ def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
     ("facts", "faults"),
     [
         (GOOD, []),
-        (replace(GOOD, spills=8, stack=16), []),
-        (replace(GOOD, spills=12), ["12 bytes spilled"]),
+        (replace(GOOD, spills=16, stack=16), []),
+        (replace(GOOD, spills=20), ["20 bytes spilled"]),
         (replace(GOOD, wgmma=0, tma=0), ["no WGMMA", "no TMA"]),
         (replace(GOOD, smem=232_449), ["232449 bytes of shared memory", "does not fit on a multiprocessor"]),
     ],
