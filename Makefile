@@ -25,7 +25,7 @@ SAMPLE  := gpt-oss-20b
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
            tests/unit/pallas_kernels/glue/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
-           tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py tests/unit/tools/programs/test_digests.py
+           tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 DRAFT   ?= jswa/assets/tiny_draft
@@ -76,8 +76,12 @@ test-tools: .venv/installed  ## the tests of tools and benchmarks
 test-types: .venv/installed  ## run some of them with annotated shapes and types checked at every call
 	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(BIN)/python -m pytest -q --durations=10 $(TYPED)
 
+# In a process of their own: one in which Triton is interpreted cannot lower.
+triton_digests = .venv-gpu/bin/python -m pytest -q -m triton tests/unit/tools/programs/test_digests.py
+
 test-triton: .venv-gpu/installed  ## run the Triton kernel's tests in Triton's interpreter
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m "triton and not nightly" $(TRITON)
+	$(triton_digests)
 
 check: .venv/installed  ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check
@@ -113,6 +117,7 @@ nightly-types: .venv/installed
 
 nightly-triton: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
+	$(triton_digests)
 
 scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
 	$(PYTEST) --dist loadfile -m "scale or not scale" tests/scale

@@ -59,7 +59,10 @@ TIERS = {
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
             *("jswa/sched/constraint.py", "jswa/text/speculation.py", "tests/support/oracles.py"),
         ),
-        tests=("tests/unit/model/", "tests/unit/exec/programs/"),
+        tests=(
+            *("tests/unit/model/", "tests/unit/exec/programs/"),
+            *("tests/unit/exec/test_quantized_step.py", "tests/unit/exec/test_sizing.py"),
+        ),
     ),
     "engine": Tier(  # whole engines: drafts, training, low precision
         sources=(
