@@ -51,7 +51,7 @@ TIERS = {
             *(
                 *_KERNELS,
                 "jswa/architecture.py",
-                "jswa/cache/layout.py",
+                "jswa/cache/",
                 "jswa/exec/",
                 "jswa/storage/",
                 "jswa/updates/",
