@@ -44,7 +44,7 @@ CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
 .PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
-.PHONY: bench mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
+.PHONY: bench coverage mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -68,6 +68,9 @@ test-model: .venv/installed  ## the tests of the model and of the step's program
 test-engine: .venv/installed  ## the tests of drafts, of training, and of what numbers promise
 	$(PYTEST) --durations=15 -m "engine and not nightly"
 	$(BIN)/python -m tests.tiers passed engine
+
+coverage: .venv/installed  ## the tests of each change and of all tiers, and how much of the code they run
+	$(PYTEST) --cov --cov-report=term
 
 test-tools: .venv/installed  ## the tests of tools and benchmarks
 	$(PYTEST) --durations=15 -m "tools and not nightly"
