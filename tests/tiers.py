@@ -64,14 +64,16 @@ TIERS = {
             *("tests/unit/exec/test_quantized_step.py", "tests/unit/exec/test_sizing.py"),
         ),
     ),
-    "engine": Tier(  # whole engines: drafts, training, low precision
+    "engine": Tier(  # whole engines: drafts, training, low precision, several devices
         sources=(
             *(*_KERNELS, "jswa/architecture.py", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
             *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/", "jswa/updates/"),
             *("jswa/text/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
-        tests=("tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
-        always=("tests/e2e/speculation/test_same_tokens.py",),
+        tests=(
+            *("tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
+            "tests/e2e/model/test_tensor_parallel.py",
+        ),
     ),
     "tools": Tier(
         sources=("tools/", "benchmarks/", "requirements.lock"),
