@@ -103,13 +103,13 @@ NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
 
-# Families and tunings take turns (tests/support/nights.py); nightly-property has the long ones of its folder.
+# And all of the tiers. Cases take turns (tests/support/nights.py); nightly-property has the long ones of its folder.
 nightly-long: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 --ignore tests/property \
-	  -m "nightly and not scale and not triton"
+	  -m "(nightly or kernels or model or engine or tools) and not scale and not triton"
 
 nightly-property: .venv/installed
-	HYPOTHESIS_PROFILE=nightly $(PYTEST) --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
+	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
 
 nightly-optimised: .venv/installed
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/e2e/sampling tests/unit/model

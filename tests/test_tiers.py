@@ -1,6 +1,7 @@
 """Which tests run when (tests/tiers.py, tests/support/nights.py)."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def test_sources_and_tests_of_tiers_exist() -> None:
     for tier in TIERS.values():
         for name in (*tier.sources, *tier.tests, *tier.always):
             assert (tiers.ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("name", list(TIERS))
+def test_each_tier_has_a_target_and_runs_every_night(name: str) -> None:
+    makefile = (tiers.ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"\ntest-{name}:" in makefile
+    found = re.search(r"^nightly-long:.*\n(?:\t.*\n)+", makefile, re.MULTILINE)
+    assert found is not None
+    assert name in re.findall(r"\w+", found[0].partition('-m "(')[2].partition(")")[0])
 
 
 @pytest.mark.parametrize("name", ["kernels", "model", "engine"])
