@@ -1,7 +1,7 @@
 """Arguments that are written between tags, as text: rules for them, made from a JSON Schema.
 
-What is between the tags is cast to the type that the schema names, so a string has no quotes, and cannot begin or end
-with white space.
+What is between the tags, without a line end on each side, is cast to the type that the schema names, so a string has no
+quotes.
 """
 
 import json
@@ -41,7 +41,9 @@ def tag(name: str, schema: Schema, root: Schema, at: str) -> tuple[str, str | No
         unknown = schema.keys() - _WORDS - (_BOUNDS if types == {"string"} else set())
         if unknown or types - {"string", "null"}:
             raise SchemaError(at, f"cannot be forced in {_FORM}: a text that may be a string or something else")
-        return _quoted(begin), f"/\\n{_stripped(schema)}\\n?/"
+        least, most = int(schema.get("minLength", 0)), schema.get("maxLength", "")
+        length = f".{{{least},{most}}}" if (least, most) != (0, "") else ".*"
+        return _quoted(begin), f"/\\n(?s:{length})\\n/"
     defined = {key: root[key] for key in ("$defs", "definitions") if isinstance(root, Mapping) and key in root}
     return f"{_quoted(begin + chr(10))} {schema_rule({**schema, **defined})} {_quoted(chr(10) + end)}", None
 
@@ -59,23 +61,12 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 def _written(value: Any, types: set[str], at: str) -> str:
     """Return a constant as it is read back. Raises SchemaError if it would be read as something else."""
     if isinstance(value, str):
-        if types - {"string"} or value != value.strip() or "</parameter>" in value:
+        if types - {"string"} or "</parameter>" in value:
             raise SchemaError(at, f"has a string that cannot be written in {_FORM}")
         return value
     if not types - {"string"}:
         raise SchemaError(at, f"has values without a type, which {_FORM} needs")
     return json.dumps(value)
-
-
-def _stripped(schema: Mapping[str, Any]) -> str:
-    """Return a regular expression of the strings of a schema that begin and end with no white space."""
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if (least, most) == (0, None):
-        return "(?s:.*)"
-    if most is not None and most < 2:
-        return "" if most < 1 else "\\S" if least else "\\S?"
-    longer = f"\\S(?s:.{{{max(0, least - 2)},{'' if most is None else int(most) - 2}}})\\S"
-    return f"(\\S|{longer})" if least == 1 else f"({longer})" if least else f"(\\S|{longer})?"
 
 
 def _quoted(text: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from jswa.grammar.schema import Schema, SchemaError, escape, resolved
 from jswa.grammar.tags import tag
 from jswa.grammar.texts import literal, schema_rule
+from jswa.text.answers.forms.dialect import KEY
+from jswa.text.answers.forms.pythonic import KEYWORD
 from jswa.text.answers.writes import CallText
 
 _WORDS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "$defs",
@@ -20,6 +22,7 @@ _ARRAY = {"items", "minItems", "maxItems"}
 _TEXT = {"minLength", "maxLength"}
 _NUMBER = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _PLAIN = "[^\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f]"  # a character of a string between quotes that are tokens
+_FORM = "the model's form of calls"
 _NAMES = {"python": ("True", "False", "None")}
 
 
@@ -77,7 +80,9 @@ class Rules:
             return self._any()
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return " | ".join(self._constant(value) for value in values)
+            return " | ".join(
+                self._constant(value, f"{at}/{'enum' if 'enum' in schema else 'const'}") for value in values
+            )
         if isinstance(schema.get("$ref"), str):
             _check_keys(schema, at, set())
             reference = schema["$ref"]
@@ -172,14 +177,25 @@ class Rules:
             ended = self._new(text, options='[suffix="</parameter>"]')
             return f"{rule} {ended} {json.dumps(chr(10))}"
         value = self._rule(at, schema)
-        if form == "bare" or (form == "python" and top):
-            if not name.isidentifier():
-                raise SchemaError(at, "has a name that cannot be written in the model's form of calls")
-            return f"{literal(name + (':' if form == 'bare' else '='), self._special)} {value}"
+        if form == "bare":
+            return f"{literal(self._key(name) + ':', self._special)} {value}"
+        if form == "python" and top:
+            if not KEYWORD.fullmatch(name) or name != name.strip():
+                raise SchemaError(at, f"has a name that cannot be written in {_FORM}")
+            return f"{literal(name + '=', self._special)} {value}"
         return f"{literal(f'{json.dumps(name, ensure_ascii=False)}: ', self._special)} {value}"
 
-    def _constant(self, value: Any) -> str:
+    def _key(self, name: str) -> str:
+        """Return a key without quotes, unless its reader needs them."""
+        bare = KEY.fullmatch(name) and name == name.strip() and self._form.quote not in name
+        return name if bare else json.dumps(name, ensure_ascii=False)
+
+    def _constant(self, value: Any, at: str) -> str:
         """Return the rule of one value."""
+        if self._form.values == "bare" and self._form.quote in json.dumps(value, ensure_ascii=False).replace(
+            '\\"', '"'
+        ):
+            raise SchemaError(at, f"has a string with {self._form.quote}, which cannot be written in {_FORM}")
         return literal("".join(self._written(value)), self._special if self._form.values == "bare" else {})
 
     def _written(self, value: Any) -> Iterator[str]:
@@ -192,7 +208,7 @@ class Rules:
             yield "[" + self._separator.join("".join(self._written(one)) for one in value) + "]"
         elif isinstance(value, dict):
             colon = ":" if form.values == "bare" else ": "
-            keys = (key if form.values == "bare" else json.dumps(key, ensure_ascii=False) for key in value)
+            keys = (self._key(key) if form.values == "bare" else json.dumps(key, ensure_ascii=False) for key in value)
             inner = (
                 f"{key}{colon}{''.join(self._written(one))}" for key, one in zip(keys, value.values(), strict=True)
             )
@@ -230,4 +246,4 @@ def _check_keys(schema: Mapping[str, Any], at: str, known: set[str]) -> None:
     unknown = schema.keys() - known - _WORDS - _BASES
     if unknown:
         key = min(unknown)
-        raise SchemaError(f"{at}/{escape(key)}", "cannot be forced in the model's form of calls")
+        raise SchemaError(f"{at}/{escape(key)}", f"cannot be forced in {_FORM}")

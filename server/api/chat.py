@@ -118,7 +118,7 @@ async def start_chat(service: Service, body: ChatRequest, request: Request, name
     prompt = truncated(await chat_prompt(service, body, key), body.truncate_prompt_tokens, service.max_model_len)
     # The engine cuts max_tokens to the room that the context has left, since many clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
-    reading = answering(service, body)
+    reading = replace(answering(service, body), form=None if form is None else form.spec)
     spec = await answer_form(service, body, form, reading, prompt, key)
     params = params if spec is None else replace(params, structured_outputs=spec)
     return await service.start(request, body, [prompt], params, name, reading)

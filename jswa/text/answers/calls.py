@@ -1,18 +1,34 @@
-"""Read the tool calls of one region of an answer, as its text streams."""
+"""Read the tool calls of one region of an answer, as its text streams.
+
+What a reader finds has each character of the region once: in a call, or as content. A region without a call is content
+with its delimiters, as it was written.
+"""
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from jswa.text.assembler import MARK
+
+from .forms.casts import Casts
+from .forms.dialect import Dialect, NoValueError
+from .forms.fits import allows, fits
 from .forms.objects import ObjectsReader
-from .forms.pieces import NO_ARGUMENTS, Piece, Trimmed
+from .forms.pieces import NO_ARGUMENTS, ObjectEnd, Piece, Quotes, Trimmed
 from .forms.pythonic import python_calls
-from .template import CallForm
+from .forms.tags import parameters
+from .forms.texts import HALVES
+from .template import Field
 
 Calls = Sequence[tuple[str, Any]]  # names and arguments
-# Halves of surrogate pairs, which were escaped in JSON: no text in UTF-8 has any. MARK is left to the parser.
-_HALVES = re.compile("[\ud801-\udfff]")
+_JSON = Dialect({})
+_NEXT = re.compile(r"</function>\s*+<function=([^>\n]+)>")
+_PLAIN_KEY = re.compile(r"[\w.$@/ -]+")  # which a dialect reads without knowing it
+# The name of the first call in a text, if it is an object or a Python call.
+_FIRST = re.compile(r'[\s\[(]*+(?:([^\W\d][\w.-]*+)\(|\{\s*+"(?:name|tool_name)"\s*+:\s*+"([^"\\]*+)")')
+_MOST_BEFORE_A_NAME = 1_000  # characters that are looked through for the name of the first call
 
 
 class Reader(Protocol):
@@ -22,31 +38,80 @@ class Reader(Protocol):
         """Read the next text of the region."""
         ...
 
-    def finish(self) -> Sequence[Piece]:
-        """Read the end of the region, or of an answer that was cut in it."""
+    def holds(self, closing: str) -> bool:
+        """Return whether a closing delimiter at this place is text, as inside of a string."""
+        ...
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the end of the region: the delimiter `closing`, or None if the answer ends in it."""
         ...
 
 
-def reader(form: CallForm, captures: Any, value_of: Callable[[str], Any]) -> Reader:
+def reader(field: Field, names: Mapping[str, str], opening: str, casts: Casts, shape: Any = None) -> Reader:
     """Return the reader of a region.
 
     Args:
-        captures: what the named groups of the opening delimiter have found.
-        value_of: returns the value of a whole region, of the kind "whole". Raises ValueError if it has none.
+        names: what the named groups of the opening delimiter have found.
+        opening: the opening delimiter.
+        casts: the tools that may be called.
+        shape: a JSON Schema of the content that was asked for. What it allows is no call in a field that is guarded.
     """
-    if form.kind == "arguments":
-        return ArgumentsReader(str(captures.get(form.name, "")))
-    if form.kind == "objects":
-        return ObjectsReader(form.name, form.arguments)
-    return WholeReader(python_calls if form.kind == "pythonic" else lambda text: parsed_calls(value_of(text)))
+    inner = _reader(field, names, opening, casts)
+    return Guarded(inner, opening, casts, shape) if field.guarded else inner
+
+
+def _reader(field: Field, names: Mapping[str, str], opening: str, casts: Casts) -> Reader:
+    form = field.form
+    assert form is not None
+    name = str(names.get(form.name, ""))
+    match form.kind:
+        case "arguments":
+            return ArgumentsReader(name)
+        case "objects":
+            return ObjectsReader((form.name, "name", "tool_name"), form.arguments, opening)
+        case "dialect":
+            return DialectReader(name, opening, Dialect(form.quotes), casts.keys(name))
+        case "parameters":
+            return ParametersReader(name, opening, casts)
+        case "pythonic":
+            return WholeReader(python_calls, opening)
+    assert field.value_of is not None
+    value_of = field.value_of
+    return WholeReader(lambda text: parsed_calls(casts.cast(value_of(text, names))), opening)
+
+
+class TextReader:
+    """A region of calls in an answer that may have none: all of it is content."""
+
+    def __init__(self, opening: str) -> None:
+        self._opening = opening
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Read the next text of the region."""
+        opening, self._opening = self._opening, ""
+        return [("content", opening + text)]
+
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return False: each closing delimiter ends the region."""
+        return False
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the end of the region."""
+        return [("content", self._opening + (closing or ""))]
 
 
 class ArgumentsReader:
-    """A region with the arguments of one call. Text that is not JSON is passed on as it is."""
+    """A region with the arguments of one call, which stream. Text that is not JSON is passed on as it is.
+
+    Text after the end of an object is content.
+    """
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name
         self._text = Trimmed()
+        self._object = ObjectEnd()
+        self._ended = False
+        self._behind: str | None = ""  # white space after the object; None after other text
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Read the next text of the region."""
@@ -54,25 +119,78 @@ class ArgumentsReader:
         if self._name is not None:
             found.append(("call", self._name))
             self._name = None
-        if shown := self._text.add(text):
-            found.append(("arguments", shown))
-        return found
+        if not self._ended:
+            end = self._object.find(text)
+            if shown := self._text.add(text[:end]):
+                found.append(("arguments", shown))
+            if end is None:
+                return found
+            self._ended, text = True, text[end:]
+        if self._behind is not None:
+            text, self._behind = self._behind + text, None
+            if not text.strip():
+                text, self._behind = "", text
+        return [*found, ("content", text)] if text else found
 
-    def finish(self) -> Sequence[Piece]:
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return False: messages end at their delimiters, wherever these stand."""
+        return False
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:  # noqa: ARG002
         """End the call. A call without arguments gets an empty object."""
         empty: list[Piece] = [] if self._text.begun else [("arguments", NO_ARGUMENTS)]
         return [*self.feed(""), *empty, ("end", "")]
 
 
-class WholeReader:
-    """A region that is read at its end. What cannot be read is content.
+class DialectReader:
+    """A region with the arguments of one call in a dialect of JSON, read at its end."""
 
-    Args:
-        calls: finds the calls in the region's text; returns None, or raises ValueError, if it is no list of calls.
-    """
+    def __init__(self, name: str, opening: str, dialect: Dialect, keys: Collection[str]) -> None:
+        self._name = name
+        self._opening = opening
+        self._dialect = dialect
+        self._keys = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
+        self._parts: list[str] = []
+        self._ending: str | None = None  # what ends the open string
+        self._last = ""  # the last character that is no white space
 
-    def __init__(self, calls: Callable[[str], Calls | None]) -> None:
-        self._calls = calls
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Read the next text of the region."""
+        self._parts.append(text)
+        self._last = text.rstrip()[-1:] or self._last
+        at = 0
+        while at < len(text):
+            if self._ending is None:
+                found = self._dialect.begins.search(text, at)
+                self._ending = None if found is None else self._dialect.quotes[found.group()]
+                at = len(text) if found is None else found.end()
+            else:
+                end = text.find(self._ending, at)
+                at = len(text) if end < 0 else end + len(self._ending)
+                self._ending = self._ending if end < 0 else None
+        return ()
+
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return whether a delimiter here is text: inside of a string, unless the object seems to have its end."""
+        return self._ending is not None and self._last != "}"
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the whole region."""
+        text = "".join(self._parts)
+        try:
+            arguments, rest = self._dialect.object(text, self._keys, closed=closing is not None)
+        except NoValueError:
+            return [("content", self._opening + text + (closing or ""))]
+        return _called(self._name, arguments, rest)
+
+
+class ParametersReader:
+    """A region with the arguments of one call between tags, read at its end."""
+
+    def __init__(self, name: str, opening: str, casts: Casts) -> None:
+        self._name = name
+        self._opening = opening
+        self._casts = casts
         self._parts: list[str] = []
 
     def feed(self, text: str) -> Sequence[Piece]:
@@ -80,31 +198,170 @@ class WholeReader:
         self._parts.append(text)
         return ()
 
-    def finish(self) -> Sequence[Piece]:
+    def holds(self, closing: str) -> bool:
+        """Return whether a delimiter here is text: inside of a parameter, unless it ends the function too."""
+        if "</function>" in closing:
+            return False
+        text = "".join(self._parts)
+        self._parts = [text]
+        return text.rfind("<parameter=") > text.rfind("</parameter>")
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the whole region, in which more functions may follow the first."""
+        first, *others = _NEXT.split("".join(self._parts).replace(MARK, ""))
+        names, texts = [self._name, *others[::2]], [first, *others[1::2]]
+        pieces: list[Piece] = []
+        for index, (name, text) in enumerate(zip(names, texts, strict=True), 1):
+            pieces += self._call(name, text, closed=closing is not None or index < len(texts))
+        return pieces
+
+    def _call(self, name: str, text: str, *, closed: bool) -> list[Piece]:
+        """Return the call of a function. Some models write JSON in place of tags."""
+        if text.lstrip().startswith("{"):
+            try:
+                return _called(name, *_JSON.object(text, closed=closed))
+            except NoValueError:
+                pass
+        known = self._casts.keys(name)
+        arguments, rest = parameters(text, known.__contains__, partial(self._casts.written, name), closed=closed)
+        return _called(name, arguments, rest)
+
+
+def _called(name: str, arguments: str, rest: str) -> list[Piece]:
+    """Return what is found of one call, and of text besides."""
+    content: list[Piece] = [("content", rest)] if rest.strip() else []
+    return [("call", name), ("arguments", arguments), ("end", ""), *content]
+
+
+class WholeReader:
+    """A region that is read at its end. What cannot be read is content.
+
+    Args:
+        calls: finds the calls in the region's text; returns None, or raises ValueError, if it is no list of calls.
+        opening: the delimiter before the region.
+    """
+
+    def __init__(self, calls: Callable[[str], Calls | None], opening: str) -> None:
+        self._calls = calls
+        self._opening = opening
+        self._parts: list[str] = []
+        self._quotes = Quotes()
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Read the next text of the region."""
+        self._parts.append(text)
+        self._quotes.add(text)
+        return ()
+
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return whether a delimiter here is text, inside of a string."""
+        return self._quotes.open
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
         """Read the whole region."""
         text = "".join(self._parts)
         try:
             calls = [(name, _written(arguments)) for name, arguments in self._calls(text) or ()]
         except (ValueError, RecursionError):  # also values that are nested too deeply
             calls = []
-        found: list[Piece] = [] if calls else [("content", text)]
+        found: list[Piece] = [] if calls else [("content", self._opening + text + (closing or ""))]
         for name, arguments in calls:
-            found += [("call", name), ("arguments", arguments), ("end", "")]
+            found += _called(name, arguments, "")
         return found
+
+
+class Guarded:
+    """A region that may be a call or content: it has calls if all of it is calls of known tools with fitting arguments.
+
+    It is held back until that is known.
+    """
+
+    def __init__(self, inner: Reader, opening: str, casts: Casts, shape: Any) -> None:
+        self._inner = inner
+        self._parts = [opening]
+        self._pieces: list[Piece] = []
+        self._casts = casts
+        self._shape = shape
+        self._before: str | None = ""  # the text up to the name of the first call; None after it
+        self._free = False  # it is content
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Read the next text of the region."""
+        if self._free:
+            return [("content", text)]
+        self._parts.append(text)
+        self._pieces += self._inner.feed(text)
+        if self._before is not None:
+            self._before += text
+            found = _FIRST.match(self._before)
+            if found is not None and (found[1] or found[2]) not in self._casts.parameters:
+                return self._freed()
+            if found is not None or len(self._before) > _MOST_BEFORE_A_NAME:
+                self._before = None
+        return ()
+
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return whether a delimiter here is text."""
+        return self._inner.holds(closing)
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the whole region."""
+        if self._free:
+            return [("content", closing)] if closing else []
+        pieces = [*self._pieces, *self._inner.finish(closing)]
+        if self._are_calls(pieces):
+            return [piece for piece in pieces if piece[0] != "content"]
+        return [*self._freed(), ("content", closing or "")]
+
+    def _freed(self) -> Sequence[Piece]:
+        """Pass the text on as content, and all that follows in the region."""
+        self._free = True
+        return [("content", "".join(self._parts))]
+
+    def _are_calls(self, pieces: Sequence[Piece]) -> bool:
+        if any(text.strip() for kind, text in pieces if kind == "content") or getattr(self._inner, "doubtful", False):
+            return False
+        names = [text for kind, text in pieces if kind == "call"]
+        if not names or self._is_shaped():
+            return False
+        arguments = [list[str]() for _ in names]
+        call = -1
+        for kind, text in pieces:
+            call += kind == "call"
+            if kind == "arguments":
+                arguments[call].append(text)
+        return all(self._fits(name, "".join(texts)) for name, texts in zip(names, arguments, strict=True))
+
+    def _fits(self, name: str, arguments: str) -> bool:
+        if name not in self._casts.parameters:
+            return False
+        try:
+            return fits(json.loads(arguments), self._casts.parameters[name])
+        except (ValueError, RecursionError):
+            return False
+
+    def _is_shaped(self) -> bool:
+        """Return whether the text is content of the shape that was asked for."""
+        if self._shape is None:
+            return False
+        try:
+            return allows(self._shape, json.loads("".join(self._parts)))
+        except (ValueError, RecursionError):
+            return False
 
 
 def parsed_calls(value: Any) -> Calls | None:
     """Return the calls that the value of a region has; None if one of them is no call."""
     calls = [one.get("function") if isinstance(one, dict) else None for one in _listed(value)]
     found = [(call.get("name"), call.get("arguments")) for call in calls if isinstance(call, dict)]
-    named = [(name, arguments) for name, arguments in found if isinstance(name, str) and not _HALVES.search(name)]
+    named = [(name, arguments) for name, arguments in found if isinstance(name, str) and not HALVES.search(name)]
     return named if named and len(named) == len(calls) else None
 
 
 def _written(arguments: Any) -> str:
     """Return arguments as JSON; those that are not JSON are passed on as they are."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return _HALVES.sub(lambda found: f"\\u{ord(found.group()):04x}", text) or NO_ARGUMENTS
+    return HALVES.sub(lambda found: f"\\u{ord(found.group()):04x}", text) or NO_ARGUMENTS
 
 
 def _listed(value: Any) -> list[Any]:

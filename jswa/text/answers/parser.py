@@ -1,5 +1,6 @@
 """Turn generated text into answer events: reasoning, content and tool calls."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from jaxtyping import Int
 from jswa.text.assembler import MARK, Assembler
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import AnswerEvent, SamplingParams
+from jswa.types import AnswerEvent, SamplingParams, StructuredOutputsParams
 
-from .calls import Reader, reader
+from .calls import Reader, TextReader, reader
 from .forms.casts import Casts
 from .forms.pieces import Piece, Trimmed
 from .regions import Cut, Cutter
@@ -28,11 +29,13 @@ class Answering:
         template: None if all text is content.
         tools: the tools that the model may call, in OpenAI's form; without any, calls are content.
         parallel: whether an answer may have several tool calls.
+        form: what was asked of the content. With one, only the family's own form of calls is read.
     """
 
     template: AnswerTemplate | None
     tools: Sequence[Mapping[str, Any]] = ()
     parallel: bool = True
+    form: StructuredOutputsParams | None = None
 
     def prefix(self, prompt: str | None) -> str:
         """Return the part of a rendered prompt that belongs to the answer. The time grows with the prompt's length."""
@@ -55,7 +58,7 @@ def assemblers(
     if answering is None:
         return Assembler(tokenizer, ids, params, stops), None
     template = answering.template
-    parser = AnswerParser(template, prefix, answering.tools, parallel=answering.parallel)
+    parser = AnswerParser(template, prefix, answering.tools, parallel=answering.parallel, form=answering.form)
     if template is None:
         return Assembler(tokenizer, ids, params, stops), parser
     delimiters, hidden = template.delimiters, template.hidden
@@ -90,6 +93,7 @@ class AnswerParser:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         parallel: bool = True,
+        form: StructuredOutputsParams | None = None,
     ) -> None:
         """Begin behind a prompt.
 
@@ -98,6 +102,7 @@ class AnswerParser:
             prefix: the part of the rendered prompt that belongs to the answer.
             tools: the tools that the model may call, in OpenAI's form; without any, calls are content.
             parallel: whether the answer may have several tool calls.
+            form: what was asked of the content.
         """
         self.calls = 0
         self.done = False
@@ -116,10 +121,13 @@ class AnswerParser:
             self._mark = re.compile(MARK + f"({template.unmarked.pattern})")
             self._special = {template.delimiters[token] for token in template.delimiters.keys() & template.hidden}
             self._reads_calls = bool(tools)
-            regions = template.with_calls if tools else template.without_calls
+            self._shape = _shape(form)
+            regions = template.without_calls
+            if tools:
+                regions = template.lenient if form is None else template.with_calls
             if regions is not None:
                 self._casts = Casts(tools)
-                self._cutter = Cutter(regions, self._mark, len(prefix))
+                self._cutter = Cutter(regions, self._mark, len(prefix), self._holds)
                 # Text that the chat template has written belongs to the prompt, except for the name of a call that
                 # goes on.
                 before = self._read(prefix) if prefix else []
@@ -168,7 +176,7 @@ class AnswerParser:
         events: list[AnswerEvent] = []
         for cut in cutter.feed(text, last=last):
             if cut.kind == "new" and self._reader is None:
-                if shown := self._shown(cut.text):
+                if shown := self._shown(cut.text or ""):
                     events.append(AnswerEvent(self._kind, shown))
             else:
                 self._cut(cut, events)
@@ -176,23 +184,24 @@ class AnswerParser:
 
     def _cut(self, cut: Cut, events: list[AnswerEvent]) -> None:
         """Add the events of a part of the answer."""
+        text = cut.text or ""
         if cut.kind == "open":
             self._open(cut, events)
         elif cut.kind == "close":
             if self._reader is not None:
-                self._pieces(self._reader.finish(), events)
+                self._pieces(self._reader.finish(cut.text), events)
             self._field = self._reader = None
         elif cut.kind == "rest":  # which is content
             self._cutter = None
-            if shown := self.clean(cut.text):
+            if shown := self.clean(text):
                 events.append(AnswerEvent("content", shown))
         elif self._reader is not None:
             begin = len(events)
-            self._pieces(self._reader.feed(cut.text if self._raw else self.clean(cut.text)), events)
+            self._pieces(self._reader.feed(text if self._raw else self.clean(text)), events)
             if cut.kind == "old":  # of what the prompt has, only the call is told
                 events[begin:] = [event for event in events[begin:] if event.kind in ("call", "end")]
         else:
-            self._shown(cut.text)
+            self._shown(text)
             if self._trimmed is not None:
                 self._trimmed.forget()
 
@@ -200,9 +209,13 @@ class AnswerParser:
         assert self._template is not None
         self._field = field = self._template.fields[cut.field]
         self._kind = "reasoning" if self.in_reasoning else "content"
-        if field.form is not None and self._reads_calls:
-            self._raw = field.value_of is not None
-            self._reader = reader(field.form, cut.names, lambda text: self._value(field, text, cut.names))
+        if field.form is not None:
+            self._raw = field.form.kind in ("dialect", "whole")
+            if self._reads_calls:
+                self._reader = reader(field, cut.names, cut.text or "", self._casts, self._shape)
+            else:
+                named = field.form.kind == "arguments"  # of a message's header, only the name is content
+                self._reader = TextReader(cut.names.get(field.form.name, "") if named else cut.text or "")
             self._pieces(self._reader.feed(""), events)
         else:
             self._trimmed = Trimmed() if field.strip else None
@@ -210,10 +223,8 @@ class AnswerParser:
                 events.append(AnswerEvent(self._kind, field.join))
         self._opened.add(cut.field)
 
-    def _value(self, field: Field, text: str, names: Mapping[str, str]) -> Any:
-        """Return the value of a region that is read at its end. Raises ValueError or RecursionError."""
-        assert field.value_of is not None
-        return self._casts.cast(field.value_of(text, names))
+    def _holds(self, closing: str) -> bool:
+        return self._reader is not None and self._reader.holds(closing)
 
     def _shown(self, text: str) -> str:
         """Return text of the open region, and hold back white space that is dropped if the region ends after it."""
@@ -249,6 +260,13 @@ class AnswerParser:
             return text
         shown = self._mark.sub(lambda found: "" if found[1] in self._special else found[1], text)
         return shown.replace(MARK, "")
+
+
+def _shape(form: StructuredOutputsParams | None) -> Any:
+    """Return the JSON Schema that a form is; None if it is another one, or none."""
+    if form is None or form.json is None:
+        return {"type": "object"} if form is not None and form.json_object else None
+    return json.loads(form.json) if isinstance(form.json, str) else form.json
 
 
 _NOTHING = re.compile(r"(?!)")

@@ -5,15 +5,17 @@ the field without an opening delimiter, if there is one.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from jswa.text.patterns.automaton import Automaton
 from jswa.text.patterns.search import Match, Search, matches
-from jswa.text.patterns.syntax import Node, literals, parse
+from jswa.text.patterns.syntax import Ahead, Choice, Node, Sequence, literals, parse
+
+from .writes import REASONING
 
 _LONGEST = 256  # characters of a delimiter that is a text
 _MOST = 32  # texts of a delimiter
@@ -23,14 +25,16 @@ _MOST_REGIONS = 1_024  # that are cut; no answer means more, and each costs as m
 
 @dataclass(frozen=True)
 class Delimiter:
-    """A delimiter: one of some texts, or what a pattern matches."""
+    """A delimiter: one of some texts, or what a pattern matches. `ahead`: it belongs to what follows."""
 
     texts: tuple[str, ...] = ()
     pattern: str = ""
+    ahead: bool = False
 
     def tree(self) -> Node:
         """Return what matches the delimiter. Raises ValueError."""
-        return literals(self.texts) if self.texts else parse(self.pattern)
+        tree = literals(self.texts) if self.texts else parse(self.pattern)
+        return Ahead(_without_ahead(tree)) if self.ahead else tree
 
     def last_end(self, text: str) -> int:
         """Return where the last one in a text ends, as far as that can be told; 0 if there is none."""
@@ -51,6 +55,18 @@ class Delimiter:
                 return True
             _, match = search.scan()
         return len(search.rest) > 1
+
+
+def _without_ahead(tree: Node) -> Node:
+    """Return a tree without what must follow its matches."""
+    match tree:
+        case Sequence(parts=(*before, last)):
+            return Sequence((*before, _without_ahead(last)))
+        case Choice(parts=parts):
+            return Choice(tuple(map(_without_ahead, parts)))
+        case Ahead():
+            return Sequence(())
+    return tree
 
 
 def delimiter(said: Mapping[str, Any], name: str) -> Delimiter | None:
@@ -88,16 +104,23 @@ class Regions:
     implicit: str | None
 
     @classmethod
-    def of(cls, fields: Mapping[str, Mapping[str, Any]]) -> "Regions":
-        """Return the regions of a template's fields. Raises ValueError."""
+    def of(cls, fields: Mapping[str, Mapping[str, Any]], guarded: Collection[str] = ()) -> "Regions":
+        """Return the regions of a template's fields. Raises ValueError.
+
+        Args:
+            guarded: fields whose regions may turn out to be content, and so end where any other field begins.
+        """
         opens = {name: one for name in sorted(fields) if (one := delimiter(fields[name], "open")) is not None}
         implicit = next((name for name in fields if name not in opens), None)
         close = None if implicit is None else delimiter(fields[implicit], "close")
-        ends = {name: delimiter(fields[name], "close") for name in opens}
+        begins = [replace(one, ahead=True) for name, one in opens.items() if name not in guarded]
+        ends = {name: [] if (end := delimiter(fields[name], "close")) is None else [end] for name in opens}
+        for name in guarded:
+            ends[name] += begins
         return cls(
             outside=automaton_of(*opens.values(), *([] if close is None else [close])),
             opened=(*opens, *([] if close is None else [None])),
-            closes={name: automaton_of() if end is None else automaton_of(end) for name, end in ends.items()},
+            closes={name: automaton_of(*some) for name, some in ends.items()},
             implicit=implicit,
         )
 
@@ -105,13 +128,14 @@ class Regions:
 class Cut(NamedTuple):
     """The begin or the end of a region, or text in it: "old" for text of the prompt, "new" for the model's.
 
-    `names`: what the named groups of the opening delimiter have found. The last cut may be the "rest" of the text, if
-    the delimiters are too ambiguous to find more of them, or there were too many.
+    `text`: of "open" and "close" it is the delimiter; the end of the answer closes a region with None. `names`: what
+    the named groups of the opening delimiter have found. The last cut may be the "rest" of the text, if the delimiters
+    are too ambiguous to find more of them, or there were too many.
     """
 
     kind: Literal["open", "old", "new", "close", "rest"]
     field: str
-    text: str = ""
+    text: str | None = ""
     names: Mapping[str, str] = {}
 
 
@@ -122,17 +146,19 @@ class Cutter:
         field: the open region, also if it is the field without an opening delimiter; None if none is open.
     """
 
-    def __init__(self, regions: Regions, whole: re.Pattern[str], prompted: int) -> None:
+    def __init__(self, regions: Regions, whole: re.Pattern[str], prompted: int, holds: Callable[[str], bool]) -> None:
         """Begin an answer.
 
         Args:
             whole: texts that are not cut.
             prompted: characters of the answer that stand in the prompt.
+            holds: tells of a closing delimiter that follows the text so far whether it is text of the open region.
         """
         self.field: str | None = None
         self._regions = regions
         self._search = Search(regions.outside, whole)
         self._prompted = prompted
+        self._holds = holds
         self._at = 0
         self._ended = 0  # regions with an opening delimiter
 
@@ -145,67 +171,75 @@ class Cutter:
             self._at += len(passed)
         return passed
 
-    def feed(self, text: str, *, last: bool = False) -> list[Cut]:
-        """Return what more text tells.
+    def feed(self, text: str, *, last: bool = False) -> Iterator[Cut]:
+        """Yield what more text tells. Each cut is to be read before the next one is asked for.
 
         Args:
             last: the answer ends there.
         """
-        cuts: list[Cut] = []
         search = self._search
         match: Match | None
         try:
             before, match = search.scan(text, last=last)
             if before:
-                self._text(before, cuts)
+                yield from self._text(before)
             while match is not None:
-                self._at = match.end
-                self._delimited(match, cuts)
+                yield from self._delimited(match)
                 before, match = search.scan(last=last)
                 if before:
-                    self._text(before, cuts)
+                    yield from self._text(before)
         except ValueError:
             if self.field is not None:
-                cuts.append(self._close())
-            return [*cuts, Cut("rest", "", search.rest[max(self._prompted - self._at, 0) :])]
+                yield self._close(None)
+            yield Cut("rest", "", search.rest[max(self._prompted - self._at, 0) :])
+            return
         if last and self.field is not None:
-            cuts.append(self._close())
-        return cuts
+            yield self._close(None)
 
-    def _text(self, text: str, cuts: list[Cut]) -> None:
+    def _text(self, text: str) -> Iterator[Cut]:
         if self.field is None:
             if self._regions.implicit is None:
                 self._at += len(text)
                 return  # the template has no place for it
             self.field = self._regions.implicit
-            cuts.append(Cut("open", self.field))
+            yield Cut("open", self.field)
         if self._at < self._prompted:
             old = self._prompted - self._at
-            cuts.append(Cut("old", self.field, text[:old]))
+            yield Cut("old", self.field, text[:old])
             self._at, text = self._at + min(old, len(text)), text[old:]
         if text:
             self._at += len(text)
-            cuts.append(Cut("new", self.field, text))
+            yield Cut("new", self.field, text)
 
-    def _delimited(self, match: Match, cuts: list[Cut]) -> None:
+    def _delimited(self, match: Match) -> Iterator[Cut]:
         regions, search = self._regions, self._search
         inside = self.field is not None and self.field != regions.implicit
-        if self.field is not None:
-            cuts.append(self._close())
+        empty = match.start == match.end
+        if inside and self._holds(match.text):
+            if empty:
+                search.block()
+            yield from self._text(match.text)
+            return
+        self._at = match.end
+        field = self.field
+        if field is not None:
+            yield self._close(match.text if inside else "")
         opened = None if inside else regions.opened[match.number]
         if inside:
             search.automaton = regions.outside
+            if field in REASONING:
+                search.begin()
             self._ended += 1
             if self._ended == _MOST_REGIONS:
                 raise ValueError("the answer has too many regions")
         elif opened is not None:
             self.field = opened
             search.automaton = regions.closes[opened]
-            cuts.append(Cut("open", opened, "", match.names))
-        elif match.start == match.end:
+            yield Cut("open", opened, match.text, match.names)
+        elif empty:
             search.block()  # otherwise it would be found there again
 
-    def _close(self) -> Cut:
+    def _close(self, delimiter: str | None) -> Cut:
         assert self.field is not None
         field, self.field = self.field, None
-        return Cut("close", field)
+        return Cut("close", field, delimiter)

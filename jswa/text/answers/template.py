@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
@@ -24,10 +25,12 @@ from jswa.text.special_tokens import CONFIG
 from jswa.text.tokenizer import Tokenizer
 
 from .forms.contents import field_reader
+from .lenient import LENIENT
 from .regions import Delimiter, Regions, automaton_of, delimiter
 from .writes import REASONING as REASONING
 from .writes import Writes, read_writes
 
+_OURS = ("order", "chat_template_has", "writes", "guarded", "lenient")  # what transformers' format does not have
 SHIPPED = Path(__file__).parents[2] / "assets" / "response_templates"
 NONE = "none"  # the name that turns parsing off
 CALLS = "tool_calls"
@@ -42,15 +45,18 @@ class CallForm:
     """How a region of tool calls is read.
 
     Attributes:
-        kind: "arguments" if the region is the JSON of the arguments, "objects" if it is JSON objects, each a call,
+        kind: "arguments" if the region is the JSON of the arguments, "dialect" if it is that in a dialect of JSON,
+            "parameters" if each argument stands between tags, "objects" if the region is JSON objects, each a call,
             "pythonic" if it is Python calls, or "whole" if it is read at its end in another way.
         name: the key of the function's name in an object, or the capture of the opening delimiter.
         arguments: the key of the arguments in an object.
+        quotes: of a dialect, each with the one that ends its string.
     """
 
     kind: str
     name: str = "name"
     arguments: str = "arguments"
+    quotes: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class Field:
         form: how calls are read; None for text.
         value_of: reads the text of a region of the form "whole", with what the opening delimiter's named groups have
             found. Raises ValueError or RecursionError.
+        guarded: its regions may be content: they are calls only of known tools with arguments that fit.
     """
 
     name: str
@@ -70,6 +77,7 @@ class Field:
     join: str
     form: CallForm | None = None
     value_of: Callable[[str, Mapping[str, str]], Any] | None = None
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,8 @@ class AnswerTemplate:
     Attributes:
         delimiters: texts of the tokens that the template's delimiters consist of, by token id.
         hidden: ids of the tokenizer's special tokens.
-        with_calls, without_calls: the regions of answers in which tool calls are read, and of others, which may have
-            none.
+        with_calls, lenient, without_calls: the regions of answers in which tool calls are read, of those in which
+            other forms of calls are read too, and of those without calls, which may have none.
         fields: the template's fields by name.
         anchor: ends where answers begin in a prompt.
         unmarked: finds the texts of delimiters that are tokens.
@@ -90,6 +98,7 @@ class AnswerTemplate:
     delimiters: Mapping[int, str]
     hidden: frozenset[int]
     with_calls: Regions
+    lenient: Regions
     without_calls: Regions | None
     fields: Mapping[str, Field]
     anchor: Delimiter
@@ -157,9 +166,10 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
     if not isinstance(spec, Mapping):
         raise TypeError(f"must be an object, not {type(spec).__name__}")
     writes = read_writes(spec)
-    spec = {key: value for key, value in spec.items() if key not in ("order", "chat_template_has", "writes")}
+    said = {key: spec.get(key) or () for key in ("guarded", "lenient")}
+    spec = {key: value for key, value in spec.items() if key not in _OURS}
     added = tokenizer.backend.get_added_tokens_decoder()
-    written = "\n".join(_strings(spec))
+    written = "\n".join([*_strings(spec), *_strings(said["lenient"])])
     tokens = {
         token: text.content
         for token, text in added.items()
@@ -170,9 +180,12 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
         raise ValueError(f"its delimiters must have at most {_MOST_DELIMITERS} characters together")
     plain = _delimiters(spec)  # before transformers looks at them, whose time for a pattern has no bound
     load_response_template(_known(spec))  # checks it as it was written
-    marked = _marked(spec, _alternatives(form for text in tokens.values() for form in {text, re.escape(text)}))
+    marks = _alternatives(form for text in tokens.values() for form in {text, re.escape(text)})
+    marked = _marked(spec, marks)
     fields = marked["fields"]
-    unnamed = {name: field for name, field in fields.items() if not name.startswith(CALLS) or _is_marked(field)}
+    others = _lenient(fields, _marked(said["lenient"], marks)) if any(map(_has_calls, fields)) else {}
+    guarded = {*said["guarded"], *others}
+    unnamed = {name: field for name, field in fields.items() if not _has_calls(name) or _is_marked(field)}
     anchor = delimiter(spec, "start_anchor")
     assert anchor is not None
     return AnswerTemplate(
@@ -182,13 +195,34 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
             for token, text in added.items()
             if text.special and (token in tokens or not any(one.touches(text.content) for one in plain))
         ),
-        with_calls=Regions.of(fields),
+        with_calls=Regions.of(fields, guarded & fields.keys()),
+        lenient=Regions.of({**others, **fields}, guarded),
         without_calls=Regions.of(unnamed) if unnamed else None,
-        fields={name: _field(name, field) for name, field in fields.items()},
+        fields={name: _field(name, field, guarded=name in guarded) for name, field in {**others, **fields}.items()},
         anchor=anchor,
         unmarked=_alternatives(tokens.values()),
         writes=writes,
     )
+
+
+def _has_calls(name: str) -> bool:
+    return name.startswith(CALLS)
+
+
+def _lenient(fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of other forms of calls: `own` of a template, and those of all templates.
+
+    Objects without an opening delimiter may have the closing one of the family.
+    """
+    ends = [
+        said.get("close_pattern") or "|".join(map(re.escape, _strings(said.get("close"))))
+        for name, said in fields.items()
+        if _has_calls(name)
+    ]
+    bare = dict(LENIENT["tool_calls_bare"])
+    if any(ends):
+        bare["close_pattern"] = "|".join(end for end in ends if end)
+    return {**LENIENT, "tool_calls_bare": bare, **dict(own)}
 
 
 def _delimiters(spec: Mapping[str, Any]) -> list[Delimiter]:
@@ -241,20 +275,20 @@ def _is_marked(field: Mapping[str, Any]) -> bool:
 
 
 def _known(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a template in which the content that only jswa reads ("pythonic") is text."""
+    """Return a template in which the content that only jswa reads is text."""
     known = copy.deepcopy(dict(spec))
     for field in known["fields"].values() if isinstance(known.get("fields"), dict) else ():
-        if isinstance(field, dict) and field.get("content") == "pythonic":
+        if isinstance(field, dict) and field.get("content") in ("pythonic", "parameters"):
             field["content"] = "text"
     return known
 
 
-def _field(name: str, field: Mapping[str, Any]) -> Field:
+def _field(name: str, field: Mapping[str, Any], *, guarded: bool) -> Field:
     arguments = field.get("content_args", {})
     strip = field.get("content", "text") == "text" and bool(arguments.get("strip", True))
-    form = _form(field) if name.startswith(CALLS) else None
+    form = _form(field) if _has_calls(name) else None
     value_of = field_reader(field) if form is not None and form.kind == "whole" else None
-    return Field(name, strip, field.get("join") or "", form, value_of)
+    return Field(name, strip, field.get("join") or "", form, value_of, guarded)
 
 
 def _form(field: Mapping[str, Any]) -> CallForm:
@@ -262,9 +296,16 @@ def _form(field: Mapping[str, Any]) -> CallForm:
     if field.get("content") == "pythonic":
         return CallForm("pythonic")
     function = (field.get("transform") or {}).get("function")
-    plain = field.get("content") == "json" and not field.get("content_args", {}).keys() - {"allow_non_json"}
-    if not plain:
+    named = _placeholder(function, "name") if _placeholder(function, "arguments") == "content" else None
+    if field.get("content") == "parameters":
+        return CallForm("parameters", named or "name")
+    arguments = field.get("content_args") or {}
+    if field.get("content") != "json":
         return CallForm("whole")
+    if arguments.keys() - {"allow_non_json"}:
+        known = named is not None and "." not in named and not field.get("transform_each")
+        quotes = dict(arguments.get("string_delims", ()))
+        return CallForm("dialect", named, quotes=quotes) if known and named else CallForm("whole")
     if function == "{content}":
         return CallForm("objects")
     name, arguments = (_placeholder(function, key) for key in ("name", "arguments"))

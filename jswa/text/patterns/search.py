@@ -22,6 +22,7 @@ class Match(NamedTuple):
     names: dict[str, str]
     start: int
     end: int
+    text: str
 
 
 class AmbiguousTextError(ValueError):
@@ -51,6 +52,7 @@ class Search:
         self._again = 0  # characters that are read again, and matches
         self._farthest = 0
         self._blocked = False
+        self._begin = 0  # the place at which the text begins, for patterns that ask
         self._read = 0  # characters that were read
         self._state: State = automaton.first
         self._starts: list[int] = []  # of the matches that have begun
@@ -64,6 +66,10 @@ class Search:
         """The text that was not given out."""
         text, origin = self._left or ("", self._given)
         return "".join([*self._held, text[max(self._given - origin, 0) :]])
+
+    def begin(self) -> None:
+        """Let the text begin where the last match has ended, for patterns with `\\A`."""
+        self._begin = self._given
 
     def block(self) -> None:
         """Let no match begin where the last one has ended."""
@@ -124,14 +130,14 @@ class Search:
         program, names = self.automaton.program, dict[str, str]()
         if program.marked[number]:
             found = text[start - origin : end - origin]
-            length, names = program.match(found, number, begin=start == 0, end=self._at_end)
+            length, names = program.match(found, number, begin=start == self._begin, end=self._at_end)
             end = start + length
         self._farthest = max(self._farthest, self._read)
         self._again += self._read - end + 1
         if self._again > _AGAIN + _AGAIN_EACH * self._farthest:
             raise AmbiguousTextError
         before, self._given = text[self._given - origin : start - origin], end
-        return before, Match(number, names, start, end)
+        return before, Match(number, names, start, end, text[start - origin : end - origin])
 
     def _give(self, text: str, origin: int, hold: int) -> str:
         """Return the text up to a place, and hold back the rest."""
@@ -152,7 +158,7 @@ class Search:
     def _restart(self, at: int) -> None:
         """Search from a place on."""
         automaton, self._read, self._at_end = self.automaton, at, False
-        self._state = automaton.blocked if self._blocked else automaton.first if at == 0 else automaton.later
+        self._state = automaton.blocked if self._blocked else automaton.first if at == self._begin else automaton.later
         self._blocked = False
         self._starts = [at] * len(self._state.groups)
         self._best = (self._state.found or 0, at)

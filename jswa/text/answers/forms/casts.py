@@ -1,22 +1,47 @@
-"""Cast the arguments of a call that are texts to the types that the tool's schema has."""
+"""The tools that a model may call: their parameters, and the types of arguments that are written as texts."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .dialect import Dialect, NoValueError
+from .texts import NUMBER, json_string
+
 _MOST_SCHEMAS = 100  # that are looked at for one argument's types
+_PLAIN = Dialect({})
 
 
 class Casts:
-    """The types of the arguments of some tools, in OpenAI's form."""
+    """The types of the arguments of some tools, in OpenAI's form.
+
+    Attributes:
+        parameters: the schema of each tool's arguments, by its name.
+    """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._parameters: dict[Any, Any] = {}
+        self.parameters: dict[Any, Any] = {}
         for tool in tools:
             function = tool.get("function") or tool
-            self._parameters[function.get("name")] = function.get("parameters")
+            self.parameters[function.get("name")] = function.get("parameters")
         self._types: dict[tuple[str, str], list[str]] = {}
+
+    def keys(self, name: str) -> Mapping[str, Any]:
+        """Return the parameters of a tool, by their names; none of a tool that is not known."""
+        root = self.parameters.get(name)
+        properties = root.get("properties") if isinstance(root, dict) else None
+        return properties if isinstance(properties, dict) else {}
+
+    def written(self, name: str, key: str, text: str, cut: bool) -> str:  # noqa: FBT001
+        """Return an argument that is written as text in JSON, in the first type of its parameter that it can have.
+
+        Args:
+            cut: the text may be the begin of the argument, and so is the JSON.
+        """
+        types = self._types_of(name, key)
+        if not cut:
+            return next((found for kind in types if (found := _json(text, kind)) is not None), json_string(text))
+        return json_string(text)[:-1] if not types or "string" in types else text
 
     def cast(self, value: Any) -> Any:
         """Return calls, or what is none, with the arguments of each call in their types, as far as they can be."""
@@ -41,11 +66,10 @@ class Casts:
     def _types_of(self, name: str, key: str) -> list[str]:
         types = self._types.get((name, key))
         if types is None:
-            root = self._parameters.get(name)
-            properties = root.get("properties") if isinstance(root, dict) else None
-            if not isinstance(properties, dict) or key not in properties:
+            properties = self.keys(name)
+            if key not in properties:
                 return []
-            types = self._types[name, key] = _types(properties[key], root)
+            types = self._types[name, key] = _types(properties[key], self.parameters[name])
         return types
 
 
@@ -100,6 +124,41 @@ def _cast(text: str, types: list[str]) -> Any:
         except (ValueError, RecursionError):
             continue
     return text
+
+
+def _json(text: str, kind: str) -> str | None:
+    """Return a text in JSON as a value of a type; None if it has none."""
+    plain = text.strip()
+    try:
+        match kind:
+            case "integer" | "number":
+                value = _number(plain, whole=kind == "integer")
+                exact = NUMBER.fullmatch(plain) and (kind == "number" or not set(plain) & set(".eE"))
+                return plain if exact else json.dumps(value)
+            case "boolean" if plain.lower() in ("true", "1", "false", "0"):
+                return "true" if plain.lower() in ("true", "1") else "false"
+            case "null" if plain in ("null", "None"):
+                return "null"
+            case "object" | "array" if plain[:1] == ("{" if kind == "object" else "["):
+                return _structure(plain)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def _structure(text: str) -> str:
+    """Return an object or a list in JSON: as it is, if it is JSON, or what it is in Python. Raises ValueError."""
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (NoValueError, RecursionError):
+        raise
+    except ValueError:
+        return _PLAIN.value(text)
+    return text
+
+
+def _no_constant(name: str) -> None:
+    raise NoValueError(f"{name} is no value in JSON")
 
 
 def _number(text: str, *, whole: bool) -> int | float:

@@ -12,10 +12,11 @@ from jswa.text.patterns.automaton import Automaton
 from jswa.text.patterns.search import matches
 from jswa.text.patterns.syntax import parse
 
+from .dialect import Dialect
+
 ValueOf = Callable[[str], Any]  # raises ValueError, or RecursionError for what is nested too deeply
 _MOST_NESTED = 8
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_QUOTED = re.compile(r'(?:[^"\\]|\\.)*+"', re.DOTALL)  # the rest of a JSON string
 
 
 def field_reader(field: Mapping[str, Any]) -> Callable[[str, Mapping[str, str]], Any]:
@@ -84,48 +85,15 @@ def _truth(text: str) -> bool:
 def _json_reader(delimiters: Mapping[str, str], strip: ValueOf, *, bare_keys: bool) -> ValueOf:
     if not all(isinstance(one, str) and one for pair in delimiters.items() for one in pair):
         raise ValueError("string_delims must be pairs of texts that are not empty")
-    marks = [re.escape(one) for one in sorted(delimiters, key=len, reverse=True)]
-    mark = re.compile("|".join([*marks, r'"|[{}\[\],]+|:']))
+    dialect = Dialect(delimiters)
 
     def read(text: str) -> Any:
-        written = _as_json(text, mark, delimiters, bare_keys=bare_keys) if delimiters or bare_keys else text
         try:
-            return json.loads(written)
+            return json.loads(dialect.value(text) if delimiters or bare_keys else text)
         except (ValueError, RecursionError):
             return strip(text)  # what is not JSON is text
 
     return read
-
-
-def _as_json(text: str, mark: re.Pattern[str], delimiters: Mapping[str, str], *, bare_keys: bool) -> str:
-    """Return text in a dialect of JSON as JSON. Where a string has no end, the rest stays as it is.
-
-    Args:
-        mark: finds what begins a string, brackets and what stands between members.
-        delimiters: what ends a string, by what begins it, besides quotes.
-        bare_keys: keys need no quotes.
-    """
-    parts, at, before = [], 0, ""
-    while found := mark.search(text, at):
-        plain, one, at = text[at : found.start()], found.group(), found.end()
-        if bare_keys and one == ":" and before in ("{", ",") and (key := plain.strip()):
-            plain = json.dumps(key)
-        parts.append(plain)
-        if one in delimiters:
-            end = text.find(delimiters[one], at)
-            if end < 0:
-                at = found.start()
-                break
-            one, at = json.dumps(text[at:end], ensure_ascii=False), end + len(delimiters[one])
-        elif one == '"':
-            string = _QUOTED.match(text, at)
-            if string is None:
-                at = found.start()
-                break
-            one, at = text[found.start() : string.end()], string.end()
-        parts.append(one)
-        before = one[-1]
-    return "".join([*parts, text[at:]])
 
 
 def _tag_reader(pattern: str, inner: ValueOf, *, merges: bool) -> ValueOf:

@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Sequence
 
 from .pieces import NO_ARGUMENTS, Piece
+from .texts import HALVES
 
 # What makes no difference as far as one text has it as a whole: in a value that is inside of another, in another value,
 # before what may be an object that streams, and between members, with a key and without. A string is no key if another
@@ -19,30 +21,43 @@ _MARK = re.compile(r"[{\[]++|[}\]]++|.", re.DOTALL)
 # Objects without a quote, which have no name.
 _NAMELESS = re.compile(r'\{[^{}\[\]"]*+\}(?:[^{}"]*+\{[^{}\[\]"]*+\})*+')
 _STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)  # the inside of a string, up to its end or to half an escape
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which no text in UTF-8 can have
-_BETWEEN = "".join(one for one in map(chr, range(0x3001)) if one.isspace()) + ",;[]{}"  # what may stand around objects
+_BETWEEN = re.compile(r"[\s,;\[\]{}]*+")  # what may stand around objects
+_OTHERS = {'"id"', '"type"', '"index"', '"tool_call_id"'}  # keys that calls may have besides
 
 
 class ObjectsReader:
     """A region with JSON objects, or a list of them; each object is a call.
 
-    Its arguments stream once its name is known. An object without a name is content.
+    Its arguments stream once its name is known. What is no call is content, as it was written: an object without a
+    name, or with a name and without arguments but with other members, and text around objects.
+
+    Attributes:
+        doubtful: a call had no arguments, or members that calls do not have.
     """
 
-    def __init__(self, name: str, arguments: str) -> None:
+    def __init__(self, names: Sequence[str], arguments: str, opening: str) -> None:
+        """Begin a region.
+
+        Args:
+            names: keys that the function's name may have.
+            arguments: the key of the arguments.
+            opening: the delimiter before the region.
+        """
+        self.doubtful = False
         # Models mix up the two names that families have for the arguments.
         self._roles = {json.dumps(key): "arguments" for key in (arguments, "arguments", "parameters")}
-        self._roles[json.dumps(name)] = "name"
-        self._around: list[str] | None = []  # what stands around objects, if it is not that of calls
-        self._content: list[str] = []  # that was not passed on yet
+        self._roles |= {json.dumps(name): "name" for name in names}
+        self._opening = opening
+        self._calls = 0
+        self._pending: list[str] = []  # text that belongs to no call, or may belong to none
         self._found: list[Piece] = []  # that were not returned yet
         self._depth = 0
         self._begin()
 
     def _begin(self) -> None:
         """Begin an object."""
-        self._quoted = self._escaped = False
-        self._object: list[str] | None = []  # its text, until it has a name
+        self._quoted = self._escaped = self._broken = False
+        self._object: list[str] | None = []  # its text, until it is known to be a call
         self._key = ""  # the key of the open member, as it is written
         self._string: list[str] | None = None  # the text of a string that may be a key
         self._value: list[str] | None = None  # the value that is not passed on; None outside of values
@@ -50,12 +65,17 @@ class ObjectsReader:
         self._streams = False  # the value is passed on
         self._name: str | None = None
         self._late: str | None = None  # arguments that could not stream
-        self._shown = False  # arguments were passed on
         self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
+        self._others = False  # it has members that calls do not have
+
+    def holds(self, closing: str) -> bool:  # noqa: ARG002
+        """Return whether a delimiter here is text: inside of a string, unless that has a line end, as none in JSON."""
+        return self._depth > 0 and self._quoted and not self._broken
 
     def feed(self, text: str) -> list[Piece]:
         """Read the next text of the region."""
         if self._depth > 1 and not self._escaped and (_STRING if self._quoted else _DEEP).fullmatch(text):
+            self._broken |= self._quoted and "\n" in text
             self._pass(text)
             return self._told()
         at = 0
@@ -65,49 +85,44 @@ class ObjectsReader:
                 continue
             inner = text.find("{", at)
             inner = len(text) if inner < 0 else inner
-            if inner > at:
-                self._outside(text[at:inner])
             if found := _NAMELESS.match(text, inner):
-                self._content += [*(self._around or ()), found.group()]
-                self._around = []
                 inner = found.end()
-            elif inner < len(text):
+            self._pending.append(text[at:inner])
+            if not found and inner < len(text):
                 self._begin()
                 self._depth, inner = 1, inner + 1
                 self._take("{")
             at = inner
         return self._told()
 
-    def finish(self) -> list[Piece]:
-        """End the object that is open."""
+    def finish(self, closing: str | None) -> list[Piece]:
+        """End the object that is open. `closing`: the delimiter after the region; None if the answer ends in it."""
         if self._depth:
             self._end(whole=False)
-        self._content += self._around or ()
+        if not self._calls:
+            self._pending = [self._opening, *self._pending, closing or ""]
+        self._tell()
         return self._told()
 
     def _told(self) -> list[Piece]:
         """Return what was found since the last time."""
-        if self._content:
-            self._tell()
         found, self._found = self._found, []
         return found
 
     def _tell(self) -> None:
-        """Pass on the content so far, if there is any."""
-        if self._content:
-            self._found.append(("content", "".join(self._content)))
-            self._content = []
+        """Pass on the text that belongs to no call, unless it only separates calls."""
+        text = "".join(self._pending)
+        if not _BETWEEN.fullmatch(text) or not self._calls:
+            self._found.append(("content", text))
+        self._pending = []
 
-    def _outside(self, text: str) -> None:
-        """Take text that belongs to no object, without what may stand around objects."""
-        if self._around is None:
-            text = text.lstrip(_BETWEEN)
-        shown = text.rstrip(_BETWEEN)
-        if shown:
-            self._content += [*(self._around or ()), shown]
-            self._around = []
-        if self._around is not None:
-            self._around.append(text[len(shown) :])
+    def _recognise(self) -> None:
+        """Begin the call that the open object is."""
+        assert self._name is not None
+        self._object = None
+        self._calls += 1
+        self._tell()
+        self._found.append(("call", self._name))
 
     def _inside(self, text: str, at: int) -> int:
         """Read an object from a place on, up to its end or to that of the text; return the place."""
@@ -127,7 +142,7 @@ class ObjectsReader:
                 break
             mark, at = found.group(), found.end()
             if mark == '"':
-                self._quoted = True
+                self._quoted, self._broken = True, False
                 if self._depth == 1 and self._value is None:
                     self._pass(text[begin:start])
                     begin, self._string = start, []
@@ -177,6 +192,7 @@ class ObjectsReader:
         """Read what stands before a value, or after it."""
         if mark == ":":
             self._value = []
+            self._others |= self._key not in self._roles and self._key not in _OTHERS
             waits = self._name is not None and not self._complete
             self._awaits = waits and self._roles.get(self._key) == "arguments"
         else:
@@ -185,11 +201,13 @@ class ObjectsReader:
 
     def _in_string(self, text: str, at: int) -> int:
         """Return the place behind the end of the open string, or of the text."""
+        begin = at
         if self._escaped:
             self._escaped, at = False, at + 1
         found = _STRING.match(text, at)
         assert found is not None
         at = found.end()
+        self._broken |= "\n" in text[begin:at]
         if at < len(text):
             self._quoted = self._escaped = text[at] == "\\"
             at += 1
@@ -204,14 +222,16 @@ class ObjectsReader:
 
     def _pass(self, text: str) -> None:
         """Take text that may belong to a value, and pass it on if it is that of the arguments."""
-        self._take(text)
         if self._value is None or not text:
+            self._take(text)
             return
         if self._awaits and (begins := text.lstrip()):
             self._awaits = False
             if begins[0] == "{":
-                self._streams = self._shown = self._complete = True
+                self._streams = self._complete = True
+                self._recognise()
                 text = begins
+        self._take(text)
         if self._streams:
             self._found.append(("arguments", text))
         elif self._key in self._roles and (self._value or not text.isspace()):
@@ -228,21 +248,20 @@ class ObjectsReader:
                 self._complete = True
             elif role == "name" and self._name is None:
                 self._name = _string(written)
-                if self._name is not None:
-                    self._object = self._around = None
-                    self._tell()
-                    self._found.append(("call", self._name))
         self._key, self._value, self._streams, self._awaits = "", None, False, False
 
     def _end(self, *, whole: bool) -> None:
-        if self._name is None:
-            self._content += [*(self._around or ()), *(self._object or ())]
-            self._around = []
-        else:
-            if not self._shown and (whole or self._late is not None):
+        shown = self._object is None
+        if not shown and self._name is not None and (self._complete or not self._others):
+            self._recognise()
+            if whole or self._late is not None:
                 late = NO_ARGUMENTS if self._late in (None, "", "null") else self._late
                 self._found.append(("arguments", late))
+        if self._object is None:
             self._found.append(("end", ""))
+            self.doubtful |= self._others or not self._complete
+        else:
+            self._pending += self._object
         self._depth = 0
 
 
@@ -254,6 +273,6 @@ def _string(written: str) -> str | None:
         value = json.loads(written)
     except ValueError:
         return None
-    if not isinstance(value, str) or _HALF.search(value):
+    if not isinstance(value, str) or HALVES.search(value):
         return None
     return value

@@ -3,22 +3,20 @@
 import json
 import re
 
+from .texts import CONSTANTS, NUMBER, json_string, unescaped
+
 _SPACE = re.compile(r"(?:\s|#[^\n]*)*+")
-_NAME = re.compile(r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+")
+_NAME = re.compile(r"[^\W\d][\w-]*+(?:\.[\w-]++)*+")  # of a function; names of tools may have hyphens
+KEYWORD = re.compile(r"[^=(),\"'\[\]{}\n#]++")  # names of parameters may be almost any text
+_WORD = re.compile(r"\w++")
 _NUMBER = re.compile(
     r"0[xX][\da-fA-F_]++|0[bB][01_]++|0[oO][0-7_]++|(?:\d[\d_]*+\.?+[\d_]*+|\.\d[\d_]*+)(?:[eE][+-]?\d++)?+"
 )
 _STRING = re.compile(
     r"([rRuU]?)(?:'''((?:[^'\\]|\\.|'(?!''))*+)'''|\"\"\"((?:[^\"\\]|\\.|\"(?!\"\"))*+)\"\"\""
-    r"|'((?:[^'\\\n]|\\.)*+)'|\"((?:[^\"\\\n]|\\.)*+)\")",
+    r"|'((?:[^'\\]|\\.)*+)'|\"((?:[^\"\\]|\\.)*+)\")",
     re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]{2})|u([\da-fA-F]{4})|U([\da-fA-F]{8})|(.))", re.DOTALL)
-_HALVES = re.compile("[\ud800-\udfff]")
-_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
-# In JSON; "true", "false" and "null" as models write them, who have read more JSON than Python.
-_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_JSON_NUMBER = re.compile(r"(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?")
 _MOST_NESTED = 100
 _CLOSING = {"[": "]", "(": ")"}
 
@@ -31,6 +29,7 @@ def python_calls(text: str) -> list[tuple[str, str]] | None:
     """Return the names of Python calls, and their arguments in JSON; None if the text is anything else.
 
     Calls stand in a line each, or in a list or tuple. Numbers stay as they are written, where JSON has that form.
+    Strings may have line ends, and parameters any names: models write both.
     """
     try:
         return _Reading(text).calls() or None
@@ -73,12 +72,12 @@ class _Reading:
         self._take("(")
         arguments: dict[str, str] = {}
         while not self._closed(")", first=not arguments):
-            keyword = self._match(_NAME)
+            keyword = self._match(KEYWORD).strip()
             self._take("=")
             if keyword in arguments:
                 raise _NoCallError
             arguments[keyword] = self._value(0)
-        return name, _object([json.dumps(key, ensure_ascii=False) for key in arguments], list(arguments.values()))
+        return name, _object([json_string(key) for key in arguments], list(arguments.values()))
 
     def _value(self, depth: int) -> str:
         """Read a value, and return it in JSON."""
@@ -94,13 +93,13 @@ class _Reading:
             self._at += 1
             return following.strip("+") + self._number()
         if _STRING.match(self._text, self._at):
-            return _string(self._strings())
+            return json_string(self._strings())
         if following.isdigit() or following == ".":
             return self._number()
-        name = self._match(_NAME)
-        if name not in _CONSTANTS:
+        name = self._match(_WORD)
+        if name not in CONSTANTS:
             raise _NoCallError
-        return _CONSTANTS[name]
+        return CONSTANTS[name]
 
     def _list(self, closing: str, depth: int) -> str:
         """Read a list or tuple, or a value in parentheses."""
@@ -125,7 +124,7 @@ class _Reading:
 
     def _number(self) -> str:
         written = self._match(_NUMBER)
-        if _JSON_NUMBER.fullmatch(written):
+        if NUMBER.fullmatch(written):
             return written
         try:
             return str(int(written, 0))
@@ -137,7 +136,7 @@ class _Reading:
         parts = []
         while found := _STRING.match(self._text, self._at):
             written = next(text for text in found.groups()[1:] if text is not None)
-            parts.append(written if found[1] in ("r", "R") or "\\" not in written else _ESCAPE.sub(_unescaped, written))
+            parts.append(written if found[1] in ("r", "R") or "\\" not in written else unescaped(written))
             self._at = found.end()
             self._skip_space()
         return "".join(parts)
@@ -178,21 +177,5 @@ class _Reading:
         self._at = found.end()
 
 
-def _string(text: str) -> str:
-    """Return a text in JSON. Halves of surrogate pairs, which no text in UTF-8 has, stay escaped."""
-    return _HALVES.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(text, ensure_ascii=False))
-
-
 def _object(keys: list[str], values: list[str]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in zip(keys, values, strict=True)) + "}"
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    octal, two, four, eight, other = found.groups()
-    if octal is not None:
-        return chr(int(octal, 8))
-    if (code := two or four or eight) is not None:
-        if int(code, 16) > 0x10FFFF:
-            raise _NoCallError
-        return chr(int(code, 16))
-    return _CONTROLS.get(other, other if other in "\\'\"" else "\\" + other)

@@ -30,8 +30,8 @@ def short(value: object) -> str:
 
 def objects(texts: Sequence[str]) -> list[Piece]:
     """Return what a reader of objects tells of a region in some pieces, with neighbours of one kind joined."""
-    reader, found = ObjectsReader("name", "arguments"), list[Piece]()
-    for one in [piece for text in texts for piece in reader.feed(text)] + list(reader.finish()):
+    reader, found = ObjectsReader(("name",), "arguments", "<"), list[Piece]()
+    for one in [piece for text in texts for piece in reader.feed(text)] + list(reader.finish(">")):
         if found and one[0] == found[-1][0] and one[0] in ("content", "arguments"):
             found[-1] = one[0], found[-1][1] + one[1]
         else:
@@ -47,7 +47,7 @@ def test_objects_are_read_the_same_whatever_the_cuts(parts: list[str]) -> None:
     assert objects(parts) == found
     assert objects(list(text)) == found
     if all(kind == "content" for kind, _ in found):
-        assert "".join(shown for _, shown in found) == text
+        assert "".join(shown for _, shown in found) == f"<{text}>"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_python_calls(text: str, calls: list[tuple[str, str]] | None) -> None:
         ("{user-id:<q>u<q>,Basic LLM:{$ref:1}}", {"user-id": "u", "Basic LLM": {"$ref": 1}}),
         ('{ a : 1 , "b:c" : <q>{"x": }<q> }', {"a": 1, "b:c": '{"x": }'}),
         ("{a:<q>never ends", "{a:<q>never ends"),
-        ('{a:"never ends', '{a:"never ends'),
+        ('{a:"never ends', {"a": '"never ends'}),
         ("[" * 60_000, "[" * 60_000),
         ("9" * 60_000, "9" * 60_000),
     ],

@@ -28,7 +28,12 @@ from tests.support.text.transcripts import (
 )
 
 NAMES = [f"{index}-{one.family}" for index, one in enumerate(TRANSCRIPTS)]
-SPELLED = [one for one in TRANSCRIPTS if one.family not in ("gemma3", "llama4") and "<function_calls>" not in one.text]
+# But in families whose calls, or lenient forms of them, have no tokens.
+SPELLED = [
+    one
+    for one in TRANSCRIPTS
+    if one.family not in ("gemma3", "llama4") and not re.search("<function_calls>|<function=", one.text)
+]
 BY_NAME = pytest.mark.parametrize("one", TRANSCRIPTS, ids=NAMES)
 
 
@@ -116,9 +121,9 @@ def test_only_one_call_if_calls_are_not_parallel() -> None:
 
 
 BROKEN = [
-    ("hermes", "<tool_call>{broken</tool_call>", (), "{broken"),
+    ("hermes", "<tool_call>{broken</tool_call>", (), "<tool_call>{broken</tool_call>"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": </tool_call>', (("f", '{"a": '),), ""),
-    ("hermes", '<tool_call>{"name": 7}</tool_call>ok', (), '{"name": 7}ok'),
+    ("hermes", '<tool_call>{"name": 7}</tool_call>ok', (), '<tool_call>{"name": 7}</tool_call>ok'),
     ("hermes", '<tool_call>{"name": "f"}}</tool_call>', (("f", "{}"),), ""),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', (("f", '{"a": 1}'),), ""),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', (("f", "{}"),), ""),
@@ -136,15 +141,17 @@ BROKEN = [
         (("f", '{"a": 1}'),),
         "",
     ),
-    ("gemma4", "<|tool_call>call:f{a:oops<tool_call|>", (("f", "{a:oops"),), ""),
+    ("gemma4", "<|tool_call>call:f{a:oops<tool_call|>", (("f", '{"a": "oops"}'),), ""),
+    ("gemma4", "<|tool_call>call:f{a:oops", (("f", '{"a": "oops'),), ""),
+    ("gemma4", "<|tool_call>call:f{oops}<tool_call|> x", (), "call:f{oops} x"),
     ("harmony", "<|channel|>commentary to=functions.f<|message|>not json<|call|>", (("f", "not json"),), ""),
     ("harmony", "<|channel|>commentary to=functions.f<|message|><|call|>", (("f", "{}"),), ""),
     ("harmony", "Hello<|end|>", (), "Hello"),
-    ("olmo3", "<function_calls>get weather</function_calls>", (), "get weather"),
-    ("olmo3", "<function_calls>f(1)</function_calls>", (), "f(1)"),
+    ("olmo3", "<function_calls>get weather</function_calls>", (), "<function_calls>get weather</function_calls>"),
+    ("olmo3", "<function_calls>f(1)</function_calls>", (), "<function_calls>f(1)</function_calls>"),
     ("command", "<|START_ACTION|>nothing<|END_ACTION|>", (), "nothing"),
     ("mistral", "[TOOL_CALLS]f[ARGS]{oops", (("f", "{oops"),), ""),
-    ("qwen_xml", "<tool_call>\n<function=f>\nx</function></tool_call>", (("f", "{}"),), ""),
+    ("qwen_xml", "<tool_call>\n<function=f>\nx</function></tool_call>", (("f", "{}"),), "\nx"),
 ]
 
 
@@ -238,7 +245,7 @@ def test_a_template_is_found_by_its_name_by_its_file_or_not_at_all(tmp_path: Pat
     ):
         found = find_template(tmp_path, tokenizer, "", wanted)
         assert found is not None
-        assert found.fields.keys() == fields
+        assert {name for name, field in found.fields.items() if not field.guarded} == fields
     assert find_template(tmp_path, tokenizer, "", "none") is None
     assert find_template(tmp_path, tokenizer, "a template of no known family") is None
     with pytest.raises(ConfigError, match="response_template"):

@@ -39,7 +39,13 @@ def expected(pattern: str, text: str) -> list[Match]:
     """Return the matches that a backtracking engine finds; an empty one at the end of the text is none."""
     all_ = re.finditer(pattern, text, re.DOTALL)
     return [
-        Match(0, {name: text for name, text in one.groupdict().items() if text is not None}, one.start(), one.end())
+        Match(
+            0,
+            {name: text for name, text in one.groupdict().items() if text is not None},
+            one.start(),
+            one.end(),
+            one[0],
+        )
         for one in all_
         if one.start() < len(text)
     ]
@@ -72,7 +78,7 @@ def test_any_expression_finds_what_a_backtracking_engine_finds(data: st.DataObje
 
 def test_the_longest_of_several_expressions_at_one_place_wins_then_the_first() -> None:
     automaton = Automaton([parse("ab"), parse("abc"), literals(["abc", "xy", "x"])])
-    assert [one[:1] + one[2:] for one in matches(automaton, "abcab xyx")] == [
+    assert [one[:1] + one[2:4] for one in matches(automaton, "abcab xyx")] == [
         (1, 0, 3), (0, 3, 5), (2, 6, 8), (2, 8, 9),
     ]  # fmt: skip
 
@@ -80,7 +86,7 @@ def test_the_longest_of_several_expressions_at_one_place_wins_then_the_first() -
 def test_text_is_held_only_where_a_match_may_have_begun() -> None:
     search = Search(Automaton([parse(r"\s*<t>")]))
     assert [search.scan(piece) for piece in ("ab ", " ", "c <", "t", "> d")] == [
-        ("ab", None), ("", None), ("  c", None), ("", None), ("", Match(0, {}, 5, 9)),
+        ("ab", None), ("", None), ("  c", None), ("", None), ("", Match(0, {}, 5, 9, " <t>")),
     ]  # fmt: skip
     assert search.rest == " d"
     assert search.scan(last=True) == (" d", None)
