@@ -91,7 +91,7 @@ class TextReader:
         opening, self._opening = self._opening, ""
         return [("content", opening + text)]
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return False: each closing delimiter ends the region."""
         return False
 
@@ -132,11 +132,11 @@ class ArgumentsReader:
                 text, self._behind = "", text
         return [*found, ("content", text)] if text else found
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return False: messages end at their delimiters, wherever these stand."""
         return False
 
-    def finish(self, closing: str | None) -> Sequence[Piece]:  # noqa: ARG002
+    def finish(self, closing: str | None) -> Sequence[Piece]:
         """End the call. A call without arguments gets an empty object."""
         empty: list[Piece] = [] if self._text.begun else [("arguments", NO_ARGUMENTS)]
         return [*self.feed(""), *empty, ("end", "")]
@@ -170,7 +170,7 @@ class DialectReader:
                 self._ending = self._ending if end < 0 else None
         return ()
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text: inside of a string, unless the object seems to have its end."""
         return self._ending is not None and self._last != "}"
 
@@ -253,7 +253,7 @@ class WholeReader:
         self._quotes.add(text)
         return ()
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text, inside of a string."""
         return self._quotes.open
 
@@ -300,7 +300,7 @@ class Guarded:
                 self._before = None
         return ()
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text."""
         return self._inner.holds(closing)
 

@@ -68,7 +68,7 @@ class Search:
         return "".join([*self._held, text[max(self._given - origin, 0) :]])
 
     def begin(self) -> None:
-        """Let the text begin where the last match has ended, for patterns with `\\A`."""
+        r"""Let the text begin where the last match has ended, for patterns with `\A`."""
         self._begin = self._given
 
     def block(self) -> None:

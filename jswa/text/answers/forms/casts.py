@@ -32,7 +32,7 @@ class Casts:
         properties = root.get("properties") if isinstance(root, dict) else None
         return properties if isinstance(properties, dict) else {}
 
-    def written(self, name: str, key: str, text: str, cut: bool) -> str:  # noqa: FBT001
+    def written(self, name: str, key: str, text: str, cut: bool) -> str:
         """Return an argument that is written as text in JSON, in the first type of its parameter that it can have.
 
         Args:

@@ -84,7 +84,7 @@ class _Comparison:
         if isinstance(required, list) and any(isinstance(name, str) and name not in value for name in required):
             return False
         others = schema.get("additionalProperties") if not schema.get("patternProperties") else None
-        return all(self.allows(known[key] if key in known else others, one) for key, one in value.items())
+        return all(self.allows(known.get(key, others), one) for key, one in value.items())
 
     def _items(self, schema: Mapping[str, Any], value: list[Any]) -> bool:
         return "items" not in schema or "prefixItems" in schema or all(self.allows(schema["items"], v) for v in value)

@@ -68,7 +68,7 @@ class ObjectsReader:
         self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
         self._others = False  # it has members that calls do not have
 
-    def holds(self, closing: str) -> bool:  # noqa: ARG002
+    def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text: inside of a string, unless that has a line end, as none in JSON."""
         return self._depth > 0 and self._quoted and not self._broken
 

@@ -1,4 +1,4 @@
-"""Read arguments that stand between tags, as text: `<parameter=city>\\nOslo\\n</parameter>`.
+r"""Read arguments that stand between tags, as text: `<parameter=city>\nOslo\n</parameter>`.
 
 One line end on each side belongs to the tags; all other white space belongs to the text, whose type the tool's schema
 has. An end that is missing is where the next parameter begins, or where the call ends.
