@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from jswa.text.assembler import MARK
 
 from .forms.casts import Casts
-from .forms.dialect import Dialect, NoValueError
+from .forms.dialect import Dialect, NoValueError, Written
 from .forms.fits import allows, fits
 from .forms.objects import ObjectsReader
 from .forms.pieces import NO_ARGUMENTS, ObjectEnd, Piece, Quotes, Trimmed
 from .forms.pythonic import python_calls
-from .forms.tags import parameters
+from .forms.tags import Tags, parameters
 from .forms.texts import HALVES
 from .template import Field
 
@@ -70,9 +70,11 @@ def _reader(field: Field, names: Mapping[str, str], opening: str, casts: Casts) 
         case "objects":
             return ObjectsReader((form.name, "name", "tool_name"), form.arguments, opening)
         case "dialect":
-            return DialectReader(name, opening, Dialect(form.quotes), casts.keys(name))
+            typed = partial(casts.written, name) if form.typed else None
+            return DialectReader(name, opening, Dialect(form.quotes), casts.keys(name), typed)
         case "parameters":
-            return ParametersReader(name, opening, casts)
+            assert form.tags is not None
+            return ParametersReader(name, opening, form.tags, casts)
         case "pythonic":
             return WholeReader(python_calls, opening)
     assert field.value_of is not None
@@ -143,13 +145,19 @@ class ArgumentsReader:
 
 
 class DialectReader:
-    """A region with the arguments of one call in a dialect of JSON, read at its end."""
+    """A region with the arguments of one call in a dialect of JSON, read at its end.
 
-    def __init__(self, name: str, opening: str, dialect: Dialect, keys: Collection[str]) -> None:
+    Args:
+        keys: the parameters of the tool.
+        typed: gives JSON of a parameter and its text, if the dialect writes all arguments as texts.
+    """
+
+    def __init__(self, name: str, opening: str, dialect: Dialect, keys: Collection[str], typed: Written | None) -> None:
         self._name = name
         self._opening = opening
         self._dialect = dialect
         self._keys = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
+        self._typed = typed
         self._parts: list[str] = []
         self._ending: str | None = None  # what ends the open string
         self._last = ""  # the last character that is no white space
@@ -178,7 +186,7 @@ class DialectReader:
         """Read the whole region."""
         text = "".join(self._parts)
         try:
-            arguments, rest = self._dialect.object(text, self._keys, closed=closing is not None)
+            arguments, rest = self._dialect.object(text, self._keys, self._typed, closed=closing is not None)
         except NoValueError:
             return [("content", self._opening + text + (closing or ""))]
         return _called(self._name, arguments, rest)
@@ -187,24 +195,28 @@ class DialectReader:
 class ParametersReader:
     """A region with the arguments of one call between tags, read at its end."""
 
-    def __init__(self, name: str, opening: str, casts: Casts) -> None:
+    def __init__(self, name: str, opening: str, tags: Tags, casts: Casts) -> None:
         self._name = name
         self._opening = opening
+        self._tags = tags
         self._casts = casts
         self._parts: list[str] = []
+        self._open = False  # a parameter has begun
+        self._tail = ""  # the last characters, which may begin a tag
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Read the next text of the region."""
         self._parts.append(text)
+        begin, end = self._tags.key[0], self._tags.end
+        text = (self._tail + text).replace(MARK, "")
+        if (last := max(text.rfind(begin), text.rfind(end))) >= 0:
+            self._open = text.startswith(begin, last)
+        self._tail = text[1 - max(len(begin), len(end)) :]
         return ()
 
     def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text: inside of a parameter, unless it ends the function too."""
-        if "</function>" in closing:
-            return False
-        text = "".join(self._parts)
-        self._parts = [text]
-        return text.rfind("<parameter=") > text.rfind("</parameter>")
+        return self._open and "</function>" not in closing
 
     def finish(self, closing: str | None) -> Sequence[Piece]:
         """Read the whole region, in which more functions may follow the first."""
@@ -223,7 +235,8 @@ class ParametersReader:
             except NoValueError:
                 pass
         known = self._casts.keys(name)
-        arguments, rest = parameters(text, known.__contains__, partial(self._casts.written, name), closed=closed)
+        written = partial(self._casts.written, name)
+        arguments, rest = parameters(text, self._tags, known.__contains__, written, closed=closed)
         return _called(name, arguments, rest)
 
 

@@ -210,7 +210,7 @@ class AnswerParser:
         self._field = field = self._template.fields[cut.field]
         self._kind = "reasoning" if self.in_reasoning else "content"
         if field.form is not None:
-            self._raw = field.form.kind in ("dialect", "whole")
+            self._raw = field.form.kind in ("dialect", "parameters", "whole")
             if self._reads_calls:
                 self._reader = reader(field, cut.names, cut.text or "", self._casts, self._shape)
             else:

@@ -25,12 +25,14 @@ from jswa.text.special_tokens import CONFIG
 from jswa.text.tokenizer import Tokenizer
 
 from .forms.contents import field_reader
+from .forms.tags import Tags
 from .lenient import LENIENT
 from .regions import Delimiter, Regions, automaton_of, delimiter
 from .writes import REASONING as REASONING
 from .writes import Writes, read_writes
 
 _OURS = ("order", "chat_template_has", "writes", "guarded", "lenient")  # what transformers' format does not have
+_CONTENTS = ("pythonic", "parameters", "texts")  # which transformers' format does not have either
 SHIPPED = Path(__file__).parents[2] / "assets" / "response_templates"
 NONE = "none"  # the name that turns parsing off
 CALLS = "tool_calls"
@@ -51,12 +53,16 @@ class CallForm:
         name: the key of the function's name in an object, or the capture of the opening delimiter.
         arguments: the key of the arguments in an object.
         quotes: of a dialect, each with the one that ends its string.
+        typed: all arguments of the dialect are texts, whose types the tool's schema has.
+        tags: around each parameter.
     """
 
     kind: str
     name: str = "name"
     arguments: str = "arguments"
     quotes: Mapping[str, str] = MappingProxyType({})
+    typed: bool = False
+    tags: Tags | None = None
 
 
 @dataclass(frozen=True)
@@ -278,8 +284,9 @@ def _known(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a template in which the content that only jswa reads is text."""
     known = copy.deepcopy(dict(spec))
     for field in known["fields"].values() if isinstance(known.get("fields"), dict) else ():
-        if isinstance(field, dict) and field.get("content") in ("pythonic", "parameters"):
+        if isinstance(field, dict) and field.get("content") in _CONTENTS:
             field["content"] = "text"
+            field.pop("content_args", None)
     return known
 
 
@@ -293,19 +300,22 @@ def _field(name: str, field: Mapping[str, Any], *, guarded: bool) -> Field:
 
 def _form(field: Mapping[str, Any]) -> CallForm:
     """Return how calls are read: as they stream where the syntax is plain JSON with a name and arguments."""
-    if field.get("content") == "pythonic":
-        return CallForm("pythonic")
+    content, arguments = field.get("content"), field.get("content_args") or {}
     function = (field.get("transform") or {}).get("function")
+    if content == "pythonic":
+        return CallForm("pythonic")
+    if content == "json" and not arguments.keys() - {"allow_non_json"}:
+        return _json_form(field, function)
     named = _placeholder(function, "name") if _placeholder(function, "arguments") == "content" else None
-    if field.get("content") == "parameters":
-        return CallForm("parameters", named or "name")
-    arguments = field.get("content_args") or {}
-    if field.get("content") != "json":
+    if content == "parameters":
+        return CallForm("parameters", named or "name", tags=Tags.of(arguments))
+    if content not in ("json", "texts") or named is None or "." in named or field.get("transform_each"):
         return CallForm("whole")
-    if arguments.keys() - {"allow_non_json"}:
-        known = named is not None and "." not in named and not field.get("transform_each")
-        quotes = dict(arguments.get("string_delims", ()))
-        return CallForm("dialect", named, quotes=quotes) if known and named else CallForm("whole")
+    return CallForm("dialect", named, quotes=dict(arguments.get("string_delims", ())), typed=content == "texts")
+
+
+def _json_form(field: Mapping[str, Any], function: Any) -> CallForm:
+    """Return how calls are read whose syntax is plain JSON."""
     if function == "{content}":
         return CallForm("objects")
     name, arguments = (_placeholder(function, key) for key in ("name", "arguments"))

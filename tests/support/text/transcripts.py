@@ -52,7 +52,8 @@ def _transcript(about: dict[str, Any]) -> Transcript:
 
 
 TRANSCRIPTS = tuple(map(_transcript, json.loads(_FILE.read_text(encoding="utf-8"))))
-PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # Qwen's tokens that are not special
+# Tokens that are not special, of Qwen and GLM.
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 @cache

@@ -7,17 +7,19 @@ proportional to the text's length.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from jswa.text.assembler import MARK
 
 from .texts import CONSTANTS, NUMBER, json_string, unescaped
 
+Written = Callable[[str, str, bool], str]  # a key, its text and whether that was cut → JSON
 _MOST_NESTED = 100
 _SPACE = re.compile(r"\s*+")
 _COMMAS = re.compile(r"[\s,]*+")
 KEY = re.compile(r"[^:={},\[\]\"']*+")  # a key that needs no quotes
 _KEY = re.compile(rf"({KEY.pattern})[:=]")
+_ENDS = re.compile(r"[:={},\[\]\"']")
 _COLON = re.compile(r"\s*+[:=]")
 # A quote inside of a string ends it only before what may follow a string.
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
@@ -43,20 +45,23 @@ class Dialect:
 
     def value(self, text: str) -> str:
         """Return a value, which the whole text is, in JSON. Raises NoValueError."""
-        reading = _Reading(self, text, closed=True, names=())
+        reading = _Reading(self, text, closed=True)
         reading.value(0)
         if reading.rest().strip():
             raise NoValueError
         return "".join(reading.written)
 
-    def object(self, text: str, names: Iterable[str] = (), *, closed: bool = True) -> tuple[str, str]:
+    def object(
+        self, text: str, names: Iterable[str] = (), typed: Written | None = None, *, closed: bool = True
+    ) -> tuple[str, str]:
         """Return the object that a text begins with, in JSON, and the text behind it. Raises NoValueError.
 
         Args:
             names: keys of the object that may hold characters that end a bare key.
+            typed: gives the JSON of a member of the object whose text stands between quotes of the dialect.
             closed: the text is whole; else it was cut, and so may be the object.
         """
-        reading = _Reading(self, text, closed=closed, names=tuple(names))
+        reading = _Reading(self, text, closed=closed, names=tuple(names), typed=typed)
         if not text.lstrip().startswith("{"):
             raise NoValueError
         try:
@@ -69,13 +74,23 @@ class Dialect:
 class _Reading:
     """One reading; `written` is the JSON so far."""
 
-    def __init__(self, dialect: Dialect, text: str, *, closed: bool, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        text: str,
+        *,
+        closed: bool,
+        names: tuple[str, ...] = (),
+        typed: Written | None = None,
+    ) -> None:
         self.written: list[str] = []
         self._dialect = dialect
         self._text = text
         self._at = 0
         self._closed = closed
         self._names = sorted(names, key=len, reverse=True)
+        self._typed = typed
+        self._key_of: str | None = None  # of the member whose value is read, if that may be typed
 
     def rest(self) -> str:
         return self._text[self._at :]
@@ -110,57 +125,78 @@ class _Reading:
             if not first:
                 self.written.append(", ")
             if opening == "{":
-                self._key(depth)
+                key = self._key(depth)
+                self._key_of = key if depth == 0 and self._typed is not None else None
             self.value(depth + 1)
             first = False
 
-    def _key(self, depth: int) -> None:
-        if self._string():
-            colon = _COLON.match(self._text, self._at)
+    def _key(self, depth: int) -> str:
+        text, at = self._text, self._at
+        string = self._quoted()
+        if string is not None:
+            colon = _COLON.match(text, self._at)
             if colon is None:
-                if self._closed or self._text[self._at :].strip():
-                    raise NoValueError
-                raise _CutError
-            self._at = colon.end()
-            self.written.append(": ")
-            return
+                raise NoValueError if self._closed or text[self._at :].strip() else _CutError
+            name, self._at = string, colon.end()
+        elif (known := self._known(depth)) is not None:
+            name, self._at = known
+        elif (found := _KEY.match(text, at)) is not None:
+            name, self._at = found[1].strip().replace(MARK, ""), found.end()
+        else:
+            raise NoValueError if self._closed or _ENDS.search(text, at) else _CutError
+        self.written.append(f"{json_string(name)}: ")
+        return name
+
+    def _known(self, depth: int) -> tuple[str, int] | None:
+        """Return the known name that is the key here, and the place behind its colon; None if there is none."""
         for name in self._names if depth == 0 else ():
             if self._text.startswith(name, self._at) and (colon := _COLON.match(self._text, self._at + len(name))):
-                self._at = colon.end()
-                break
-        else:
-            found = _KEY.match(self._text, self._at)
-            if found is None:
-                if self._closed or re.search(r"[:={},\[\]\"']", self._text[self._at :]):
-                    raise NoValueError
-                raise _CutError
-            name, self._at = found[1].strip().replace(MARK, ""), found.end()
-        self.written.append(f"{json_string(name)}: ")
+                return name, colon.end()
+        return None
 
     def _string(self) -> bool:
-        """Read a string between quotes, if there is one."""
+        """Read a string as a value, if there is one."""
+        begin = self._dialect.begins.match(self._text, self._at)
+        if begin is not None and self._key_of is not None and self._typed is not None:
+            text, cut = self._between(begin)
+            self.written.append(self._typed(self._key_of, text, cut))
+        elif begin is not None:
+            text, cut = self._between(begin)
+            self.written.append(json_string(text)[: -1 if cut else None])
+        else:
+            string, cut = self._quoted(), False
+            if string is None:
+                return False
+            self.written.append(json_string(string))
+        if cut:
+            raise _CutError
+        return True
+
+    def _between(self, begin: re.Match[str]) -> tuple[str, bool]:
+        """Read the text between quotes of the dialect; return it, and whether its end is missing."""
+        ending = self._dialect.quotes[begin.group()]
+        end = self._text.find(ending, begin.end())
+        if end < 0 and self._closed:
+            raise NoValueError
+        self._at = len(self._text) if end < 0 else end + len(ending)
+        return self._text[begin.end() : None if end < 0 else end].replace(MARK, ""), end < 0
+
+    def _quoted(self) -> str | None:
+        """Read a string between any quotes; None if there is none."""
         begin = self._dialect.begins.match(self._text, self._at)
         if begin is not None:
-            ending = self._dialect.quotes[begin.group()]
-            end = self._text.find(ending, begin.end())
-            if end < 0 and self._closed:
-                raise NoValueError
-            inner = json_string(self._text[begin.end() : end if end >= 0 else None].replace(MARK, ""))
-            if end < 0:
-                self.written.append(inner[:-1])
+            text, cut = self._between(begin)
+            if cut:
                 raise _CutError
-            self.written.append(inner)
-            self._at = end + len(ending)
-            return True
+            return text
         found = _DOUBLE.match(self._text, self._at) or _SINGLE.match(self._text, self._at)
         if found is None:
-            return False
+            return None
+        self._at = found.end()
         try:
-            self.written.append(json_string(unescaped(found[1].replace(MARK, ""))))
+            return unescaped(found[1].replace(MARK, ""))
         except ValueError as error:
             raise NoValueError from error
-        self._at = found.end()
-        return True
 
     def _bare(self) -> None:
         """Read a number, a word or a text without quotes."""

@@ -1,21 +1,68 @@
 r"""Read arguments that stand between tags, as text: `<parameter=city>\nOslo\n</parameter>`.
 
-One line end on each side belongs to the tags; all other white space belongs to the text, whose type the tool's schema
-has. An end that is missing is where the next parameter begins, or where the call ends.
+White space between the tags belongs to the text, but for a line end on each side where a family writes one. The tool's
+schema has the text's type. An end that is missing is where the next parameter begins, or where the call ends.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from .texts import json_string
 
-_BEGIN = re.compile(r"<parameter=([^>\n]+)>")
-_END = "</parameter>"
-_ENDED = re.compile(r"</parameter>\s*+")
+_LONGEST_KEY = 256
 Written = Callable[[str, str, bool], str]  # an argument's name, text and whether it was cut → JSON
 
 
-def parameters(text: str, known: Callable[[str], bool], written: Written, *, closed: bool) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Tags:
+    """What stands around the key and the value of an argument. `wrap`: also stands at both ends of a value."""
+
+    key: tuple[str, str]
+    value: tuple[str, str]
+    wrap: str = ""
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> "Tags":
+        """Return the tags that a response template names. Raises ValueError, TypeError or KeyError."""
+        return cls(_pair(said["key"]), _pair(said["value"]), str(said.get("wrap", "")))
+
+    @property
+    def end(self) -> str:
+        """The tag behind a value."""
+        return self.value[1]
+
+    @cached_property
+    def begins(self) -> re.Pattern[str]:
+        """What finds the tags before a value, with the key as its group."""
+        before, behind = map(re.escape, self.key)
+        return re.compile(
+            rf"{before}([^<\n]{{0,{_LONGEST_KEY}}}?){behind}\s*+{re.escape(self.value[0])}".removesuffix(r"\s*+")
+        )
+
+    @cached_property
+    def ended(self) -> re.Pattern[str]:
+        """What finds the tag behind a value, with white space."""
+        return re.compile(rf"{re.escape(self.end)}\s*+")
+
+    def unwrapped(self, text: str, *, cut: bool) -> str:
+        """Return a value without what a family writes at both ends. `cut`: its end is missing."""
+        text = text.removeprefix(self.wrap)
+        return text if cut else text.removesuffix(self.wrap)
+
+
+def _pair(said: Any) -> tuple[str, str]:
+    begin, end = said
+    if not (isinstance(begin, str) and isinstance(end, str) and end):
+        raise ValueError("tags must be pairs of texts, whose second is not empty")
+    return begin, end
+
+
+def parameters(
+    text: str, tags: Tags, known: Callable[[str], bool], written: Written, *, closed: bool
+) -> tuple[str, str]:
     """Return the arguments in JSON, and the text that belongs to none of them.
 
     A tag inside of a parameter's text is text, unless it follows an end, or begins a line and names a known parameter
@@ -25,37 +72,31 @@ def parameters(text: str, known: Callable[[str], bool], written: Written, *, clo
         known: whether the tool has a parameter of a name.
         closed: the call has its end; else it was cut, and so may be its last argument.
     """
-    begins = _begins(text, known)
+    begins = _begins(text, tags, known)
     starts = [*(one.start() for one in begins), len(text)]
     pairs, around = list[str](), [text[: starts[0]]]
     cut = not closed and not begins
     for found, following in zip(begins, starts[1:], strict=True):
-        value, ended, behind = text[found.end() : following].rpartition(_END)
+        value, ended, behind = text[found.end() : following].rpartition(tags.end)
         if not ended:
             value, behind, cut = behind, "", not closed and following == len(text)
         around.append(behind)
         name = found[1]
-        pairs.append(f"{json_string(name)}: {written(name, _unwrapped(value, cut=cut), cut)}")
+        pairs.append(f"{json_string(name)}: {written(name, tags.unwrapped(value, cut=cut), cut)}")
     whole = "{" + ", ".join(pairs) + ("" if cut else "}")
     return whole, "".join(one for one in around if not one.isspace())
 
 
-def _begins(text: str, known: Callable[[str], bool]) -> list[re.Match[str]]:
+def _begins(text: str, tags: Tags, known: Callable[[str], bool]) -> Sequence[re.Match[str]]:
     """Return the tags that begin a parameter."""
-    ends = {one.end() for one in _ENDED.finditer(text)}
-    tags = list(_BEGIN.finditer(text))
-    sure = [index == 0 or one.start() in ends for index, one in enumerate(tags)]
-    names = {one[1] for one, is_sure in zip(tags, sure, strict=True) if is_sure}
-    found: list[re.Match[str]] = []
-    for one, is_sure in zip(tags, sure, strict=True):
+    ends = {one.end() for one in tags.ended.finditer(text)}
+    found = list(tags.begins.finditer(text))
+    sure = [index == 0 or one.start() in ends for index, one in enumerate(found)]
+    names = {one[1] for one, is_sure in zip(found, sure, strict=True) if is_sure}
+    begins: list[re.Match[str]] = []
+    for one, is_sure in zip(found, sure, strict=True):
         in_line = text[one.start() - 1] == "\n"
         if is_sure or (in_line and one[1] not in names and known(one[1])):
-            found.append(one)
+            begins.append(one)
             names.add(one[1])
-    return found
-
-
-def _unwrapped(text: str, *, cut: bool) -> str:
-    """Return a text without the line end on each side that belongs to its tags."""
-    text = text.removeprefix("\n")
-    return text if cut else text.removesuffix("\n")
+    return begins

@@ -18,13 +18,14 @@ from tests.support.text.transcripts import TOOLS, TRANSCRIPTS, read, text_of, to
 UNITS = ["\n", " ", "<", '"', "'", "[", "{", "(", "\\", '\\"', "-", "9", "x", ",", "a:", "{}", "[]", '{"a":', "'',",
          "\u2028", "<parameter=a>", "</parameter>", "<parameter=a>x</parameter>\n", "<param", "<|", "``", "f(a=1)\n",
          "f(", MARK, '{"name": "f"}', '"name": "f",', " \n<", "call:f{", "1,", "a=", "\n\n</",
-         "<t>", ">", "="]  # fmt: skip
+         "<t>", ">", "=", "<parameter=", "\n<function=f>", '{"name": "f", "arguments": {}}\n', "```\n", "</tool_call>"]  # fmt: skip
 # Texts that open a region of calls, by template.
 HEADS = {
     "command": MARK + '<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": ',
     "function_gemma": MARK + "<start_function_call>call:f{a:",
     "gemma3": "```tool_code\n[f(a=",
     "gemma4": MARK + "<|tool_call>call:f{a:" + MARK + '<|"|>',
+    "glm": MARK + "<tool_call>f" + MARK + "<arg_key>a" + MARK + "</arg_key>" + MARK + "<arg_value>",
     "harmony": MARK + "<|channel|>commentary to=functions.f" + MARK + "<|message|>",
     "hermes": MARK + '<tool_call>\n{"name": "f", "arguments": ',
     "llama4": '{"name": "f", "parameters": ',
