@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jswa.text.assembler import MARK
+
 from .texts import json_string
 
 _LONGEST_KEY = 256
@@ -57,7 +59,7 @@ def _pair(said: Any) -> tuple[str, str]:
     begin, end = said
     if not (isinstance(begin, str) and isinstance(end, str) and end):
         raise ValueError("tags must be pairs of texts, whose second is not empty")
-    return begin, end
+    return begin.replace(MARK, ""), end.replace(MARK, "")
 
 
 def parameters(
