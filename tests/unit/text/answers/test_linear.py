@@ -18,7 +18,8 @@ from tests.support.text.transcripts import TOOLS, TRANSCRIPTS, read, text_of, to
 UNITS = ["\n", " ", "<", '"', "'", "[", "{", "(", "\\", '\\"', "-", "9", "x", ",", "a:", "{}", "[]", '{"a":', "'',",
          "\u2028", "<parameter=a>", "</parameter>", "<parameter=a>x</parameter>\n", "<param", "<|", "``", "f(a=1)\n",
          "f(", MARK, '{"name": "f"}', '"name": "f",', " \n<", "call:f{", "1,", "a=", "\n\n</",
-         "<t>", ">", "=", "<parameter=", "\n<function=f>", '{"name": "f", "arguments": {}}\n', "```\n", "</tool_call>"]  # fmt: skip
+         "<t>", ">", "=", "<parameter=", "\n<function=f>", "```\n", "</tool_call>",
+         '{"name": "f", "arguments": {}}\n']  # fmt: skip
 # Texts that open a region of calls, by template.
 HEADS = {
     "command": MARK + '<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": ',
