@@ -171,11 +171,14 @@ class Rules:
     def _pair(self, name: str, at: str, schema: Schema, *, top: bool) -> str:
         form = self._form.values
         if form == "xml" and top:
-            rule, text = tag(name, schema, self._roots[-1], at)
-            if text is None:
-                return rule
-            ended = self._new(text, options='[suffix="</parameter>"]')
-            return f"{rule} {ended} {json.dumps(chr(10))}"
+            written = tag(name, schema, self._roots[-1], at, self._form, self._special)
+            after = f" {literal(self._form.after, {})}" if self._form.after else ""
+            if not written.free:
+                return f"{written.begin} {written.value} {written.end}{after}"
+            if self._form.end_tag in self._special:
+                return f"{written.begin} {self._new(written.value)} {written.end}{after}"
+            ended = self._new(written.value, options=f"[suffix={json.dumps(self._form.end_tag)}]")
+            return f"{written.begin} {ended}{after}"
         value = self._rule(at, schema)
         if form == "bare":
             return f"{literal(self._key(name) + ':', self._special)} {value}"

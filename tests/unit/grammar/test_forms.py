@@ -46,8 +46,8 @@ TOOLS = [{"type": "function", "function": tool} for tool in (WEATHER, TIME)]
 ENDS = ("<|return|>", "<|call|>", "<turn|>", "<end_of_turn>", "<|im_end|>", "[|endofturn|]", "<|eot|>")
 # Tokens of each family; those of hermes' last transcript lack the ones of calls.
 SPECIAL = {one.family: one.special for one in reversed(TRANSCRIPTS)} | {"olmo3": ("<|im_end|>", "<think>", "</think>")}
-WATCHED = ("harmony", "gemma4", "function_gemma", "hermes", "qwen_xml", "mistral", "command")
-REASONS = ("harmony", "gemma4", "hermes", "qwen_xml", "olmo3", "mistral", "command")
+WATCHED = ("glm", "harmony", "gemma4", "function_gemma", "hermes", "qwen_xml", "mistral", "command")
+REASONS = ("glm", "harmony", "gemma4", "hermes", "qwen_xml", "olmo3", "mistral", "command")
 CLOSERS = ["\n</parameter>\n", "</think>", '"}', "\n</function>\n</tool_call>"]
 
 
@@ -176,6 +176,7 @@ def test_the_families_own_calls_are_allowed(name: str, model: Model) -> None:
         "gemma4": '<|channel>thought\nSo.\n<channel|><|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>',
         "function_gemma": "<start_function_call>call:get_weather{city:<escape>Oslo<escape>}<end_function_call>",
         "gemma3": '[get_weather(city="Oslo")]',
+        "glm": "<think>So.</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>",
         "hermes": '<think>\nSo.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}'
         "\n</tool_call>",
         "qwen_xml": "<think>\nSo.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n"
