@@ -1,7 +1,7 @@
 """Arguments that are written between tags, as text: rules for them, made from a JSON Schema.
 
-What is between the tags, without a line end on each side where the family writes one, is cast to the type that the schema
-names, so a string has no quotes.
+What is between the tags, without a line end on each side where the family writes one, is cast to the type that the
+schema names, so a string has no quotes.
 """
 
 import json
@@ -18,7 +18,7 @@ _FORM = "the model's form of calls"
 
 
 class Tag(NamedTuple):
-    """The rule of an argument: `begin`, `value` and `end`. If the value is `free`, its pattern ends with the end tag."""
+    """The rule of an argument: `begin`, `value` and `end`. A `free` value is a pattern up to the end tag."""
 
     begin: str
     value: str
