@@ -131,21 +131,27 @@ class _Reading:
             first = False
 
     def _key(self, depth: int) -> str:
+        """Read a key and its colon. If the text ends before that, the key was cut."""
         text, at = self._text, self._at
         string = self._quoted()
-        if string is not None:
-            colon = _COLON.match(text, self._at)
-            if colon is None:
-                raise NoValueError if self._closed or text[self._at :].strip() else _CutError
+        colon = None if string is None else _COLON.match(text, self._at)
+        if string is not None and colon is not None:
             name, self._at = string, colon.end()
-        elif (known := self._known(depth)) is not None:
+        elif string is None and (known := self._known(depth)) is not None:
             name, self._at = known
-        elif (found := _KEY.match(text, at)) is not None:
+        elif string is None and (found := _KEY.match(text, at)) is not None:
             name, self._at = found[1].strip().replace(MARK, ""), found.end()
+        elif self._closed or _ENDS.search(text, self._at):
+            raise NoValueError
         else:
-            raise NoValueError if self._closed or _ENDS.search(text, at) else _CutError
+            raise self._cut(text[at:].strip().replace(MARK, "") if string is None else string)
         self.written.append(f"{json_string(name)}: ")
         return name
+
+    def _cut(self, text: str) -> _CutError:
+        """Write a string that the text's end has cut; return what tells so."""
+        self.written.append(json_string(text)[:-1])
+        return _CutError()
 
     def _known(self, depth: int) -> tuple[str, int] | None:
         """Return the known name that is the key here, and the place behind its colon; None if there is none."""
@@ -187,7 +193,7 @@ class _Reading:
         if begin is not None:
             text, cut = self._between(begin)
             if cut:
-                raise _CutError
+                raise self._cut(text)
             return text
         found = _DOUBLE.match(self._text, self._at) or _SINGLE.match(self._text, self._at)
         if found is None:

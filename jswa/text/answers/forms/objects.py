@@ -67,6 +67,7 @@ class ObjectsReader:
         self._late: str | None = None  # arguments that could not stream
         self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
         self._others = False  # it has members that calls do not have
+        self._extra: list[str] = []  # text of such members, and between members
 
     def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text: inside of a string, unless that has a line end, as none in JSON."""
@@ -192,7 +193,9 @@ class ObjectsReader:
         """Read what stands before a value, or after it."""
         if mark == ":":
             self._value = []
-            self._others |= self._key not in self._roles and self._key not in _OTHERS
+            if self._is_other():
+                self._others = True
+                self._extra.append(f"{self._key}:")
             waits = self._name is not None and not self._complete
             self._awaits = waits and self._roles.get(self._key) == "arguments"
         else:
@@ -224,6 +227,8 @@ class ObjectsReader:
         """Take text that may belong to a value, and pass it on if it is that of the arguments."""
         if self._value is None or not text:
             self._take(text)
+            if self._string is None and not text.isspace():
+                self._extra.append(text)
             return
         if self._awaits and (begins := text.lstrip()):
             self._awaits = False
@@ -234,8 +239,14 @@ class ObjectsReader:
         self._take(text)
         if self._streams:
             self._found.append(("arguments", text))
+        elif self._is_other():
+            self._extra.append(text)
         elif self._key in self._roles and (self._value or not text.isspace()):
             self._value.append(text)
+
+    def _is_other(self) -> bool:
+        """Return whether the open member is none that calls have."""
+        return self._key not in self._roles and self._key not in _OTHERS
 
     def _member(self) -> None:
         """Read a key with its value, whose end was found."""
@@ -260,6 +271,7 @@ class ObjectsReader:
         if self._object is None:
             self._found.append(("end", ""))
             self.doubtful |= self._others or not self._complete
+            self._pending += self._extra
         else:
             self._pending += self._object
         self._depth = 0
