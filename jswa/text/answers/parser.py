@@ -14,9 +14,9 @@ from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import AnswerEvent, SamplingParams, StructuredOutputsParams
 
-from .calls import Reader, TextReader, reader
+from .calls import TextReader, reader
 from .forms.casts import Casts
-from .forms.pieces import Piece, Trimmed
+from .forms.pieces import Piece, Reader, Trimmed
 from .regions import Cut, Cutter
 from .template import REASONING, AnswerTemplate, Field
 

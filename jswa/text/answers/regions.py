@@ -34,7 +34,7 @@ class Delimiter:
     def tree(self) -> Node:
         """Return what matches the delimiter. Raises ValueError."""
         tree = literals(self.texts) if self.texts else parse(self.pattern)
-        return Ahead(_without_ahead(tree)) if self.ahead else tree
+        return Ahead(_within(tree)) if self.ahead else tree
 
     def last_end(self, text: str) -> int:
         """Return where the last one in a text ends, as far as that can be told; 0 if there is none."""
@@ -57,15 +57,15 @@ class Delimiter:
         return len(search.rest) > 1
 
 
-def _without_ahead(tree: Node) -> Node:
-    """Return a tree without what must follow its matches."""
+def _within(tree: Node) -> Node:
+    """Return a tree as a part of what must follow: it matches also what must follow its own matches."""
     match tree:
         case Sequence(parts=(*before, last)):
-            return Sequence((*before, _without_ahead(last)))
+            return Sequence((*before, _within(last)))
         case Choice(parts=parts):
-            return Choice(tuple(map(_without_ahead, parts)))
-        case Ahead():
-            return Sequence(())
+            return Choice(tuple(map(_within, parts)))
+        case Ahead(part=part):
+            return part
     return tree
 
 

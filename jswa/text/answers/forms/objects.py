@@ -63,6 +63,7 @@ class ObjectsReader:
         self._value: list[str] | None = None  # the value that is not passed on; None outside of values
         self._awaits = False  # the value will be passed on if it is an object
         self._streams = False  # the value is passed on
+        self._passed = False  # it was passed on up to its end
         self._name: str | None = None
         self._late: str | None = None  # arguments that could not stream
         self._complete = False  # the arguments are known, or pass; later ones of the same object are ignored
@@ -181,7 +182,7 @@ class ObjectsReader:
             return begin
         if self._depth == 1:
             self._pass(text[begin:at])
-            self._streams = False
+            self._streams, self._passed = False, self._streams
         else:
             self._pass(text[begin : at - 1])
             self._member()
@@ -239,7 +240,7 @@ class ObjectsReader:
         self._take(text)
         if self._streams:
             self._found.append(("arguments", text))
-        elif self._is_other():
+        elif self._is_other() or (self._passed and not text.isspace()):
             self._extra.append(text)
         elif self._key in self._roles and (self._value or not text.isspace()):
             self._value.append(text)
@@ -259,7 +260,7 @@ class ObjectsReader:
                 self._complete = True
             elif role == "name" and self._name is None:
                 self._name = _string(written)
-        self._key, self._value, self._streams, self._awaits = "", None, False, False
+        self._key, self._value, self._streams, self._passed, self._awaits = "", None, False, False, False
 
     def _end(self, *, whole: bool) -> None:
         shown = self._object is None

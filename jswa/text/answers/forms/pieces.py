@@ -1,7 +1,8 @@
 """What readers of tool calls find, piece by piece."""
 
 import re
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 # ("call", name) where a call begins, ("arguments", text) with the next characters of its arguments in JSON, ("end", "")
 # at its end, and ("content", text) for text that is no call, so that none is lost.
@@ -11,6 +12,22 @@ _INSIDE = {quote: re.compile(rf"(?:[^{quote}\\\n]|\\.)*+", re.DOTALL) for quote 
 _PLAIN = re.compile(r"[^\"']*+")
 _BRACES = re.compile(r'[^{}"]*+')
 _STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
+
+
+class Reader(Protocol):
+    """The reader of one region."""
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Read the next text of the region."""
+        ...
+
+    def holds(self, closing: str) -> bool:
+        """Return whether a closing delimiter at this place is text, as inside of a string."""
+        ...
+
+    def finish(self, closing: str | None) -> Sequence[Piece]:
+        """Read the end of the region: the delimiter `closing`, or None if the answer ends in it."""
+        ...
 
 
 class Quotes:
