@@ -25,6 +25,7 @@ from .template import Field
 Calls = Sequence[tuple[str, Any]]  # names and arguments
 _JSON = Dialect({})
 _NEXT = re.compile(r"</function>\s*+<function=([^>\n]+)>")
+_END = re.compile(r"</function>\s*\Z")
 _PLAIN_KEY = re.compile(r"[\w.$@/ -]+")  # which a dialect reads without knowing it
 
 
@@ -201,7 +202,10 @@ class ParametersReader:
 
     def finish(self, closing: str | None) -> Sequence[Piece]:
         """Read the whole region, in which more functions may follow the first."""
-        first, *others = _NEXT.split("".join(self._parts).replace(MARK, ""))
+        whole = "".join(self._parts).replace(MARK, "")
+        if closing is None and (ended := _END.search(whole)):
+            whole, closing = whole[: ended.start()], ""
+        first, *others = _NEXT.split(whole)
         names, texts = [self._name, *others[::2]], [first, *others[1::2]]
         pieces: list[Piece] = []
         for index, (name, text) in enumerate(zip(names, texts, strict=True), 1):
