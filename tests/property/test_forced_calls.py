@@ -56,7 +56,7 @@ def test_what_is_forced_is_read(family: str) -> None:
     vocabulary = grammars.vocabulary
     whole = Family(template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
 
-    @settings(suppress_health_check=list(HealthCheck), max_examples=settings.default.max_examples // 4)
+    @settings(suppress_health_check=list(HealthCheck), max_examples=settings().max_examples // 4)
     @given(TOOL_NAMES, st.dictionaries(NAMES, SCHEMAS, max_size=3), st.randoms(use_true_random=False))
     def holds(name: str, members: dict[str, Any], rng: random.Random) -> None:
         required = [one for one in members if rng.random() < 0.7]

@@ -132,9 +132,8 @@ def _json(text: str, kind: str) -> str | None:
     try:
         match kind:
             case "integer" | "number":
-                value = _number(plain, whole=kind == "integer")
                 exact = NUMBER.fullmatch(plain) and (kind == "number" or not set(plain) & set(".eE"))
-                return plain if exact else json.dumps(value)
+                return plain if exact else json.dumps(_number(plain, whole=kind == "integer"))
             case "boolean" if plain.lower() in ("true", "1", "false", "0"):
                 return "true" if plain.lower() in ("true", "1") else "false"
             case "null" if plain in ("null", "None"):
