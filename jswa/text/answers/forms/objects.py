@@ -182,7 +182,7 @@ class ObjectsReader:
             return begin
         if self._depth == 1:
             self._pass(text[begin:at])
-            self._streams, self._passed = False, self._streams
+            self._streams, self._passed = False, self._passed or self._streams
         else:
             self._pass(text[begin : at - 1])
             self._member()
