@@ -59,6 +59,7 @@ class ObjectsReader:
         self._quoted = self._escaped = self._broken = False
         self._object: list[str] | None = []  # its text, until it is known to be a call
         self._key = ""  # the key of the open member, as it is written
+        self._key_at = slice(0)  # its place in `_extra`
         self._string: list[str] | None = None  # the text of a string that may be a key
         self._value: list[str] | None = None  # the value that is not passed on; None outside of values
         self._awaits = False  # the value will be passed on if it is an object
@@ -135,6 +136,7 @@ class ObjectsReader:
                 if self._string is not None and not self._quoted:  # a key, maybe
                     self._pass(text[begin:at])
                     self._key, self._string, begin = "".join(self._string), None, at
+                    self._key_at = slice(self._key_at.start, len(self._extra))
                 continue
             skipped = self._same().match(text, at)
             assert skipped is not None
@@ -148,6 +150,7 @@ class ObjectsReader:
                 if self._depth == 1 and self._value is None:
                     self._pass(text[begin:start])
                     begin, self._string = start, []
+                    self._key_at = slice(len(self._extra), None)
             elif mark[0] in "{[":
                 self._depth += len(mark)
             elif mark[0] in "}]":
@@ -196,10 +199,14 @@ class ObjectsReader:
             self._value = []
             if self._is_other():
                 self._others = True
-                self._extra.append(f"{self._key}:")
+                self._extra.append(mark)
+            else:
+                del self._extra[self._key_at]
             waits = self._name is not None and not self._complete
             self._awaits = waits and self._roles.get(self._key) == "arguments"
         else:
+            if self._value is None:
+                self._extra.append(mark)
             self._member()
         self._take(mark)
 
@@ -228,8 +235,7 @@ class ObjectsReader:
         """Take text that may belong to a value, and pass it on if it is that of the arguments."""
         if self._value is None or not text:
             self._take(text)
-            if self._string is None and not text.isspace():
-                self._extra.append(text)
+            self._extra.append(text)
             return
         if self._awaits and (begins := text.lstrip()):
             self._awaits = False
@@ -240,7 +246,7 @@ class ObjectsReader:
         self._take(text)
         if self._streams:
             self._found.append(("arguments", text))
-        elif self._is_other() or (self._passed and not text.isspace()):
+        elif self._is_other() or self._passed:
             self._extra.append(text)
         elif self._key in self._roles and (self._value or not text.isspace()):
             self._value.append(text)
@@ -272,7 +278,8 @@ class ObjectsReader:
         if self._object is None:
             self._found.append(("end", ""))
             self.doubtful |= self._others or not self._complete
-            self._pending += self._extra
+            if not _BETWEEN.fullmatch(extra := "".join(self._extra)):
+                self._pending.append(extra)
         else:
             self._pending += self._object
         self._depth = 0
