@@ -1,0 +1,5 @@
+"""What chat templates cannot write, so that nobody can read it: docs/answers.md has the reasons."""
+
+from collections.abc import Collection, Mapping
+
+LOST: Mapping[str, Collection[str]] = {}
