@@ -25,6 +25,7 @@ from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
 from jswa.storage.hub import find_model
 from jswa.text.answers.parser import Answering
+from jswa.text.answers.probe import settled_by
 from jswa.text.answers.template import AnswerTemplate, find_template
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.guard import encode_guarded, guard
@@ -297,8 +298,8 @@ class LLM:
             chat_template_kwargs: variables for the template; they may include the arguments above.
 
         Returns outputs whose texts have the whole answer as a `message`, with its reasoning and tool calls apart, as
-        `answer_template` reads them. Otherwise as `generate`. Raises InvalidPrompt if the checkpoint has no template or
-        it refuses the messages.
+        `answer_template` reads them. Otherwise as `generate`. Raises InvalidPrompt if the checkpoint has no template,
+        if it refuses the messages, or if there are tools and the form of the model's calls is unknown.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -311,6 +312,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
+        answers = self._read_by(variables["tools"])
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
@@ -319,17 +321,24 @@ class LLM:
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
-        if self._answers is None:
-            self._answers = (self.answer_template(),)
-            if self._answers[0] is not None and self.engine.grammars is not None:
-                self.engine.grammars.delimit(self._answers[0].delimiters)
-        answering = Answering(self._answers[0], list(variables["tools"] or ()))
+        answering = Answering(answers, list(variables["tools"] or ()))
         options = CallOptions(0, cache_salt, lora, answering)
         batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
+    def _read_by(self, tools: Sequence[object] | None) -> AnswerTemplate | None:
+        """Return how chats are read. Raises InvalidPrompt if that does not tell how calls of the tools are read."""
+        if self._answers is None:
+            self._answers = (self.answer_template(),)
+            if self._answers[0] is not None and self.engine.grammars is not None:
+                self.engine.grammars.delimit(self._answers[0].delimiters)
+        found = self._answers[0]
+        if tools and (found is None or not found.reads_calls):
+            raise InvalidPrompt("tools", len(tools), "the form of the model's tool calls is unknown")
+        return found
+
     def answer_template(
-        self, wanted: str | None = None, chat_template: ChatTemplate | None = None
+        self, wanted: str | None = None, chat_template: ChatTemplate | None = None, *, probe: bool = True
     ) -> AnswerTemplate | None:
         """Return the response template that splits answers into reasoning, content and tool calls; None without one.
 
@@ -337,6 +346,8 @@ class LLM:
             wanted: a JSON file, the name of a template that ships with jswa, or "none". Default: the checkpoint's own,
                 or the one whose delimiters the chat template writes.
             chat_template: the chat template in use, if it is not the checkpoint's.
+            probe: have the chat template write a call, in this process. If it is not read back, a template that was
+                chosen by its delimiters reads no calls.
 
         Raises ConfigError for a `wanted` template that cannot be used, CheckpointError for one of the checkpoint.
         """
@@ -344,7 +355,8 @@ class LLM:
         if self.tokenizer is None or (chat_template is None and wanted is None):
             return None
         sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
-        return find_template(self._folder, self.tokenizer, sources, wanted)
+        found = find_template(self._folder, self.tokenizer, sources, wanted)
+        return settled_by(found, chat_template.render) if probe and found and chat_template else found
 
 
 def generate(

@@ -89,7 +89,7 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
 
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
-    answers = llm.answer_template(server.response_template, template)
+    answers = llm.answer_template(server.response_template, template, probe=False)
     try:
         yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling), server
     finally:

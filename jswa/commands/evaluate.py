@@ -231,7 +231,8 @@ def evaluate(
 
 def _takes_tools(llm: "LLM") -> bool:
     sources = [] if llm.chat_template is None else llm.chat_template.sources.values()
-    return any("tools" in source for source in sources) and llm.answer_template() is not None
+    template = llm.answer_template()
+    return any("tools" in source for source in sources) and template is not None and template.reads_calls
 
 
 def _question(llm: "LLM", item: Item, template: AnswerTemplate | None) -> Question:
@@ -254,7 +255,7 @@ def _question(llm: "LLM", item: Item, template: AnswerTemplate | None) -> Questi
         text = llm.chat_template.render(item.messages, tools=item.tools or None, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written the special tokens
         if item.score == "call":
-            if template is None:
+            if template is None or not template.reads_calls:
                 raise InvalidPrompt("tools", len(item.tools), "the form of the model's tool calls is unknown")
             answering = Answering(template, item.tools)
             read_calls = partial(calls_of, answering, tokenizer, answering.prefix(text), ids)

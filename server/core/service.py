@@ -17,6 +17,7 @@ from starlette.responses import Response
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.grammar.compiler import Grammars
 from jswa.text.answers.parser import Answering, assemblers
+from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, settled
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.stop_strings import StopTable
@@ -150,6 +151,17 @@ class Service:
         if self.chat_template is not None and self.tokenizer is not None:
             self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
+            if self.answer_template is not None and self.answer_template.without_guess is not None:
+                self.answer_template = settled(self.answer_template, await self._probe(self.renderer))
+                if not self.answer_template.reads_calls:
+                    _log.warning("%s; requests with tools are refused", UNKNOWN_CALLS)
+
+    async def _probe(self, renderer: Renderer) -> list[str]:
+        """Return what the chat template writes for a probe of calls; nothing if it refuses."""
+        try:
+            return [await renderer.render(one, VARIABLES) for one in CONVERSATIONS]
+        except ApiError:
+            return []
 
     async def shut_down(self) -> None:
         """Stop the renderer, the helper threads and the engine's thread."""

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jswa.text.answers.parser import Answering
+from jswa.text.answers.probe import UNKNOWN_CALLS
 from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
@@ -78,8 +79,8 @@ def answering(service: Service, body: ChatRequest) -> Answering:
     Raises ApiError if calls cannot be read.
     """
     tools = body.tools if body.tool_choice != "none" else None
-    if tools and service.answer_template is None:
-        raise unsupported("tools", "the form of the model's tool calls is unknown; --response-template names it")
+    if tools and (service.answer_template is None or not service.answer_template.reads_calls):
+        raise unsupported("tools", UNKNOWN_CALLS)
     return Answering(service.answer_template, tools or (), parallel=body.parallel_tool_calls is not False)
 
 

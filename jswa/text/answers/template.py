@@ -11,7 +11,7 @@ So a delimiter that the model spells with ordinary tokens is text.
 import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,6 +99,8 @@ class AnswerTemplate:
         anchor: ends where answers begin in a prompt.
         unmarked: finds the texts of delimiters that are tokens.
         writes: how answers are written.
+        without_guess: the template without calls, if it was chosen by its delimiters, which families share: then
+            `jswa.text.answers.probe` finds out whether its calls are right.
     """
 
     delimiters: Mapping[int, str]
@@ -110,11 +112,21 @@ class AnswerTemplate:
     anchor: Delimiter
     unmarked: re.Pattern[str]
     writes: Writes
+    without_guess: "AnswerTemplate | None" = None
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the form of the model's calls is known."""
+        return any(field.form is not None for field in self.fields.values())
 
     def prefix(self, prompt: str) -> str:
         """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked."""
         end = self.anchor.last_end(prompt)
-        return self.unmarked.sub(lambda found: MARK + found.group(), prompt[end:]) if end else ""
+        return self.marked(prompt[end:]) if end else ""
+
+    def marked(self, text: str) -> str:
+        """Return a rendered text with a MARK before each delimiter."""
+        return self.unmarked.sub(lambda found: MARK + found.group(), text)
 
 
 def find_template(
@@ -143,7 +155,18 @@ def find_template(
             reason = f"response_template cannot be used: {error}; --response-template names another one"
             raise CheckpointError(f"{folder / CONFIG}: {reason}") from error
     name = shipped_for(chat_template)
-    return None if name is None else compile_template(shipped()[name], tokenizer)
+    return None if name is None else guessed_template(name, tokenizer)
+
+
+def guessed_template(name: str, tokenizer: Tokenizer) -> AnswerTemplate:
+    """Return a template that ships with jswa, and how much of it holds if its calls are another family's."""
+    spec = shipped()[name]
+    rest = {
+        **spec,
+        "fields": {key: value for key, value in spec["fields"].items() if not key.startswith(CALLS)},
+        "writes": {key: value for key, value in spec["writes"].items() if key != "calls"},
+    }
+    return replace(compile_template(spec, tokenizer), without_guess=compile_template(rest, tokenizer))
 
 
 def shipped_for(chat_template: str) -> str | None:
