@@ -1,5 +1,5 @@
 """What chat templates cannot write, so that nobody can read it: docs/answers.md has the reasons."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-LOST: Mapping[str, Collection[str]] = {}
+LOST: Mapping[str, frozenset[str]] = {}

@@ -1,22 +1,68 @@
 """Calls that real chat templates write, read back: `python -m tests.families.round_trips [--only TEXT] [--out FILE]`.
 
-Prints a table, a line for each template: the reader that jswa chooses, and how many kinds of turns it reads back. FILE
-gets what was not read, with the text. Fails if a template that has a reader has a kind that is not known to be lost.
+Prints a table, a line for each template: the reader that jswa guesses, and how many kinds of turns it reads back, or
+that tools are refused. FILE gets what was not read, with the text. Fails if a kind is lost that tests/families/lost.py
+does not name, or if a template that is named there has nothing lost.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jswa.errors import InvalidPrompt
 from jswa.text.answers.probe import settled_by
-from jswa.text.answers.template import AnswerTemplate, guessed_template, shipped_for
+from jswa.text.answers.template import AnswerTemplate, compile_template, guessed_template, shipped, shipped_for
+from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
 from tests.families.lost import LOST
-from tests.families.material import Real, templates
+from tests.families.material import templates
+from tests.support.text.chat_templates import FAMILIES
 from tests.support.text.kinds import KINDS
 from tests.support.text.round_trip import read_back, write
+
+
+@dataclass(frozen=True)
+class Row:
+    """A chat template with the tokens that are read. `answers`: None if tools are refused."""
+
+    name: str
+    reader: str
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    answers: AnswerTemplate | None
+
+    def lost(self) -> Mapping[str, str]:
+        """Return each kind that is not read back, with what the template wrote and what was read."""
+        found = {}
+        for kind, turn in KINDS.items():
+            try:
+                written = write(self.template, turn)
+            except InvalidPrompt as error:
+                found[kind] = f"refused by the template: {str(error)[-200:]}"
+                continue
+            for tokens in {False, kind.startswith(("mark", "call"))}:
+                if self.answers and (wrong := read_back(self.answers, self.tokenizer, turn, written, tokens=tokens)):
+                    marks = ", marks are tokens" if tokens else ""
+                    found[kind] = f"written: `{written.text[-600:]!r}`\n  * read{marks}: {wrong[:600]}"
+        return found
+
+
+def rows() -> Iterator[Row]:
+    """Yield real templates, with marks as tokens and as texts, and then our own of tests/support."""
+    for real in templates():
+        name = shipped_for(real.source)
+        for texts in (False, True) if real.has_texts else (False,):
+            tokenizer = real.tokenizer(texts=texts)
+            answers = None if name is None else settled_by(guessed_template(name, tokenizer), real.template.render)
+            if answers is None or not answers.reads_calls:
+                yield Row(real.name, name or "-", real.template, tokenizer, None)
+                break
+            yield Row(real.name + ", marks as texts" * texts, name or "-", real.template, tokenizer, answers)
+    for label, family in FAMILIES.items():
+        answers = compile_template(shipped()[family.reader], family.tokenizer)
+        yield Row(f"(ours) {label}", family.reader, family.template, family.tokenizer, answers)
 
 
 def main() -> int:
@@ -26,44 +72,23 @@ def main() -> int:
     options.add_argument("--out", type=Path, help="file for what was not read back")
     chosen = options.parse_args()
     lines, failures, wrong = [], [], 0
-    for real in templates():
-        if chosen.only not in real.name:
+    for row in rows():
+        if chosen.only not in row.name:
             continue
-        name = shipped_for(real.source)
-        for texts in (False, True) if real.has_texts else (False,):
-            tokenizer = real.tokenizer(texts=texts)
-            guess = None if name is None else guessed_template(name, tokenizer)
-            answers = None if guess is None else settled_by(guess, real.template.render)
-            if answers is None or not answers.reads_calls:
-                lines.append(f"| {real.name} | {name or '-'} | tools are refused | |")
-                print(lines[-1])
-                break
-            found = list(_lost(real, tokenizer, answers))
-            new = [one for one in found if one[0] not in LOST.get(real.name, ())]
-            wrong += len(new)
-            label = f"{real.name}, marks as texts" if texts else real.name
-            lines.append(f"| {label} | {name} | {len(KINDS) - len(found)}/{len(KINDS)} | {len(new)} new |")
-            print(lines[-1], flush=True)
-            failures.append(f"\n## {label} ({name})\n")
-            failures += [f"* **{kind}**\n  * written: `{text!r}`\n  * read: {read}" for kind, text, read in found]
+        if row.answers is None:
+            lines.append(f"| {row.name} | {row.reader} | tools are refused | |")
+        else:
+            lost = row.lost()
+            named = LOST.get(row.name, frozenset())
+            new = len(lost.keys() - named)
+            wrong += new + len(named - lost.keys())
+            lines.append(f"| {row.name} | {row.reader} | {len(KINDS) - len(lost)}/{len(KINDS)} | {new} not explained |")
+            failures.append(f"\n## {row.name} ({row.reader})\n")
+            failures += [f"* **{kind}**\n  * {about}" for kind, about in lost.items()]
+        print(lines[-1], flush=True)
     if chosen.out is not None:
         chosen.out.write_text("\n".join([*lines, *failures]) + "\n", encoding="utf-8")
     return int(wrong > 0)
-
-
-def _lost(real: Real, tokenizer: Tokenizer, answers: AnswerTemplate) -> Iterator[tuple[str, str, str]]:
-    """Yield each kind that is not read back, with what the template wrote and what was read."""
-    for kind, turn in KINDS.items():
-        try:
-            written = write(real.template, turn)
-        except InvalidPrompt as error:
-            yield kind, "", f"refused by the template: {str(error)[-200:]}"
-            continue
-        as_tokens = {False, kind.startswith(("mark", "call"))}
-        for tokens in sorted(as_tokens):
-            if wrong := read_back(answers, tokenizer, turn, written, tokens=tokens):
-                yield kind, written.text[-600:], f"{'marks are tokens: ' if tokens else ''}{wrong[:600]}"
-                break
 
 
 if __name__ == "__main__":

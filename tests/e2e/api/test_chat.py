@@ -9,7 +9,9 @@ import pytest
 
 import jswa
 from jswa import LLM
+from jswa.errors import InvalidPrompt
 from jswa.storage.hub import TINY
+from tests.support.text.chat_templates import FOREIGN
 from tests.support.tiny import ONE_SHAPE
 
 TEMPLATE = (
@@ -65,6 +67,18 @@ def test_keywords_reach_the_template(llm: LLM) -> None:
     assert prompt(chat_template="{{ messages[0].content }}") == "The cat"
     assert prompt(chat_template_kwargs={"add_generation_prompt": False}) == "<bos>user: The cat\n"
     assert prompt(continue_final_message=True) == "<bos>user: The cat"
+
+
+def test_tools_are_refused_where_the_form_of_calls_is_unknown(tmp_path: Path) -> None:
+    """The chat template looks like that of a family with a reader, which does not read the calls that it writes."""
+    folder = tiny(tmp_path, chat_template=FOREIGN["pairs of tags"].source, response_template=None)
+    with LLM(folder, **ONE_SHAPE) as model:
+        guess = model.answer_template(probe=False)
+        assert guess is not None
+        assert guess.reads_calls
+        with pytest.raises(InvalidPrompt, match="tools = 1: the form of the model's tool calls is unknown"):
+            model.chat(CAT, tools=[{"type": "function", "function": {"name": "f"}}], **GREEDY)
+        assert [len(one.outputs) for one in model.chat(CAT, **GREEDY)] == [1]
 
 
 def test_messages_that_cannot_be_rendered_or_run_are_refused(llm: LLM, tmp_path: Path) -> None:
