@@ -6,6 +6,7 @@ A response template that was chosen by the delimiters in a chat template may be 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jswa.errors import InvalidPrompt
@@ -67,7 +68,8 @@ def _reads(template: AnswerTemplate, call: str, plain: str) -> bool:
     answer = call.rpartition(_ASKED["content"])[2]
     behind = plain.rpartition(_PLAIN)[2]
     begin = template.anchor.last_end(answer[: max(answer.find(_NAME), 0)])
-    parser = AnswerParser(template, "", TOOLS)
+    strict = replace(template, lenient=template.with_calls)
+    parser = AnswerParser(strict, "", TOOLS)
     events = parser.feed(template.marked(answer[begin:].removesuffix(behind))) + parser.finish()
     names = [event.text for event in events if event.kind == "call"]
     arguments = "".join(event.text for event in events if event.kind == "arguments")

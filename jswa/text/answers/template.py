@@ -120,9 +120,23 @@ class AnswerTemplate:
         return any(field.form is not None for field in self.fields.values())
 
     def prefix(self, prompt: str) -> str:
-        """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked."""
-        end = self.anchor.last_end(prompt)
-        return self.marked(prompt[end:]) if end else ""
+        """Return the part of a rendered prompt that belongs to the answer, with its delimiters marked.
+
+        Families that share delimiters may have other headers. Without the anchor, it is the reasoning that the end of
+        the prompt begins, or leaves out.
+        """
+        begin = self.anchor.last_end(prompt) or self._thought(prompt)
+        return self.marked(prompt[begin:]) if begin else ""
+
+    def _thought(self, prompt: str) -> int:
+        """Return where the reasoning begins that the end of a prompt opens, or leaves out; 0 if there is none."""
+        region = self.writes.reasoning
+        mark = "" if region is None else region.begin.strip()
+        begin = prompt.rfind(mark) if mark else -1
+        if region is None or begin < 0:
+            return 0
+        rest = prompt[begin + len(mark) :]
+        return begin if rest.strip() in ("", region.end.replace("{space}", "").strip()) else 0
 
     def marked(self, text: str) -> str:
         """Return a rendered text with a MARK before each delimiter."""
@@ -162,8 +176,8 @@ def guessed_template(name: str, tokenizer: Tokenizer) -> AnswerTemplate:
     """Return a template that ships with jswa, and how much of it holds if its calls are another family's."""
     spec = shipped()[name]
     rest = {
-        **spec,
-        "fields": {key: value for key, value in spec["fields"].items() if not key.startswith(CALLS)},
+        **{key: value for key, value in spec.items() if key not in ("guarded", "lenient")},
+        "fields": {key: value for key, value in spec["fields"].items() if not _has_calls(key)},
         "writes": {key: value for key, value in spec["writes"].items() if key != "calls"},
     }
     return replace(compile_template(spec, tokenizer), without_guess=compile_template(rest, tokenizer))

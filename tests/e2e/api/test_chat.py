@@ -71,7 +71,7 @@ def test_keywords_reach_the_template(llm: LLM) -> None:
 
 def test_tools_are_refused_where_the_form_of_calls_is_unknown(tmp_path: Path) -> None:
     """The chat template looks like that of a family with a reader, which does not read the calls that it writes."""
-    folder = tiny(tmp_path, chat_template=FOREIGN["pairs of tags"].source, response_template=None)
+    folder = tiny(tmp_path, chat_template=FOREIGN["a name before JSON"].source, response_template=None)
     with LLM(folder, **ONE_SHAPE) as model:
         guess = model.answer_template(probe=False)
         assert guess is not None

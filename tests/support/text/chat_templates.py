@@ -85,6 +85,11 @@ _XML = (
     "{{ '<parameter=' + key + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}"
     "{%- endfor -%}{{ '</function>\n</tool_call>' }}"
 )
+_PAIRS = (
+    "{{ '<tool_call>' + c.name }}{%- for key, value in c.arguments.items() -%}{{ '<arg_key>' + key + '</arg_key>"
+    "<arg_value>' + (value if value is string else value | tojson) + '</arg_value>' }}{%- endfor -%}"
+    "{{ '</tool_call>' }}"
+)
 _CHAT = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _QWEN = (*_CHAT, "<tool_call>", "</tool_call>")
 
@@ -229,6 +234,7 @@ FAMILIES: Mapping[str, Family] = {
     "hermes, marks as texts": Family(_chat(_HERMES), "hermes", _CHAT[:2]),
     "qwen_xml": Family(_chat(_XML), "qwen_xml", _QWEN),
     "qwen_xml, marks as texts": Family(_chat(_XML), "qwen_xml", _CHAT[:2]),
+    "glm": Family(_chat(_PAIRS), "glm", _QWEN),
     "olmo3": Family(_OLMO3, "olmo3", _CHAT),
     "mistral": Family(_MISTRAL, "mistral", _MISTRAL_TOKENS),
     "mistral, a list": Family(_MISTRAL_LIST, "mistral", _MISTRAL_TOKENS),
@@ -236,18 +242,18 @@ FAMILIES: Mapping[str, Family] = {
     "llama4, Python": Family(_LLAMA4_PYTHON, "llama4", _LLAMA4_TOKENS),
     "command": Family(_COMMAND, "command", _COMMAND_TOKENS),
 }
-_PAIRS = "{%- for k, v in c.arguments.items() -%}"
+_EACH = "{%- for k, v in c.arguments.items() -%}"
 _TEXT = "(v if v is string else v | tojson)"
 FOREIGN: Mapping[str, Family] = {
-    "pairs of tags": Family(
-        _chat(
-            "{{ '<tool_call>' + c.name }}" + _PAIRS + "{{ '<arg_key>' + k + '</arg_key><arg_value>' + " + _TEXT
-            + " + '</arg_value>' }}{%- endfor -%}{{ '</tool_call>' }}"
-        ), "hermes", _QWEN,
+    "a name before JSON": Family(
+        _chat("{{ '<tool_call>' + c.name + '\n' + c.arguments | tojson + '\n</tool_call>' }}"), "hermes", _QWEN
+    ),
+    "JSON alone": Family(
+        _chat("""{{ '{"name": "' + c.name + '", "arguments": ' + c.arguments | tojson + '}' }}"""), "hermes", _QWEN
     ),
     "tags with attributes": Family(
         _chat(
-            "{{ '<x:tool_call>\n<invoke name=\"' + c.name + '\">\n' }}" + _PAIRS
+            "{{ '<x:tool_call>\n<invoke name=\"' + c.name + '\">\n' }}" + _EACH
             + "{{ '<parameter name=\"' + k + '\">' + " + _TEXT + " + '</parameter>\n' }}{%- endfor -%}"
             "{{ '</invoke>\n</x:tool_call>' }}"
         ), "hermes", _QWEN,

@@ -141,11 +141,13 @@ class Turn:
     def declared(self) -> list[dict[str, Any]]:
         """Return the tools that the calls need, in OpenAI's form; each argument is declared with its type."""
         properties: dict[str, dict[str, Any]] = {}
+        required: dict[str, set[str]] = {}
         for name, arguments in self.calls:
             properties.setdefault(name, {}).update({key: schema_of(value) for key, value in arguments.items()})
+            required.setdefault(name, set(arguments)).intersection_update(arguments)
         return [
             {"type": "function", "function": {"name": name, "description": "A tool.",
-             "parameters": {"type": "object", "properties": of, "required": list(of)}}}
+             "parameters": {"type": "object", "properties": of, "required": sorted(required[name])}}}
             for name, of in properties.items()
         ]  # fmt: skip
 

@@ -28,7 +28,7 @@ def served(family: Family, **options: Any) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", ["pairs of tags", "calls are refused"])
+@pytest.mark.parametrize("name", ["a name before JSON", "calls are refused"])
 def test_tools_are_refused(name: str) -> None:
     """The error names the option that helps. Without tools the reasoning is read, and a call is content."""
     with served(FOREIGN[name]) as client:

@@ -40,7 +40,7 @@ def test_calls_of_an_unknown_form_are_not_guessed(name: str) -> None:
 
 
 def test_a_template_that_was_named_is_not_tried() -> None:
-    family = FOREIGN["pairs of tags"]
+    family = FOREIGN["a name before JSON"]
     named = compile_template(shipped()["hermes"], family.tokenizer)
     assert settled(named, ()) is named
     assert settled_by(named, family.template.render) is named
@@ -54,3 +54,21 @@ def test_a_refused_probe_is_no_proof() -> None:
 
     assert settled_by(template, refuse) is template.without_guess
     assert settled(template, ()) is template.without_guess
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefix"),
+    [
+        ("<Bot>\n<think>", "<think>"),
+        ("<Bot>\n<think>\n", "<think>\n"),
+        ("<Bot><think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
+        ("Say <think>.<Bot>", ""),
+        ("<think>a</think>b<Bot>", ""),
+        ("<Bot>", ""),
+        ("<think>x<|im_start|>assistant\n<think>", "<think>"),
+    ],
+)
+def test_reasoning_that_the_prompt_begins_is_the_answers(prompt: str, prefix: str) -> None:
+    """Also behind a header that the response template does not know: families share the delimiters of reasoning."""
+    template = compile_template(shipped()["hermes"], FAMILIES["hermes"].tokenizer)
+    assert template.prefix(prompt) == template.marked(prefix)
