@@ -21,12 +21,12 @@ KIND = (
     "value: a mixed list", "value: deep lists", "value: text like a number", "key: letters with accents", "two calls",
     "text before", "reasoning before",
 )  # fmt: skip
-# Tokenizer, chat template, and the reader where it is named by the operator: these two templates are chosen by no mark.
+# Tokenizer, chat template, and the reader where the operator must name it.
 MODELS = {
     "gpt-oss": ("gptoss", "openai-gpt-oss-120b", None),
     "Qwen 3": ("qwen3", "npm-qwen3", None),
     "Gemma 3": ("gemma3", "vllm-tool_chat_template_gemma3_pythonic", "gemma3"),
-    "Llama 3.1": ("llama3_1", "vllm-tool_chat_template_llama3.1_json", "llama4"),
+    "Llama 3.1": ("llama3_1", "meta-llama-Llama-3.1-8B-Instruct", None),
 }
 # Gemma 3's reader takes a bare list of calls only where an answer begins, and Llama's template writes one call only.
 NOT = {("Gemma 3", "text before"), ("Llama 3.1", "two calls")}

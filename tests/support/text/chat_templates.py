@@ -178,6 +178,9 @@ _LLAMA4 = _turns(
     + "{%- else -%}{{ m.content }}{%- endif -%}",
     "<|eot|>",
 )
+_LLAMA3 = (
+    _LLAMA4.replace("header_start", "start_header_id").replace("header_end", "end_header_id").replace("eot", "eot_id")
+)
 _LLAMA4_PYTHON = _PYTHON + _turns(
     _TOOLS,
     _HEADER,
@@ -239,6 +242,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(_MISTRAL, "mistral", _MISTRAL_TOKENS),
     "mistral, a list": Family(_MISTRAL_LIST, "mistral", _MISTRAL_TOKENS),
     "llama4": Family(_LLAMA4, "llama4", _LLAMA4_TOKENS),
+    "llama3": Family(_LLAMA3, "llama4", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")),
     "llama4, Python": Family(_LLAMA4_PYTHON, "llama4", _LLAMA4_TOKENS),
     "command": Family(_COMMAND, "command", _COMMAND_TOKENS),
 }

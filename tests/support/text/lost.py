@@ -18,6 +18,8 @@ OURS: Mapping[str, frozenset[str]] = {
 }
 # The template calls itself without end for a parameter whose type is null.
 _HERMES = frozenset({"value: null"})
+# The template refuses them: "only supports single tool-calls at once".
+_LLAMA = frozenset({"two calls", "two equal calls", "five calls", "text before two calls", "reasoning and text before"})
 REAL: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (
@@ -30,6 +32,12 @@ REAL: Mapping[str, frozenset[str]] = {
             "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
             "vllm-tool_chat_template_hermes",
         ), _HERMES,
+    ),
+    **dict.fromkeys(
+        (
+            "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct",
+            "vllm-tool_chat_template_llama3.1_json", "vllm-tool_chat_template_llama3.2_json",
+        ), _LLAMA,
     ),
 }  # fmt: skip
 # Writes all values as texts between quotes, those within as they are.
