@@ -4,11 +4,13 @@ A value is checked by programs that read numbers as floating point, in which 18.
 """
 
 import math
+from collections.abc import Collection, Iterator
 from typing import Any, TypeGuard
 
 _FINEST = 2**10  # the denominator of a multipleOf
 _STEP = 1e-9  # between an exclusive bound and the first number beyond it
 _INT64 = 2**63
+_RANGES = (_INT64 - 1, 2 * _INT64 - 1)  # the largest numbers of 64 bits, which generators write as bounds
 _LEAST = 1024 - _INT64  # llguidance negates bounds, which -2**63 does not survive
 
 
@@ -27,7 +29,9 @@ def make_exact(node: dict[str, Any], at: str) -> None:
     Args:
         at: the pointer of the schema.
     """
-    whole = node.get("type") == "integer"
+    kinds = node.get("type")
+    whole = {"integer", "number"} & set(kinds if isinstance(kinds, list) else [kinds]) == {"integer"}
+    _check_numbers(node, at, whole=whole)
     for key, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
         if _is_number(bound := node.get(key)):
             nearest = _next_whole(bound, sign) if whole else _next(bound, sign)
@@ -35,8 +39,8 @@ def make_exact(node: dict[str, Any], at: str) -> None:
             node[inclusive] = nearest if not _is_number(other) else max(other * sign, nearest * sign) * sign
             del node[key]
     for key, sign in (("minimum", 1), ("maximum", -1)):
-        if whole and _is_number(bound := node.get(key)):
-            node[key] = _in_64_bits(bound, sign, f"{at}/{key}")
+        if _is_number(bound := node.get(key)):
+            node[key] = _in_64_bits(bound, sign, f"{at}/{key}") if whole else _inward(bound, sign)
     step = node.get("multipleOf")
     if isinstance(step, float) and step.as_integer_ratio()[1] > _FINEST:
         reason = f"{step} is no whole number or binary fraction: its multiples are not exact"
@@ -49,6 +53,44 @@ def make_exact(node: dict[str, Any], at: str) -> None:
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_numbers(node: dict[str, Any], at: str, *, whole: bool) -> None:
+    """Raise SchemaError for bounds and constants that floating point does not have. `whole`: numbers are integers."""
+    for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if _is_number(bound := node.get(key)) and not (whole and abs(bound) > 2 * _INT64):
+            _check_exact(bound, f"{at}/{key}")
+    for key in ("const", "enum"):
+        for number in _numbers_in(node.get(key)):
+            _check_exact(number, f"{at}/{key}", ranges=())
+
+
+def _check_exact(number: float, at: str, ranges: Collection[int] = _RANGES) -> None:
+    """Raise SchemaError for a number that floating point does not have. `ranges`: those that may be rounded."""
+    try:
+        exact = number in ranges or int(float(number)) == number or isinstance(number, float)
+    except OverflowError:
+        exact = False
+    if not exact:
+        raise SchemaError(at, f"{str(number)[:40]} is no number of floating point, in which texts are compared with it")
+
+
+def _numbers_in(value: Any) -> Iterator[int | float]:
+    left = [value]
+    while left:
+        one = left.pop()
+        if _is_number(one):
+            yield one
+        elif isinstance(one, dict | list):
+            left.extend(one.values() if isinstance(one, dict) else one)
+
+
+def _inward(bound: float, sign: int) -> float:
+    """Return the number of floating point that is nearest to a bound, and not beyond it."""
+    if isinstance(bound, float):
+        return bound
+    rounded = float(bound)
+    return math.nextafter(rounded, math.inf * sign) if (int(rounded) - bound) * sign < 0 else bound
 
 
 def _next_whole(bound: float, sign: int) -> int:

@@ -25,26 +25,27 @@ def check_pattern(pattern: str, at: str = "") -> None:
         raise SchemaError(at, f"is a regular expression of texts of more than {MAX_REPEATS} characters")
 
 
-def check_lark(text: str) -> list[Any]:
-    """Return the schemas that a grammar in Lark has inside. Raises SchemaError if the grammar is too long."""
-    schemas, rest = [], ""
-    for number, part in enumerate(re.split(r"%json(?![\w-])", text)):
-        part = part.lstrip() if number else part
-        if number:
-            try:
-                schema, end = json.JSONDecoder().raw_decode(part)
-            except (ValueError, RecursionError) as error:
-                raise SchemaError("", f"has a schema that is no JSON: {str(error)[:100]}") from error
-            schemas.append(schema)
-            part = part[end:]
-        rest += part
+def check_lark(text: str) -> tuple[str, list[tuple[Any, str]]]:
+    """Return the schemas that a grammar in Lark has inside, each with the text behind it; before them the text ahead.
+
+    Raises SchemaError if the grammar is too long.
+    """
+    head, *parts = re.split(r"%json(?![\w-])", text)
+    schemas = []
+    for part in (part.lstrip() for part in parts):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(part)
+        except (ValueError, RecursionError) as error:
+            raise SchemaError("", f"has a schema that is no JSON: {str(error)[:100]}") from error
+        schemas.append((schema, part[end:]))
+    rest = head + "".join(behind for _, behind in schemas)
     if len(rest) > MAX_LARK:
         raise SchemaError("", f"has more than {MAX_LARK} characters besides its schemas")
     if rest.count("\n") >= MAX_LINES:
         raise SchemaError("", f"has more than {MAX_LINES} lines")
     if text.lstrip().startswith("{"):
         raise SchemaError("", "must be in Lark or GBNF, not JSON")
-    return schemas
+    return head, schemas
 
 
 def _shortest(pattern: str) -> int:

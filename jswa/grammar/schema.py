@@ -11,12 +11,14 @@ from typing import Any
 
 from jswa.grammar.bounds import SchemaError as SchemaError
 from jswa.grammar.bounds import make_exact
+from jswa.grammar.exact.expressions import in_rust
+from jswa.grammar.exact.notes import count_wholly, is_never, tidy
 from jswa.grammar.patterns import check_pattern
 from jswa.grammar.size.keywords import check_keywords
 from jswa.grammar.size.limits import MAX_BYTES, MAX_DEPTH, MAX_JOINED, Counts
 from jswa.grammar.size.walk import Schema as Schema
 from jswa.grammar.size.walk import escape as escape
-from jswa.grammar.size.walk import parts, reachable, reference, target
+from jswa.grammar.size.walk import parts, parts_first, reachable, reference, target
 from jswa.grammar.size.walk import resolved as resolved
 from jswa.grammar.size.work import check_work
 
@@ -62,7 +64,7 @@ def check_schema(schema: Any, counts: Counts | None = None) -> Schema:
     if not isinstance(schema, dict | bool):
         raise SchemaError("", "must be an object, true or false")
     _check_text(schema)
-    nodes = reachable(schema)
+    nodes = _tidied(schema)
     _check_nodes(nodes)
     endless = _endless(nodes)
     if "" in endless:
@@ -79,6 +81,22 @@ def check_schema(schema: Any, counts: Counts | None = None) -> Schema:
     return found
 
 
+def _tidied(schema: Schema) -> dict[str, Schema]:
+    """Take out of a document what restricts nothing; return its schemas by pointer. Raises SchemaError."""
+    nodes = reachable(schema)
+    for at in parts_first(nodes):
+        node = nodes[at]
+        if isinstance(node, dict):
+            count_wholly(node)
+            check_keywords(node, at)
+            tidy(node, at, schema)
+            if is_never(node):
+                if not at:
+                    raise SchemaError("", "allows no value")
+                _forbid(schema, at)
+    return reachable(schema)
+
+
 def _check_nodes(nodes: Mapping[str, Schema]) -> None:
     """Raise SchemaError for keywords of the wrong type, and for regular expressions that are too long or too many."""
     joined = 0
@@ -86,9 +104,11 @@ def _check_nodes(nodes: Mapping[str, Schema]) -> None:
         if not isinstance(node, Mapping):
             continue
         check_keywords(node, at)
-        for pattern in (node.get("pattern"), *_keys(node, "patternProperties")):
+        named = ((name, f"{at}/patternProperties") for name in _keys(node, "patternProperties"))
+        for pattern, place in ((node.get("pattern"), f"{at}/pattern"), *named):
             if isinstance(pattern, str):
-                check_pattern(pattern, f"{at}/pattern")
+                check_pattern(pattern, place)
+                in_rust(pattern, place)
         joined += "/allOf/" in at and "pattern" in node
         if joined > MAX_JOINED:
             raise SchemaError(f"{at}/pattern", f"is one of more than {MAX_JOINED} patterns in an allOf")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jswa.grammar.exact.admitted import admitted
 from jswa.grammar.llg import GrammarError, is_gbnf, lark_of
 from jswa.grammar.patterns import check_lark, check_pattern
 from jswa.grammar.schema import Schema, SchemaError, check_schema, read_json
@@ -44,8 +45,9 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
         check_pattern(text)
         return _regex_grammar(text)
     counts = Counts()
-    for schema in check_lark(text := _lark(text)):
-        check_schema(schema, counts)
+    text, behind = check_lark(_lark(text))
+    for schema, rest in behind:
+        text += f"%json {_inner(check_schema(schema, counts))}{rest}"
     return f"{UNFORCED}\n{text}"
 
 
@@ -83,6 +85,15 @@ def schema_grammar(schema: Schema, spaces: Mapping[str, Any]) -> str:
 def schema_rule(schema: Schema, spaces: Mapping[str, Any] = SPACED) -> str:
     """Return a schema as part of a rule in Lark."""
     return f"%json {json.dumps(_with_options(schema, spaces))}"
+
+
+def _inner(schema: Schema) -> str:
+    """Return a schema inside of a grammar, with the options of llguidance that it has itself."""
+    made, options = admitted(schema)
+    own = made.get("x-guidance") if isinstance(made, Mapping) else None
+    if isinstance(made, Mapping) and options:
+        made = {**made, "x-guidance": {**(own if isinstance(own, Mapping) else {}), **options}}
+    return json.dumps(made)
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
@@ -132,7 +143,8 @@ def _with_options(schema: Schema, spaces: Mapping[str, Any]) -> Schema:
     """Return a schema with llguidance's options, in place of any that it has itself."""
     if schema is False:
         raise SchemaError("", "allows no value")
-    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": spaces}
+    made, options = admitted(schema)
+    return {**(made if isinstance(made, Mapping) else {}), "x-guidance": {**spaces, **options}}
 
 
 def _regex_grammar(pattern: str) -> str:

@@ -15,7 +15,7 @@ MAX_CALLS = 100_000  # pairs of schemas that are looked at
 MAX_LEVELS = 120  # of merges inside merges; llguidance has 128
 _NOTES = {
     "title", "description", "default", "examples", "$id", "id", "$schema", "$comment", "$defs", "definitions",
-    "$anchor", "readOnly", "writeOnly", "contentMediaType", "contentEncoding",
+    "$anchor", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator",
 }  # fmt: skip
 _UNIONS = ("anyOf", "oneOf")
 _APPLIED = {*_UNIONS, "allOf", "$ref", "const", "enum"}

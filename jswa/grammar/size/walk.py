@@ -61,6 +61,23 @@ def reachable(schema: Schema) -> dict[str, Schema]:
     return nodes
 
 
+def parts_first(nodes: Mapping[str, Schema]) -> list[str]:
+    """Return the pointers of schemas, each behind its parts and what it refers to, except in circles."""
+    found, seen = list[str](), set[str]()
+    for root in nodes:
+        stack = [] if root in seen else [(root, parts(nodes[root], root))]
+        seen.add(root)
+        while stack:
+            left = stack[-1][1]
+            inner = next((one for one in left if one in nodes and one not in seen), None)
+            if inner is None:
+                found.append(stack.pop()[0])
+            else:
+                seen.add(inner)
+                stack.append((inner, parts(nodes[inner], inner)))
+    return found
+
+
 def resolved(schema: Schema, at: str, goal: str) -> Schema:
     """Return the schema that a reference at a place leads to. Raises SchemaError if there is none."""
     found: Any = schema

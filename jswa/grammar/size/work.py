@@ -8,7 +8,7 @@ from jswa.grammar.bounds import SchemaError
 from jswa.grammar.size.alternatives import UNIONS, check_nested, choices
 from jswa.grammar.size.limits import MAX_PLACES, MAX_STEP, MAX_TEXT, Counts
 from jswa.grammar.size.merging import Merging, values_in
-from jswa.grammar.size.walk import Schema, children, escape, parts, target
+from jswa.grammar.size.walk import Schema, children, escape, parts_first, target
 
 _MUCH = 10**9
 _JOINS = {*UNIONS, "allOf", "$ref", "const", "enum"}
@@ -43,7 +43,7 @@ def check_work(nodes: Mapping[str, Schema], counts: Counts) -> None:
     """
     counts.add("schemas", len(nodes))
     merging, known, among = Merging(nodes), dict[str, _Facts](), dict[str, int]()
-    for at in _parts_first(nodes):
+    for at in parts_first(nodes):
         node = nodes[at]
         if not isinstance(node, Mapping):
             continue
@@ -68,23 +68,6 @@ def check_text(text: str, at: str = "") -> None:
     """Raise SchemaError for a string that is forced as a whole and is too long."""
     if len(text) > MAX_TEXT:
         raise SchemaError(at, f"has a string of more than {MAX_TEXT} characters")
-
-
-def _parts_first(nodes: Mapping[str, Schema]) -> list[str]:
-    """Return the pointers of schemas, each behind its parts and what it refers to, except in circles."""
-    found, seen = list[str](), set[str]()
-    for root in nodes:
-        stack = [] if root in seen else [(root, parts(nodes[root], root))]
-        seen.add(root)
-        while stack:
-            left = stack[-1][1]
-            inner = next((one for one in left if one in nodes and one not in seen), None)
-            if inner is None:
-                found.append(stack.pop()[0])
-            else:
-                seen.add(inner)
-                stack.append((inner, parts(nodes[inner], inner)))
-    return found
 
 
 def _check_values(node: Mapping[str, Any], at: str, counts: Counts) -> None:

@@ -273,7 +273,7 @@ def test_a_fault_has_its_place(grammars: Grammars) -> None:
     assert grammars.fault(PERSON) is None
     for schema, place in (
         ({"properties": {"a": {"$ref": "#/b"}}}, "/properties/a/$ref"),
-        ({"anyOf": [{}, {"not": {}}]}, "/anyOf/1"),
+        ({"anyOf": [{"const": 1}, {"not": {"minLength": 1}}]}, "/anyOf/1"),
     ):
         found = grammars.fault(schema)
         assert found is not None

@@ -1,0 +1,78 @@
+r"""A checked schema as llguidance is given it, so that it admits what the schema says and nothing else.
+
+* Regular expressions are rewritten (`expressions`).
+* In an object with properties, llguidance 1.9 lets the names of others be spelled with escapes: a name `a` that is
+  spelled `\u0061` would evade the schema of `a`. The names that a pattern admits have no such spelling. So an object
+  whose other properties may have any value gets a pattern that all names match; where they have a schema of their own,
+  which a pattern would give to the properties as well, the texts have no such escapes at all.
+* A `oneOf` whose alternatives exclude each other becomes an `anyOf` (`apart`). Where that needs the property that
+  `discriminator` names, objects must have it.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jswa.grammar.exact.apart import Alternatives
+from jswa.grammar.exact.expressions import in_rust
+from jswa.grammar.exact.notes import is_free
+from jswa.grammar.size.walk import Schema, reachable
+
+NO_CODES = {"json_allowed_escapes": 'nrbtf\\"'}  # llguidance's option for texts without the escapes \u0000 to \u001f
+_ANY_NAME = "^"
+
+
+def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
+    """Return a schema that `check_schema` has returned as llguidance reads it rightly, and options that it needs."""
+    made: Schema = copy.deepcopy(schema)
+    alternatives, options = Alternatives(made), dict[str, Any]()
+    for node in list(reachable(made).values()):
+        if not isinstance(node, dict):
+            continue
+        _any_of_one(node, alternatives)
+        if isinstance(node.get("pattern"), str):
+            node["pattern"] = in_rust(node["pattern"])
+        if isinstance(patterns := node.get("patternProperties"), dict):
+            node["patternProperties"] = {in_rust(name): one for name, one in patterns.items()}
+        if _names_are_open(node) and not _close_names(node):
+            options = NO_CODES
+    return made, options
+
+
+def _any_of_one(node: dict[str, Any], alternatives: Alternatives) -> None:
+    """Say a `oneOf` by `anyOf` where that is the same."""
+    discriminator, several = node.pop("discriminator", None), node.get("oneOf")
+    if not isinstance(several, list) or len(several) < 2:
+        return
+    apart = alternatives.exclude_each_other(several)
+    name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+    if not apart and isinstance(name, str) and alternatives.require(several, name):
+        apart = alternatives.exclude_each_other(several)
+    if apart:
+        del node["oneOf"]
+        if "anyOf" in node:
+            node["allOf"] = [*node.get("allOf", []), {"anyOf": several}]
+        else:
+            node["anyOf"] = several
+
+
+def _names_are_open(node: Mapping[str, Any]) -> bool:
+    """Whether an object has properties, and others whose names llguidance reads in any spelling."""
+    if not isinstance(node.get("properties", {}), dict) or not isinstance(node.get("required", []), list):
+        return False  # keywords of a type that the schema does not have
+    return bool(node.get("properties") or node.get("required")) and node.get("additionalProperties") is not False
+
+
+def _close_names(node: dict[str, Any]) -> bool:
+    """Give an object a pattern for the names of its other properties; return False if it can have none."""
+    if node.get("patternProperties") or not is_free(node.get("additionalProperties", True)):
+        return False
+    if not _can_be_spelled_once([*node.get("properties", ()), *node.get("required", ())]):
+        return False
+    node |= {"patternProperties": {_ANY_NAME: True}, "additionalProperties": False}
+    return True
+
+
+def _can_be_spelled_once(names: Iterable[Any]) -> bool:
+    """Whether names have no control characters, which a pattern lets be spelled in two ways."""
+    return all(isinstance(name, str) and min(name, default=" ") >= " " and "\x7f" not in name for name in names)
