@@ -5,11 +5,13 @@ A value is checked by programs that read numbers as floating point, in which 18.
 
 import math
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 from typing import Any, TypeGuard
 
 _FINEST = 2**10  # the denominator of a multipleOf
 _STEP = 1e-9  # between an exclusive bound and the first number beyond it
 _INT64 = 2**63
+_EXACT = 2**53  # floating point has all whole numbers up to it
 _RANGES = (_INT64 - 1, 2 * _INT64 - 1)  # the largest numbers of 64 bits, which generators write as bounds
 _LEAST = 1024 - _INT64  # llguidance negates bounds, which -2**63 does not survive
 
@@ -40,7 +42,7 @@ def make_exact(node: dict[str, Any], at: str) -> None:
             del node[key]
     for key, sign in (("minimum", 1), ("maximum", -1)):
         if _is_number(bound := node.get(key)):
-            node[key] = _in_64_bits(bound, sign, f"{at}/{key}") if whole else _inward(bound, sign)
+            node[key] = _in_64_bits(bound, sign, f"{at}/{key}", whole=whole)
     step = node.get("multipleOf")
     if isinstance(step, float) and step.as_integer_ratio()[1] > _FINEST:
         reason = f"{step} is no whole number or binary fraction: its multiples are not exact"
@@ -62,13 +64,17 @@ def _check_numbers(node: dict[str, Any], at: str, *, whole: bool) -> None:
             _check_exact(bound, f"{at}/{key}")
     for key in ("const", "enum"):
         for number in _numbers_in(node.get(key)):
+            if not _LEAST <= number < _INT64:  # a smaller one would be the end of the process
+                raise SchemaError(f"{at}/{key}", f"{str(number)[:40]} is beyond 64 bits")
             _check_exact(number, f"{at}/{key}", ranges=())
+            if isinstance(number, float) and abs(number) >= _EXACT and _as_written(number) != int(number):
+                raise SchemaError(f"{at}/{key}", f"{number} is written with fewer digits than the number has")
 
 
 def _check_exact(number: float, at: str, ranges: Collection[int] = _RANGES) -> None:
     """Raise SchemaError for a number that floating point does not have. `ranges`: those that may be rounded."""
     try:
-        exact = number in ranges or int(float(number)) == number or isinstance(number, float)
+        exact = number in ranges or isinstance(number, float) or int(float(number)) == number
     except OverflowError:
         exact = False
     if not exact:
@@ -86,11 +92,16 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
 
 
 def _inward(bound: float, sign: int) -> float:
-    """Return the number of floating point that is nearest to a bound, and not beyond it."""
-    if isinstance(bound, float):
-        return bound
+    """Return the number of floating point that is nearest to a bound, and not beyond it as it is written."""
     rounded = float(bound)
-    return math.nextafter(rounded, math.inf * sign) if (int(rounded) - bound) * sign < 0 else bound
+    while (_as_written(rounded) - Decimal(bound)) * sign < 0:
+        rounded = math.nextafter(rounded, math.inf * sign)
+    return rounded
+
+
+def _as_written(number: float) -> Decimal:
+    """Return what llguidance writes for a number: of the decimal numbers that are read as it, the shortest."""
+    return Decimal(repr(number))
 
 
 def _next_whole(bound: float, sign: int) -> int:
@@ -110,13 +121,18 @@ def _next(bound: float, sign: int) -> float:
     return round(exact + sign * 10.0**-digits * (1 if 10.0**-digits >= step else 10), max(0, digits))
 
 
-def _in_64_bits(bound: float, sign: int, at: str) -> int:
-    """Return a bound of whole numbers as floating point has it, not beyond the given one. Raises SchemaError."""
+def _in_64_bits(bound: float, sign: int, at: str, *, whole: bool) -> float:
+    """Return a bound as floating point has it, not beyond the given one. Raises SchemaError.
+
+    Args:
+        sign: 1 for the least value, -1 for the largest.
+        whole: only whole numbers are meant.
+    """
     if (sign > 0 and bound > _INT64 - 1) or (sign < 0 and bound < _LEAST):
         raise SchemaError(at, "is beyond 64 bits")
+    if not whole:
+        return max(_LEAST, _inward(bound, sign))
     value = math.ceil(bound) if sign > 0 else math.floor(bound)
     value = max(_LEAST, min(_INT64 - 1, value))
-    if value == _INT64 - 1:
-        return value  # llguidance rounds it up to 2**63, and down again
-    rounded = float(value)
-    return int(math.nextafter(rounded, math.inf * sign) if (int(rounded) - value) * sign < 0 else rounded)
+    # llguidance rounds the largest whole number up to 2**63, and down again.
+    return value if value == _INT64 - 1 else int(_inward(value, sign))
