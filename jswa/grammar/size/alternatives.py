@@ -96,8 +96,8 @@ def _inside(nodes: Mapping[str, Schema], bases: list[tuple[str, int]]) -> Iterat
                 place = one.removeprefix(f"{at}/{key}/")
                 _add(items.setdefault(int(place) if place.isdecimal() else -1, {}), one, schema, count)
     rest = items.pop(-1, {})
-    yield from ({**group, **wild} for group in named.values())
-    yield from ({**group, **rest} for group in items.values())
+    yield from ({**group, **wild} for group in named.values() if group or wild)
+    yield from ({**group, **rest} for group in items.values() if group or rest)
     yield from (group for group in (wild, rest) if group)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jswa.grammar.llg import Matcher
+from jswa.grammar.llg import Grammar, Matcher
 from jswa.text.tokenizer import Tokenizer
 
 _CLOSING = '"}]),'
@@ -18,6 +18,14 @@ def allowed_by(matcher: Matcher) -> list[int]:
     out = np.zeros(matcher.grammar.vocabulary.words, np.int32)
     matcher.fill(out)
     return np.flatnonzero(np.unpackbits(out.view(np.uint8), bitorder="little")).tolist()
+
+
+def admits(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a text may be the whole text of a grammar."""
+    matcher = grammar.matcher()
+    if not matcher.accept([int(token) for token in tokenizer.encode(text, add_special_tokens=False)]):
+        return False
+    return matcher.finished or bool({*allowed_by(matcher)} & {*grammar.vocabulary.end_ids})
 
 
 def follow(
