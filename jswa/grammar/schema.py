@@ -12,6 +12,7 @@ from typing import Any
 from jswa.grammar.bounds import SchemaError as SchemaError
 from jswa.grammar.bounds import make_exact
 from jswa.grammar.exact.expressions import in_rust
+from jswa.grammar.exact.lookahead import joined
 from jswa.grammar.exact.notes import count_wholly, is_never, tidy
 from jswa.grammar.patterns import check_pattern
 from jswa.grammar.size.keywords import check_keywords
@@ -99,7 +100,7 @@ def _tidied(schema: Schema) -> dict[str, Schema]:
 
 def _check_nodes(nodes: Mapping[str, Schema]) -> None:
     """Raise SchemaError for keywords of the wrong type, and for regular expressions that are too long or too many."""
-    joined = 0
+    several = 0
     for at, node in nodes.items():
         if not isinstance(node, Mapping):
             continue
@@ -108,9 +109,9 @@ def _check_nodes(nodes: Mapping[str, Schema]) -> None:
         for pattern, place in ((node.get("pattern"), f"{at}/pattern"), *named):
             if isinstance(pattern, str):
                 check_pattern(pattern, place)
-                in_rust(pattern, place)
-        joined += "/allOf/" in at and "pattern" in node
-        if joined > MAX_JOINED:
+                (joined if place.endswith("/pattern") else in_rust)(pattern, place)
+        several += "/allOf/" in at and "pattern" in node
+        if several > MAX_JOINED:
             raise SchemaError(f"{at}/pattern", f"is one of more than {MAX_JOINED} patterns in an allOf")
 
 

@@ -13,12 +13,13 @@ from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.text.grammar import Schemas, allowed_by, follow
+from tests.support.text.grammar import Schemas, admits, allowed_by, follow
 from tests.support.text.transcripts import tokenizer_of
 
 ENDS = (2, 6)  # of `tiny`
 SEEDS = st.integers(0, 2**32)
 FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))  # which it checks as their RFCs say
+NEAR = ["", '"', "\\\\", '\\"', "\\u0061", "\\n", "{", "}", "[", "]", ":", ", ", *"0129-.eaé"]
 FEW = 300  # tokens of a text
 
 
@@ -72,6 +73,30 @@ def test_texts_that_follow_a_schema_are_values_of_it(tokenizer: Tokenizer, gramm
 @given(SEEDS)
 def test_the_same_with_a_token_for_each_byte(bytes_alone: tuple[Tokenizer, Grammars], seed: int) -> None:
     check_text(*bytes_alone, Schemas(seed).draw(), seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_a_text_that_is_nearly_a_value_is_admitted_only_if_it_is_one(
+    bytes_alone: tuple[Tokenizer, Grammars], seed: int
+) -> None:
+    """Characters of a text are left out, put in and replaced."""
+    tokenizer, grammars = bytes_alone
+    schema, rng = Schemas(seed).draw(), random.Random(seed)
+    try:
+        grammar = grammars.compile(StructuredOutputsParams(json=json.dumps(schema)))
+    except InvalidSampling:
+        return
+    text = tokenizer.decode(follow(grammar.matcher(), tokenizer, rng, most=150), skip_special_tokens=False)
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    for _ in range(12):
+        place, more = rng.randrange(len(text) + 1), rng.choice(NEAR)
+        other = text[:place] + more + text[place + rng.randrange(2) :]
+        try:
+            value = json.loads(other)
+        except ValueError:
+            continue
+        assert not admits(grammar, tokenizer, other) or valid(value), other
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from jswa.grammar.exact.apart import Alternatives
 from jswa.grammar.exact.expressions import in_rust
+from jswa.grammar.exact.lookahead import joined
 from jswa.grammar.exact.notes import is_free
 from jswa.grammar.size.walk import Schema, reachable
 
@@ -31,7 +32,9 @@ def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
             continue
         _any_of_one(node, alternatives)
         if isinstance(node.get("pattern"), str):
-            node["pattern"] = in_rust(node["pattern"])
+            node["pattern"], *others = joined(node["pattern"])
+            if others:
+                node["allOf"] = [*node.get("allOf", []), *({"type": "string", "pattern": one} for one in others)]
         if isinstance(patterns := node.get("patternProperties"), dict):
             node["patternProperties"] = {in_rust(name): one for name, one in patterns.items()}
         if _names_are_open(node) and not _close_names(node):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jswa.grammar.bounds import SchemaError
+from jswa.grammar.exact.lookahead import lookaheads
 from jswa.grammar.size.alternatives import UNIONS, check_nested, choices
 from jswa.grammar.size.limits import MAX_PLACES, MAX_STEP, MAX_TEXT, Counts
 from jswa.grammar.size.merging import Merging, values_in
@@ -91,7 +92,8 @@ def _check_names(node: Mapping[str, Any], at: str, counts: Counts) -> None:
 def _patterns(node: Mapping[str, Any]) -> int:
     """Return how many patterns of a schema are joined with its format or bounds of its length."""
     texts = [key for key in ("pattern", "format") if isinstance(node.get(key), str)]
-    return 1 if len(texts) == 2 or (texts and node.keys() & {"minLength", "maxLength"}) else 0
+    ahead = lookaheads(node["pattern"]) if "pattern" in texts else 0  # each is an expression of its own
+    return ahead + (1 if len(texts) == 2 or (texts and node.keys() & {"minLength", "maxLength"}) else 0)
 
 
 def _places(node: Mapping[str, Any], at: str, inner: _Inner, known: Mapping[str, _Facts]) -> int:

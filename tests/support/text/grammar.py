@@ -101,6 +101,9 @@ class Schemas:
         if rng.random() < 0.3:
             parts = {"^x": self._part(depth - 1), "^\\d+$": self._part(depth - 1)}
             return {"type": "object", "patternProperties": parts, "additionalProperties": False}
+        if rng.random() < 0.3:
+            names = [{"type": "string"}, {"pattern": '^[^"]+$'}, {"maxLength": 3}, {"enum": ["a", 'b"', "c\nd"]}]
+            return {"type": "object", "propertyNames": rng.choice(names), "additionalProperties": self._part(depth - 1)}
         most = rng.randint(1, 3)
         bounds = {"minProperties": rng.randint(0, 1), "maxProperties": most} if rng.random() < 0.5 else {}
         return {"type": "object", "additionalProperties": self._part(depth - 1), **bounds}
@@ -129,10 +132,23 @@ class Schemas:
         rng = self._rng
         kind = rng.randrange(5)
         if kind == 0:
-            formats = ["date", "date-time", "time", "email", "ipv4", "ipv6", "uuid", "hostname", "duration", "uri"]
+            formats = [
+                "date",
+                "date-time",
+                "time",
+                "email",
+                "ipv4",
+                "ipv6",
+                "uuid",
+                "hostname",
+                "duration",
+                "uri",
+                "path",
+            ]
             return {"type": "string", "format": rng.choice(formats)}
         if kind == 1:
-            patterns = ["^[a-z]{2,5}$", "^(foo|bär)+$", "[0-9]", "^\\d{3}-\\w+$", "^日.本?$", '^[^"\\\\]*$', "a|b$"]
+            patterns = ["^[a-z]{2,5}$", "^(foo|bär)+$", "[0-9]", "^\\d{3}-\\w+$", "^日.本?$", '^[^"\\\\]*$', "a|b$",
+                        '^[^"]+$', r"^[^\\]+$", r"^\W\S$", r"^(?!\.)[^\n]*$"]  # fmt: skip
             return {"type": "string", "pattern": rng.choice(patterns)}
         if kind == 2:
             least = rng.randint(0, 4)
