@@ -94,7 +94,7 @@ def _tidy_array(node: dict[str, Any]) -> None:
     least, most = node.get("minContains", 1), node.get("maxContains")
     if "contains" not in node or (least == 0 and (most is None or is_never(node["contains"]))):
         _drop(node, "contains", "minContains", "maxContains")
-    elif is_free(node["contains"]) and isinstance(least, int) and isinstance(most, int | None):
+    elif is_free(node["contains"]) and all(isinstance(node.get(key, 0), int) for key in _COUNTS):
         _drop(node, "contains", "minContains", "maxContains")
         node["minItems"] = max(node.get("minItems", 0), least)
         if most is not None:

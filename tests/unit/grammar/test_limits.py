@@ -300,11 +300,14 @@ def test_no_schema_within_the_bounds_takes_long(grammars: Grammars, data: st.Dat
 KEYWORDS = [
     "type", "properties", "required", "items", "prefixItems", "anyOf", "oneOf", "allOf", "enum", "const", "$ref",
     "minItems", "maxItems", "minLength", "maxLength", "pattern", "format", "multipleOf", "minimum", "exclusiveMaximum",
-    "additionalProperties", "patternProperties", "minProperties", "maxProperties", "$defs",
+    "additionalProperties", "patternProperties", "minProperties", "maxProperties", "$defs", "exclusiveMinimum",
+    "propertyNames", "not", "if", "then", "contains", "minContains", "maxContains", "uniqueItems", "additionalItems",
+    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+    "discriminator",
 ]  # fmt: skip
 ODD: list[Any] = [
     1, -1, 1.5, True, None, "x", "#", "#/properties/a", [], [1], ["a"], [{}], {}, {"a": {}}, {"a": 1}, [None], 1e308,
-    10**30, "object", "array", "string", ["string", "null"], [[]], {"a": [1]},
+    10**30, -(2**63), 2.0, {"propertyName": "a"}, "object", "array", "string", ["string", "null"], [[]], {"a": [1]},
 ]  # fmt: skip
 ODD_SCHEMAS = st.recursive(
     st.dictionaries(st.sampled_from(KEYWORDS), st.sampled_from(ODD), max_size=4),
