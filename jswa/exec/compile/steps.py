@@ -321,7 +321,10 @@ def compile_beside(programs: StepPrograms, owner: object) -> None:
 def _end_at_exit(programs: StepPrograms) -> None:
     """Have the process wait at its exit for a program that is being compiled, as XLA's threads must not run then."""
     _engines.add(programs)
-    # As the last one registered it is called first: jax forgets its caches at exit, which a thread that traces needs.
+    # Of what is called at exit, the last one registered comes first. A thread that traces needs jax's caches, which jax
+    # forgets then, and the constants of its trace: jax drops each of them in a finalizer. What runs those at exit is
+    # registered with the first finalizer of all, so let there be one.
+    weakref.finalize(programs, int).atexit = False
     atexit.unregister(end_compiling)
     atexit.register(end_compiling)
 
