@@ -1,6 +1,6 @@
 r"""A checked schema as llguidance is given it, so that it admits what the schema says and nothing else.
 
-* Regular expressions are rewritten (`expressions`).
+* Regular expressions are rewritten (`expressions`, `lookahead`), and so are dates (`dates`).
 * In an object with properties, llguidance 1.9 lets the names of others be spelled with escapes: a name `a` that is
   spelled `\u0061` would evade the schema of `a`. The names that a pattern admits have no such spelling. So an object
   whose other properties may have any value gets a pattern that all names match; where they have a schema of their own,
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jswa.grammar.exact.apart import Alternatives
+from jswa.grammar.exact.dates import DATES
 from jswa.grammar.exact.expressions import in_rust
 from jswa.grammar.exact.lookahead import joined
 from jswa.grammar.exact.notes import is_free
@@ -31,15 +32,23 @@ def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
         if not isinstance(node, dict):
             continue
         _any_of_one(node, alternatives)
-        if isinstance(node.get("pattern"), str):
-            node["pattern"], *others = joined(node["pattern"])
-            if others:
-                node["allOf"] = [*node.get("allOf", []), *({"type": "string", "pattern": one} for one in others)]
+        _join_patterns(node)
         if isinstance(patterns := node.get("patternProperties"), dict):
             node["patternProperties"] = {in_rust(name): one for name, one in patterns.items()}
         if _names_are_open(node) and not _close_names(node):
             options = NO_CODES
     return made, options
+
+
+def _join_patterns(node: dict[str, Any]) -> None:
+    """Rewrite the expression of a string; say dates, and the expressions that it is joined with, by `allOf`."""
+    patterns = joined(node["pattern"]) if isinstance(node.get("pattern"), str) else []
+    if isinstance(node.get("format"), str) and node["format"] in DATES:
+        patterns.append(DATES[node.pop("format")])
+    if patterns:
+        node["pattern"], *others = patterns
+        more = [{"type": "string", "pattern": one} for one in others]
+        node |= {"allOf": [*node.get("allOf", []), *more]} if more else {}
 
 
 def _any_of_one(node: dict[str, Any], alternatives: Alternatives) -> None:

@@ -4,21 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jswa.grammar.bounds import SchemaError
+from jswa.grammar.exact.dates import DATES
 from jswa.grammar.size.walk import Schema, resolved
 
 _WORDS = {"type", "title", "description", "default", "examples", "$comment", "deprecated"}
 _MOST_REFERENCES = 20
-_DATE = (
-    r"[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-}
+_FORMATS = {**DATES, "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"}
 
 
 def limit_names(node: dict[str, Any], at: str, root: Schema, allows_all: Callable[[Any], bool]) -> None:
@@ -68,7 +59,7 @@ def _pattern(names: Mapping[str, Any], at: str) -> str:
     if asked == {"pattern"} and isinstance(names["pattern"], str):
         return names["pattern"]
     if asked == {"format"} and names["format"] in _FORMATS:
-        return f"^{_FORMATS[names['format']]}$"
+        return _FORMATS[names["format"]]
     least, most = names.get("minLength", 0), names.get("maxLength", "")
     if asked and asked <= {"minLength", "maxLength"} and isinstance(least, int) and isinstance(most, int | str):
         return f"^[\\s\\S]{{{least},{most}}}$"

@@ -71,6 +71,11 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
          "$defs": {"n": {"type": "string", "enum": ["a", 'b"', "é"]}}},
         ['{"a": 1}', '{"a": 1, "b\\"": "x", "é": "y"}'], ['{"a": 0}', '{"a": 1, "c": 1}', '{"a": 1, "b\\"": 1}'],
     ),
+    "dates": (
+        text(format="date"), ['"2024-02-29"', '"2000-02-29"', '"0001-12-31"'],
+        ['"2023-02-29"', '"1900-02-29"', '"0000-01-01"', '"2024-04-31"', '"2024-13-01"'],
+    ),
+    "dates with a pattern": (text(format="date", pattern="^(?=.*9$)2"), ['"2024-02-29"'], ['"2024-02-28"', '"29"']),
     "formats that are notes": (text(format="password"), ['"a"'], ["1"]),
     "nothing forbidden": ({"not": {"not": {}}, "type": "integer"}, ["1"], ['"a"']),
     "no null": ({"not": {"type": "null"}}, ["1", '"a"', "{}"], ["null"]),
@@ -162,6 +167,19 @@ REFUSED: list[tuple[Any, str]] = [
     ({**PETS, "$defs": LAX}, "oneOf constraints are not supported"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf constraints are not supported"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        ("date-time", ["2024-02-29T23:59:59Z", "2023-01-01t00:00:00.5+01:00"], ["2023-02-29T00:00:00Z", "2023-01-01"]),
+        ("time", ["23:59:59.123z", "00:00:00-12:30"], ["23:59:60Z", "24:00:00Z", "00:00:00"]),
+    ],
+)
+def test_a_time_is_one_that_python_has(grammars: Grammars, kind: str, right: list[str], wrong: list[str]) -> None:
+    grammar = grammars.compile(StructuredOutputsParams(json=text(format=kind)))
+    assert all(admits(grammar, BYTES, json.dumps(one)) for one in right)
+    assert not any(admits(grammar, BYTES, json.dumps(one)) for one in wrong)
 
 
 @pytest.mark.parametrize(("schema", "reason"), REFUSED)
