@@ -29,6 +29,7 @@ class Alternatives:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._pairs = 0
+        self._known: dict[int, _Facts] = {}  # by identity: the document keeps its schemas
 
     def exclude_each_other(self, several: list[Schema]) -> bool:
         """Whether no value matches two of these schemas; False too where that is not plain."""
@@ -44,6 +45,7 @@ class Alternatives:
         for goal in goals:
             required = goal.get("required", [])
             goal |= {"type": goal.get("type", "object"), "required": [*required, *({name} - {*required})]}
+        self._known.clear()
         return True
 
     def _goal(self, schema: Schema) -> Schema:
@@ -66,7 +68,7 @@ class Alternatives:
         if not a.kinds & b.kinds:
             return True
         if a.constants is not None and b.constants is not None:
-            return not a.constants & b.constants
+            return a.constants.isdisjoint(b.constants)
         if {"object"} not in (a.kinds, b.kinds):
             return False
         return any(
@@ -82,6 +84,11 @@ class Alternatives:
         return found
 
     def _facts(self, schema: Schema) -> _Facts:
+        if id(schema) not in self._known:
+            self._known[id(schema)] = self._found(schema)
+        return self._known[id(schema)]
+
+    def _found(self, schema: Schema) -> _Facts:
         kinds, required, properties = _KINDS, set[str](), dict[str, list[Schema]]()
         constants: frozenset[str] | None = None
         for node in self._joined(schema, _MOST_LEVELS):
