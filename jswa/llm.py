@@ -317,7 +317,7 @@ class LLM:
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
             guarded = guard(cast(Sequence[Message], conversation), tokenizer)
-            text = template.render(guarded, **variables)
+            text = template.prompt(guarded, **variables)
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})

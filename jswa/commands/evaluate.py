@@ -252,7 +252,7 @@ def _question(llm: "LLM", item: Item, template: AnswerTemplate | None) -> Questi
     else:
         if llm.chat_template is None:
             raise InvalidPrompt("messages", list(item.messages), "need a checkpoint with a chat template")
-        text = llm.chat_template.render(item.messages, tools=item.tools or None, add_generation_prompt=True)
+        text = llm.chat_template.prompt(item.messages, tools=item.tools or None)
         ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written the special tokens
         if item.score == "call":
             if template is None or not template.reads_calls:

@@ -5,15 +5,17 @@ sandbox restricts what it can reach, but not the time and memory that it takes. 
 processes that it can kill (server/text/templates.py).
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
 from jswa.storage.checkpoint_files import is_there, read_file
 from jswa.storage.json_object import read_optional
+from jswa.text.history.arguments import call_arguments
+from jswa.text.history.moves import fitted
+from jswa.text.history.probes import PROBE_TOOL, PROBES, writes_all
 from jswa.text.special_tokens import CONFIG, SpecialTokens
 
 Message = Mapping[str, Any]
@@ -21,6 +23,7 @@ MAX_CHARS = 2**20  # of all templates of a checkpoint; the longest known ones ha
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _ONE_OF_BOTH = "message.content and message.thinking"  # stands in templates that refuse messages with both
+_MOST_SHOWN = 256  # answers about templates that are kept: a caller may bring a new one with each conversation
 _COMMENTARY = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 
 
@@ -30,6 +33,7 @@ class ChatTemplate:
 
     sources: Mapping[str, str]
     special_tokens: Mapping[str, str]
+    _shown: dict[tuple[str, bool, str], bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def load(folder: Path) -> "ChatTemplate | None":
@@ -58,7 +62,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the prompt of one conversation, special tokens included.
+        """Return the text that the template writes of one conversation, special tokens included.
 
         Args:
             messages: objects with a role; a key whose value is None counts as absent.
@@ -70,28 +74,90 @@ class ChatTemplate:
         Raises InvalidPrompt if the template refuses the messages, CheckpointError if the checkpoint's template is not
         valid jinja2, and ConfigError if jinja2 or transformers is not installed.
         """
+        source = self._checked(messages, tools, chat_template)
+        turn = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+        return self._written(source, self._shaped(messages, source), tools, turn | variables)
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt of one conversation: as `render`, but no message is left out.
+
+        What the template leaves out or refuses goes to where it has a place: `jswa.text.history.moves.fitted`. What has
+        no place is refused. Raises as `render`.
+        """
+        source = self._checked(messages, tools, chat_template)
+        moved = fitted(self._shaped(messages, source), lambda probe: self._shows(probe, source, bool(tools)))
+        return self._written(source, moved, tools, variables)
+
+    def _checked(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, wanted: str | None
+    ) -> str:
+        """Return the source of the template for a conversation. Raises InvalidPrompt if it is none."""
         if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
             raise InvalidPrompt("messages", messages, "must be a list of objects with a role and a content")
         if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
             raise InvalidPrompt("tools", tools, "must be a list of JSON schemas")
-        source = self._choose(chat_template, tools)
+        source = self._choose(wanted, tools)
         if tools and "tools" not in source:
             raise InvalidPrompt(
                 "tools", tools, "cannot be shown to the model: its chat template has no place for tools"
             )
+        return source
+
+    def _shaped(self, messages: Sequence[Message], source: str) -> list[dict[str, Any]]:
+        try:
+            return [_shaped(one, source) for one in messages]
+        except RecursionError as error:
+            raise InvalidPrompt("messages", messages, "are nested too deeply") from error
+
+    def _shows(self, probe: str, source: str, tools: bool) -> bool:
+        """Return whether a template writes all texts of a probe.
+
+        One that does not even write a single message of a user, or needs variables that only the caller knows, tells
+        nothing: it counts as one that writes everything, so that nothing is moved.
+        """
+        return self._writes(probe, source, tools) or not self._writes("plain", source, tools)
+
+    def _writes(self, probe: str, source: str, tools: bool) -> bool:
+        key = (source, tools, probe)
+        if key not in self._shown:
+            if len(self._shown) > _MOST_SHOWN:
+                self._shown.clear()
+            offered = [PROBE_TOOL] if tools else None
+            try:
+                text = self._written(source, PROBES[probe], offered, {"add_generation_prompt": False})
+                self._shown[key] = writes_all(text, PROBES[probe])
+            except InvalidPrompt:
+                self._shown[key] = False
+        return self._shown[key]
+
+    def _written(
+        self,
+        source: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return what a template writes of messages. Raises as `render`."""
         try:
             from jinja2 import TemplateSyntaxError
             from transformers.utils.chat_template_utils import render_jinja_template
         except ImportError as error:
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
+        goes_on = variables.get("continue_final_message", False)
+        turn = {"add_generation_prompt": variables.get("add_generation_prompt", True) and not goes_on}
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[_shaped(one, source) for one in messages]],
+                conversations=[list(map(dict, messages))],
                 tools=None if tools is None else list(map(dict, tools)),
                 chat_template=source,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                **{**self.special_tokens, **variables},
+                **{**self.special_tokens, "continue_final_message": goes_on, **variables, **turn},
             )
         except ImportError as error:  # transformers refuses versions of jinja2 whose sandbox leaks
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
@@ -99,7 +165,7 @@ class ChatTemplate:
             reason = f"is not a valid jinja2 template; line {error.lineno}: {error!s:.1000}"
             if source in self.sources.values():
                 raise CheckpointError(f"the checkpoint's chat template {reason}") from error
-            raise InvalidPrompt("chat_template", chat_template, reason) from error
+            raise InvalidPrompt("chat_template", source, reason) from error
         except Exception as error:  # a template can raise anything: division by zero, recursion, no memory …
             reason = f"{type(error).__name__}: {error}"
             raise InvalidPrompt("messages", messages, f"the chat template fails on them: {reason:.1000}") from error
@@ -135,15 +201,11 @@ def _shaped(message: Message, source: str) -> dict[str, Any]:
 
 
 def _shaped_call(call: Any) -> Any:
-    """Return a tool call with its arguments as an object, if they are JSON in a string, as an answer has them."""
+    """Return a tool call with its arguments as an object, which are JSON in a string in an answer."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+    if not isinstance(function, Mapping):
         return call
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
-    except (ValueError, RecursionError):  # broken JSON, which the model wrote
-        return call
+    return {**call, "function": {**function, "arguments": call_arguments(function.get("arguments"))}}
 
 
 def _source(path: Path, folder: Path) -> str:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.text.answers.message import AnswerText, new_call_id
+from jswa.text.history.arguments import call_arguments
 from jswa.types import AnswerEvent
 
 from ..core.request import Job
@@ -18,7 +19,7 @@ from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
 from ..http.sse import JsonResponse, named_event, unless_gone
-from ..text.blocks import input_of, messages_of, tools_of
+from ..text.blocks import messages_of, tools_of
 from ..text.messages import chat_prompt, chat_request
 from .chat import finish_reason, start_chat
 from .foreign import unknown
@@ -126,7 +127,8 @@ def _chat(body: CountRequest) -> dict[str, Any]:
         raise invalid("thinking.type", 'must be "enabled", "adaptive" or "disabled"')
     variables = {"enable_thinking": True, "thinking": True} if thinking in ("enabled", "adaptive") else None
     found = messages_of(body.system, body.messages)
-    goes_on = found[-1]["role"] == "assistant" and "tool_calls" not in found[-1]
+    last = found[-1]
+    goes_on = last["role"] == "assistant" and "tool_calls" not in last and bool(last.get("content"))
     return {
         "model": body.model, "messages": found, "tools": tools_of(body.tools or ()),
         "continue_final_message": goes_on, "add_generation_prompt": not goes_on,
@@ -173,7 +175,7 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     if text := answer.content.getvalue():
         content.append({"type": "text", "text": text})
     for call in answer.calls:
-        arguments = input_of(call.arguments.getvalue())
+        arguments = call_arguments(call.arguments.getvalue())
         content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
     return [encode(reply.message(job, content, last))]
 

@@ -1,12 +1,12 @@
 """Conversations in the form of Anthropic's Messages API, as messages of a chat."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from jswa.text.history.arguments import text_arguments
+
 from ..http import limits
-from ..http.bodies import parse_whole
-from ..http.errors import ApiError, invalid, unsupported
+from ..http.errors import invalid, unsupported
 
 Messages = list[dict[str, Any]]
 
@@ -51,15 +51,6 @@ def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def input_of(arguments: str) -> Any:
-    """Return the arguments of a call as an object. Broken JSON, which the API cannot express, is kept as a string."""
-    try:
-        value = parse_whole((arguments or "{}").encode())
-    except (ApiError, UnicodeEncodeError):
-        return {"_raw": arguments}
-    return value if isinstance(value, dict) else {"_raw": arguments}
-
-
 def _user(role: str, blocks: list[dict[str, Any]], param: str) -> Messages:
     """Return the messages for a user's blocks: each result of a tool, and then the text."""
     messages: Messages = []
@@ -67,11 +58,19 @@ def _user(role: str, blocks: list[dict[str, Any]], param: str) -> Messages:
     for index, block in enumerate(blocks):
         where = f"{param}[{index}]"
         if block.get("type") == "tool_result":
-            content = _text(block.get("content") or "", f"{where}.content")
+            content = _result(block, f"{where}.content")
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         else:
             texts.append(_block_text(block, where))
     return messages + ([{"role": role, "content": "\n".join(texts)}] if texts or not messages else [])
+
+
+def _result(block: dict[str, Any], param: str) -> str:
+    """Return the text of a tool's result. Templates know no mark of a failure, so the text says it."""
+    text = _text(block.get("content") or "", param)
+    if not block.get("is_error") or text.lower().startswith("error"):
+        return text
+    return f"Error: {text}" if text else "Error"
 
 
 def _assistant(blocks: list[dict[str, Any]], param: str) -> dict[str, Any]:
@@ -82,10 +81,9 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> dict[str, Any]:
         if kind == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
         elif kind == "tool_use":
-            function = {
-                "name": block.get("name"),
-                "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
-            }
+            if not isinstance(block.get("name"), str):
+                raise invalid(f"{param}[{index}].name", "must be a string")
+            function = {"name": block["name"], "arguments": text_arguments(block.get("input") or {})}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             texts.append(_block_text(block, f"{param}[{index}]"))

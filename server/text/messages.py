@@ -12,11 +12,10 @@ from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
 from ..core.fairness import Key
-from ..core.off_loop import gathered, made
+from ..core.off_loop import made
 from ..core.service import Service
 from ..http import limits
-from ..http.bodies import parse_whole
-from ..http.errors import ApiError, from_validation, invalid, unsupported
+from ..http.errors import from_validation, invalid, unsupported
 from .parts import text_of
 from .prompts import Prompt, encode_chat
 
@@ -41,8 +40,7 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
     """Return the prompt of a conversation. Raises ApiError."""
     refuse_unsupported_chat(body)
     run = partial(service.helpers.run, key)
-    checked = (_message(message, f"messages[{index}]") for index, message in enumerate(body.messages))
-    messages = await gathered(checked, _arguments(body.messages), run)
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     tools = check_tools(body.tools or ())
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
@@ -110,49 +108,32 @@ def refuse_unsupported_chat(body: ChatRequest) -> None:
 
 
 def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
-    if message.get("role") not in ROLES:
+    """Return a message whose content is text. The process of the template makes objects of the calls' arguments."""
+    role = message.get("role")
+    if role not in ROLES:
         raise invalid(f"{param}.role", f"must be one of {', '.join(ROLES)}")
     message = {key: value for key, value in message.items() if value is not None}
+    answers = role in ("assistant", "tool")  # whose content may be empty: an answer that is a call, a result of nothing
+    if message.get("content") == [] and not answers:
+        raise invalid(f"{param}.content", "must have at least one part")
     if "content" in message:
-        if message["content"] == []:
-            raise invalid(f"{param}.content", "must have at least one part")
         message["content"] = text_of(message["content"], f"{param}.content", ("text",))
-    elif not message.get("tool_calls"):
+    elif not answers:
         raise invalid(f"{param}.content", "is missing")
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{param}.tool_calls")
+        _check_calls(message["tool_calls"], f"{param}.tool_calls")
     return message
 
 
-def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
-    """Return the earlier tool calls of a message, with their arguments as objects, which templates expect."""
+def _check_calls(calls: Any, param: str) -> None:
+    """Check the earlier tool calls of a message. Their arguments may be anything, as models write them."""
     if not isinstance(calls, list) or len(calls) > limits.MAX_TOOLS or not all(isinstance(c, dict) for c in calls):
         raise invalid(param, f"must be a list of at most {limits.MAX_TOOLS} objects")
-    found = []
     for index, call in enumerate(calls):
-        function = call.get("function")
-        if not isinstance(function, dict):
+        if not isinstance(call.get("function"), dict):
             raise invalid(f"{param}[{index}].function", "must be an object")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = parse_whole((arguments or "{}").encode())
-            except ApiError as error:
-                why = error.message.replace("the body", "the text")
-                raise invalid(f"{param}[{index}].function.arguments", f"must be JSON: {why}") from None
-        found.append({**call, "function": {**function, "arguments": arguments}})
-    return found
-
-
-def _arguments(messages: list[dict[str, Any]]) -> int:
-    """Return the characters of earlier tool calls' arguments, which are JSON in strings."""
-    calls = [call for message in messages for call in _listed(message.get("tool_calls")) if isinstance(call, dict)]
-    functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
-    return sum(len(one["arguments"]) for one in functions if isinstance(one.get("arguments"), str))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+        if not isinstance(call["function"].get("name"), str):
+            raise invalid(f"{param}[{index}].function.name", "must be a string")
 
 
 def _size(messages: list[dict[str, Any]]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.api.anthropic import SIGNATURE
-from server.text.blocks import input_of, messages_of
+from server.text.blocks import messages_of
 from tests.support.server.harness import Client
 from tests.support.server.scripted import scripted
 from tests.support.text.transcripts import TRANSCRIPTS
@@ -129,10 +129,20 @@ def test_blocks_become_messages() -> None:
     ]
 
 
-def test_arguments_that_are_no_object_are_kept() -> None:
-    assert input_of("") == {}
-    assert input_of('{"a": 1}') == {"a": 1}
-    assert input_of("[1") == {"_raw": "[1"}
+def test_arguments_that_were_no_object_come_back_as_that_text() -> None:
+    """As an answer's `_raw`; an input of the client's own with such a key stays as it is."""
+    for given, text in (({"_raw": "[1"}, "[1"), ({"_raw": "{}"}, '{"_raw": "{}"}'), ({"_raw": 1}, '{"_raw": 1}')):
+        block = {"type": "tool_use", "id": "1", "name": "f", "input": given}
+        (message,) = messages_of(None, [{"role": "assistant", "content": [block]}])
+        assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_a_failed_tool_says_so() -> None:
+    """Templates know no mark of a failure."""
+    for content, text in (("no disk", "Error: no disk"), ("error 5", "error 5"), ([], "Error"), (None, "Error")):
+        block = {"type": "tool_result", "tool_use_id": "1", "is_error": True, "content": content}
+        (message,) = messages_of(None, [{"role": "user", "content": [block]}])
+        assert message == {"role": "tool", "tool_call_id": "1", "content": text}
 
 
 @pytest.mark.parametrize(

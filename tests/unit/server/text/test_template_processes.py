@@ -108,7 +108,7 @@ def test_no_question_ends_a_process(alone: Alone, kind: str) -> None:
             variables, message = "{}", '{"role": "assistant", "content": "b", "tool_calls": ' + calls + "}"
         answer = alone.ask(f'{{"messages": [{message}], "variables": {variables}}}'.encode())
         assert answer is not None
-        assert answer == b"Tb" or "refused" in json.loads(answer)
+        assert answer.startswith(b"Tb") or "refused" in json.loads(answer)
     for odd in (
         b"",
         b"[]",
