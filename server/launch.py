@@ -12,6 +12,7 @@ from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.text.chat_template import ChatTemplate
+from jswa.text.shipped import REPLACES, shipped_template
 from jswa.types import SamplingParams
 
 from .core.service import Served
@@ -99,17 +100,22 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
 def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:
     """Return the chat template to serve: the checkpoint's `own`, or the `wanted` one (a name or a file).
 
-    `named`: the special tokens for a template from a file. Raises ConfigError.
+    `named`: the special tokens for a template that is not the checkpoint's. Raises ConfigError.
     """
     if wanted is None:
         return own
     if own is not None and wanted in own.sources:
         return ChatTemplate({"default": own.sources[wanted]}, own.special_tokens)
+    if wanted in REPLACES:
+        return ChatTemplate({"default": shipped_template(wanted)}, named)
     try:
         source = Path(wanted).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         has = ", ".join(sorted(own.sources)) if own is not None else "none"
         raise ConfigError(
-            "chat_template", wanted, f"must be a file or the name of one of the checkpoint's templates ({has})"
+            "chat_template",
+            wanted,
+            f"must be a file, or the name of one of the checkpoint's templates ({has}) or of one that ships with jswa "
+            f"({', '.join(REPLACES)})",
         ) from error
     return ChatTemplate({"default": source}, named)

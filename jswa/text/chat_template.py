@@ -16,6 +16,7 @@ from jswa.storage.json_object import read_optional
 from jswa.text.history.arguments import call_arguments
 from jswa.text.history.moves import fitted
 from jswa.text.history.probes import PROBE_TOOL, PROBES, writes_all
+from jswa.text.shipped import REPLACES, instead_of, shipped_template
 from jswa.text.special_tokens import CONFIG, SpecialTokens
 
 Message = Mapping[str, Any]
@@ -67,8 +68,9 @@ class ChatTemplate:
         Args:
             messages: objects with a role; a key whose value is None counts as absent.
             tools: JSON schemas of the tools that the model may call.
-            chat_template: the name of one of the checkpoint's templates, or the source of a template. None: `tool_use`
-                if there are tools and the checkpoint has that template, otherwise `default`.
+            chat_template: the name of one of the checkpoint's templates or of one that ships with jswa, or the source
+                of a template. None: `tool_use` if there are tools and the checkpoint has that template, otherwise
+                `default`.
             variables: additional variables of the template; they override special tokens of the same name.
 
         Raises InvalidPrompt if the template refuses the messages, CheckpointError if the checkpoint's template is not
@@ -105,9 +107,10 @@ class ChatTemplate:
             raise InvalidPrompt("tools", tools, "must be a list of JSON schemas")
         source = self._choose(wanted, tools)
         if tools and "tools" not in source:
-            raise InvalidPrompt(
-                "tools", tools, "cannot be shown to the model: its chat template has no place for tools"
-            )
+            other = instead_of(source)
+            hint = "" if other is None else f"; --chat-template {other} has one"
+            reason = f"cannot be shown to the model: its chat template has no place for tools{hint}"
+            raise InvalidPrompt("tools", tools, reason)
         return source
 
     def _shaped(self, messages: Sequence[Message], source: str) -> list[dict[str, Any]]:
@@ -172,6 +175,8 @@ class ChatTemplate:
         return str(rendered[0][0])
 
     def _choose(self, wanted: str | None, tools: object) -> str:
+        if wanted in REPLACES and wanted not in self.sources:
+            return shipped_template(wanted)
         if wanted is not None:
             return self.sources.get(wanted, wanted)
         if tools is not None and _WITH_TOOLS in self.sources:

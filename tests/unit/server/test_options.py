@@ -91,7 +91,11 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     given = launch.choose_template(str(file), None, {"bos_token": "<b>"})
     assert given is not None
     assert (given.sources, given.special_tokens) == ({"default": "{{ messages }}"}, {"bos_token": "<b>"})
-    with pytest.raises(ConfigError, match="chat_template"):
+    shipped = launch.choose_template("gemma3_tools", own, {"bos_token": "<b>"})
+    assert shipped is not None
+    assert "tool_code" in shipped.sources["default"]
+    assert shipped.special_tokens == {"bos_token": "<b>"}
+    with pytest.raises(ConfigError, match=r"chat_template.*ships with jswa \(gemma3_tools\)"):
         launch.choose_template("nowhere", own, {})
 
 
