@@ -1,4 +1,4 @@
-"""The route POST /v1/responses: OpenAI's Responses API, as a renderer of a chat's answer events."""
+"""The routes /v1/responses: OpenAI's Responses API, as a renderer of a chat's answer events."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -19,7 +19,7 @@ from ..core.texts import Delta
 from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
-from ..http.sse import named_event, unless_gone
+from ..http.sse import JsonResponse, named_event, unless_gone
 from ..text.items import (
     call_item,
     message_item,
@@ -29,21 +29,24 @@ from ..text.items import (
     reasoning_item,
     text_part,
     tools_of,
+    turns_of,
     with_instructions,
 )
-from ..text.messages import chat_request
+from ..text.messages import chat_prompt, chat_request
+from ..text.prompts import TOO_LONG, check_length
 from .chat import start_chat
 from .foreign import unknown
-from .schemas import Body, Id
+from .schemas import VERBOSITIES, Body, ChatRequest, Id
 from .structured import form_of_format
 
-Store = Callable[[AnswerText], Awaitable[None]]  # keeps an answer for previous_response_id
+# Keeps an answer for previous_response_id, and the response.
+Store = Callable[[AnswerText, dict[str, Any]], Awaitable[None]]
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("background", (None, False), "is not supported"),
     ("conversation", (None,), "is not supported: send the whole conversation, or previous_response_id"),
     ("prompt", (None,), "is not supported: send instructions and input"),
     ("max_tool_calls", (None,), "is not supported: the server runs no tools"),
-    ("truncation", (None, "disabled"), 'only "disabled" is supported'),
+    ("truncation", (None, "disabled", "auto"), 'must be "auto" or "disabled"'),
 )
 
 
@@ -97,7 +100,7 @@ class Reply:
             "store": body.store is not False, "temperature": body.temperature,
             "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto", "tools": own_tools(body.tools or ()), "top_p": body.top_p,
-            "truncation": "disabled", "metadata": body.metadata or {},
+            "truncation": body.truncation or "disabled", "metadata": body.metadata or {},
             "usage": _usage(job) if status in ("completed", "incomplete") else None, **more,
         }  # fmt: skip
 
@@ -114,18 +117,37 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     service, key = service_of(request), key_of(request)
     reply = Reply(service, body, request.scope["jswa.request_id"], service.check_model(body.model))
     messages = await _messages(service, body, key)
-    chat = chat_request(_chat(body, with_instructions(body.instructions, messages)))
     service.count_unknown(unknown(body, _HARMLESS))
-    job = await unless_gone(request.receive, start_chat(service, chat, request, reply.name))
+    job = await unless_gone(request.receive, _start(reply, request, messages))
     if job is None:
         return Response(status_code=499)
 
-    async def store(answer: AnswerText) -> None:
+    async def store(answer: AnswerText, response: dict[str, Any]) -> None:
         if body.store is not False:
-            await service.engine.store(key, f"resp_{reply.name}", encode([*messages, answer.message()]))
+            kept = {"messages": [*messages, answer.message()], "response": response}
+            await service.engine.store(key, response["id"], encode(kept))
 
     events = _stream(reply, job, store) if body.stream else None
     return await service.respond(request, job, reply.name, stream=events, whole=lambda: _collect(reply, job, store))
+
+
+async def response(response_id: str, request: Request) -> Response:
+    """Return a response that is kept, or with DELETE keep it no longer. Raises ApiError (404) if none is kept."""
+    engine, key = service_of(request).engine, key_of(request)
+    if request.query_params.get("stream") == "true":
+        raise unsupported("stream", "is not supported: a response that is kept is sent whole")
+    try:
+        kept = msgspec.json.decode(await engine.stored(key, response_id))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        reason = f"the server keeps the last responses for {limits.STORED_SECONDS} s"
+        message = f"Response with id {response_id[:100]!r} not found: {reason}."
+        raise ApiError(404, message, param="response_id", code="not_found") from None
+    if request.method == "DELETE":
+        await engine.store(key, response_id, b"")
+        return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+    return JsonResponse(kept["response"])
 
 
 _HARMLESS = frozenset(
@@ -143,7 +165,45 @@ async def _messages(service: Service, body: ResponsesRequest, key: str | None) -
     if body.previous_response_id is None:
         return new
     before = msgspec.json.decode(await service.engine.stored(key, body.previous_response_id))
-    return [*before, *new]
+    return [*before["messages"], *new]
+
+
+async def _start(reply: Reply, request: Request, messages: list[dict[str, Any]]) -> Job:
+    """Queue the chat and return its job. Raises ApiError.
+
+    With `truncation` "auto", the oldest turns are left out, as few as the context needs: what is left begins with a
+    message of the user, after what the operator said first.
+    """
+    body, service = reply.body, reply.service
+
+    def chat(rest: list[dict[str, Any]]) -> ChatRequest:
+        return chat_request(_chat(body, with_instructions(body.instructions, rest)))
+
+    try:
+        return await start_chat(service, chat(messages), request, reply.name)
+    except ApiError as error:
+        first, turns = turns_of(messages)
+        if body.truncation != "auto" or error.code != TOO_LONG or not turns:
+            raise
+    low, high = 0, len(turns) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(service, chat([*messages[:first], *messages[turns[middle] :]]), key_of(request)):
+            high = middle
+        else:
+            low = middle + 1
+    return await start_chat(service, chat([*messages[:first], *messages[turns[low] :]]), request, reply.name)
+
+
+async def _fits(service: Service, chat: ChatRequest, key: str | None) -> bool:
+    """Return whether a chat's prompt fits the context. Raises ApiError if it is wrong in another way."""
+    try:
+        check_length(await chat_prompt(service, chat, key), 1, service.max_model_len)
+    except ApiError as error:
+        if error.code != TOO_LONG:
+            raise
+        return False
+    return True
 
 
 def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,8 +211,9 @@ def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, A
     form = (body.text or {}).get("format")
     if form is not None:
         form_of_format(form, "text.format")
-    if (body.text or {}).get("verbosity") not in (None, "medium"):
-        raise unsupported("text.verbosity", 'only "medium" is supported')
+    verbosity = (body.text or {}).get("verbosity")
+    if verbosity not in (None, *VERBOSITIES):
+        raise invalid("text.verbosity", f"must be one of {', '.join(VERBOSITIES)}")
     effort = (body.reasoning or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise invalid("reasoning.effort", "must be a string")
@@ -160,7 +221,7 @@ def _chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, A
         "model": body.model, "messages": messages, "tools": tools_of(body.tools or ()),
         "tool_choice": body.tool_choice, "parallel_tool_calls": body.parallel_tool_calls,
         "max_completion_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p,
-        "reasoning_effort": effort, "stream": body.stream, "response_format": form,
+        "reasoning_effort": effort, "verbosity": verbosity, "stream": body.stream, "response_format": form,
     }  # fmt: skip
 
 
@@ -181,9 +242,10 @@ async def _collect(reply: Reply, job: Job, store: Store) -> list[bytes]:
             answer.add(one)
         last = delta
     assert last is not None
-    await store(answer)
     names = [f"{reply.name}_{number}" for number in range(2 + len(answer.calls))]
-    return [encode(reply.ended(job, output_items(answer.message(), names), last))]
+    response = reply.ended(job, output_items(answer.message(), names), last)
+    await store(answer, response)
+    return [encode(response)]
 
 
 async def _stream(reply: Reply, job: Job, store: Store) -> AsyncGenerator[bytes]:
@@ -210,8 +272,8 @@ async def _events(reply: Reply, job: Job, store: Store) -> AsyncGenerator[dict[s
     assert last is not None
     for one in items.close():
         yield one
-    await store(items.answer)
     response = reply.ended(job, items.done, last)
+    await store(items.answer, response)
     yield {"type": f"response.{response['status']}", "response": response}
 
 

@@ -1,6 +1,6 @@
 """Schemas of request bodies. A null value counts as absent. `params` converts the values; `foreign` checks the rest."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -47,6 +47,7 @@ BiasField = Annotated[
         }
     ),
 ]
+VERBOSITIES = ("low", "medium", "high")
 ROLES = ["system", "developer", "user", "assistant", "tool"]
 # `text.messages` checks the fields of a message, with clearer errors than those of a union.
 Message = Annotated[
@@ -134,6 +135,7 @@ class ChatRequest(Generation):
     audio: Any = None
     web_search_options: Any = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     chat_template: Any = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     add_generation_prompt: bool | None = None

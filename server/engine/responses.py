@@ -30,12 +30,15 @@ class ResponseStore:
         return self._used.total()
 
     def put(self, key: Key, name: str, messages: bytes) -> None:
-        """Store a conversation with its answer, as JSON. One that alone is too large for the store is not kept."""
+        """Store a conversation with its answer, as JSON. One that alone is too large for the store is not kept.
+
+        Nothing (no bytes) takes the place of what was stored under the name, which is then unknown.
+        """
         size = len(messages)
         self._expire()
         if name in self._stored.get(key, ()):
             self._drop(key, name)
-        if size > self._most:
+        if not 0 < size <= self._most:
             return
         self._stored.setdefault(key, OrderedDict())[name] = (time.monotonic(), messages)
         self._used[key] += size

@@ -60,12 +60,12 @@ def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
 
 
 def check_page(method: str, headers: Headers, origins: Collection[str]) -> None:
-    """Refuse a POST request that a page of another origin has sent, as the browser says. Raises ApiError (403).
+    """Refuse a request that changes something and that a page of another origin has sent, as the browser says.
 
     Only browsers send the header `Sec-Fetch-Site`. A browser should not send such a request at all if the page's origin
-    is not among `origins` (`--allowed-origins`); this check does not rely on that.
+    is not among `origins` (`--allowed-origins`); this check does not rely on that. Raises ApiError (403).
     """
-    if method != "POST" or headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+    if method not in ("POST", "DELETE") or headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return
     origin = headers.get("origin", "null")
     if "*" not in origins and origin not in origins:

@@ -13,7 +13,7 @@ from ..api import admin
 from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
-from ..api.responses import responses
+from ..api.responses import response, responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..http.status import health, model, models, openapi, ready, version
 from ..pages.files import PAGES, page
@@ -72,6 +72,10 @@ ROUTES = (
     Route(
         "/v1/responses", _POST, responses,
         "OpenAI's API for agents, with reasoning and tool calls ([answers.md](answers.md))", options=_STREAM,
+    ),
+    Route(
+        "/v1/responses/{response_id:path}", ("GET", "DELETE"), response,
+        "a response that is kept for `previous_response_id`, or keep it no longer", options=_answers(400, 401, 404),
     ),
     Route("/v1/messages", _POST, messages, "Anthropic's API for agents, likewise", options=_STREAM),
     Route("/v1/messages/count_tokens", _POST, count_tokens, "count the tokens of a prompt", options=_GENERATE),

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
-from ..gate.table import found_in
+from ..gate.table import found_in, path_of
 from .errors import ApiError, error_response
 from .limits import MAX_ID_CHARS
 
@@ -49,7 +49,7 @@ class Access:
             _log.exception("request %s has failed", request_id, extra={"data": {"request_id": request_id}})
             if status is not None:
                 raise  # the client has a part of a response, so the connection must be closed
-            await error_response(ApiError(500, "internal error"))(scope, receive, send_with_id)
+            await error_response(ApiError(500, "internal error"), path_of(scope))(scope, receive, send_with_id)
         finally:
             if status is None:
                 self._service.recorder.response(_route(scope), _GONE)

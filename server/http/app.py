@@ -60,7 +60,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.config.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,  # for a public page that calls a server on this machine
         )

@@ -43,6 +43,13 @@ def with_instructions(instructions: str | None, messages: Messages) -> Messages:
     return [*([{"role": "system", "content": "\n\n".join(said)}] if said else []), *messages[count:]]
 
 
+def turns_of(messages: Messages) -> tuple[int, list[int]]:
+    """Return how many messages of the operator come first, and where the turns of the user begin after the first."""
+    roles = [one["role"] for one in messages]
+    first = next((index for index, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+    return first, [index for index in range(first + 1, len(roles)) if roles[index] == "user"]
+
+
 def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the function tools in the form of a chat.
 

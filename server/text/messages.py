@@ -50,6 +50,8 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
         variables = {"enable_thinking": False, "thinking": False, **variables}
     elif body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.verbosity is not None:
+        variables.setdefault("verbosity", body.verbosity)
     variables["add_generation_prompt"] = body.add_generation_prompt is not False
     variables["continue_final_message"] = bool(body.continue_final_message)
     if tools:

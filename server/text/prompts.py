@@ -16,6 +16,7 @@ from ..http import limits
 from ..http.errors import ApiError, invalid
 
 NO_TOKENIZER = "the model has no tokenizer: send token ids"
+TOO_LONG = "context_length_exceeded"  # the code of the error for a prompt that exceeds the context
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,7 @@ def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> No
                 f"This model's maximum context length is {longest} tokens, at most {most} characters. However, the "
                 f"prompt has {len(text)} characters.",
                 param="prompt",
-                code="context_length_exceeded",
+                code=TOO_LONG,
             )
 
 
@@ -153,5 +154,5 @@ def check_length(prompt: Prompt, max_tokens: int | None, longest: int) -> None:
         f"This model's maximum context length is {longest} tokens. However, you requested {len(prompt.ids) + asked} "
         f"tokens ({len(prompt.ids)} in the prompt, {asked} in the completion).",
         param="prompt" if len(prompt.ids) + 1 > longest else "max_tokens",
-        code="context_length_exceeded",
+        code=TOO_LONG,
     )

@@ -165,6 +165,17 @@ def test_errors_have_anthropics_shape(client: Client, body: dict[str, Any], stat
     assert set(found["error"]) == {"type", "message"}
 
 
+def test_an_unexpected_error_has_anthropics_shape(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("server.api.anthropic.messages_of", fails)
+    for path in (PATH, f"{PATH}/count_tokens"):
+        response = client.post(path, BODY)
+        assert response.status_code == 500
+        assert response.json() == {"type": "error", "error": {"type": "api_error", "message": "internal error"}}
+
+
 def test_a_wrong_key_is_refused_in_anthropics_shape(client: Client) -> None:
     response = client.post(PATH, BODY, headers={"x-api-key": "wrong"})
     assert response.status_code == 401

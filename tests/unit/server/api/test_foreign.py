@@ -24,7 +24,7 @@ REFUSED: dict[str, Any] = {
     "logits_processors": ["x"], "custom_logit_processor": "x", "repeat_penalty": 1.1, "typical_p": 0.5, "mirostat": 2,
     "xtc_probability": 0.5, "dry_multiplier": 0.8, "num_beams": 4, "do_sample": False, "random_seed": 0,
     "extra_body": {"top_k": 1}, "options": {"temperature": 0}, "prompt_embeds": "x", "input_ids": [1],
-    "spaces_between_special_tokens": False, "truncation_side": "right", "verbosity": "low", "extra_key": "tenant",
+    "spaces_between_special_tokens": False, "truncation_side": "right", "extra_key": "tenant",
     "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 5, "vllm_xargs": {"a": 1},
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
@@ -75,7 +75,8 @@ def test_values_that_change_nothing_are_accepted(shared: Client) -> None:
         (PATH, "messages", [{"role": "user", "content": "a"}]), (PATH, "max_completion_tokens", 50),
         (PATH, "top_logprobs", 5), (PATH, "tools", [{"type": "function"}]), (PATH, "reasoning_effort", "high"),
         (PATH, "chat_template_kwargs", {"a": 1}), (PATH, "chat_template", "x"), (PATH, "tool_choice", "required"),
-        (PATH, "include_reasoning", False), (CHATS, "prompt", "abc"), (CHATS, "suffix", "abc"),
+        (PATH, "include_reasoning", False), (PATH, "verbosity", "low"), (CHATS, "prompt", "abc"),
+        (CHATS, "suffix", "abc"),
     ],
 )  # fmt: skip
 def test_fields_of_the_other_route_are_refused(shared: Client, path: str, field: str, value: object) -> None:

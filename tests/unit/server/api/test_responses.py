@@ -109,6 +109,60 @@ def test_a_response_goes_on_by_its_id(client: Client) -> None:
     )
 
 
+def test_a_response_is_kept_until_it_is_deleted(client: Client) -> None:
+    """For the same key only; then its conversation is gone too."""
+    first = whole(client)
+    streamed = client.events_named(PATH, {"input": "hi", "tools": [TOOL]})[-1]["response"]
+    for one in (first, streamed):
+        assert client.get(f"{PATH}/{one['id']}").json() == one
+    sdk = openai.OpenAI(base_url=f"{client.url}/v1", api_key="one")
+    assert sdk.responses.retrieve(first["id"]).output_text == HARMONY.content
+    with pytest.raises(openai.NotFoundError):
+        openai.OpenAI(base_url=f"{client.url}/v1", api_key="two").responses.retrieve(first["id"])
+    other = client.http.delete(f"{PATH}/{first['id']}", headers={"Authorization": "Bearer two"})
+    assert other.status_code == 404
+    assert client.get(f"{PATH}/{first['id']}?stream=true").json()["error"]["param"] == "stream"
+    deleted = client.http.delete(f"{PATH}/{first['id']}").json()
+    assert deleted == {"id": first["id"], "object": "response", "deleted": True}
+    for name in (first["id"], f"{first['id']}/input_items", whole(client, store=False)["id"], ""):
+        response = client.get(f"{PATH}/{name}")
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("not_found_error", "response_id", "not_found")
+    assert client.refusal(PATH, {"input": "x", "previous_response_id": first["id"]}, 404)
+
+
+def test_the_oldest_turns_are_left_out_if_the_context_is_too_short(client: Client) -> None:
+    """As few as need be, and none if all fit; what the operator said first stays."""
+    turns = [one for n in range(40) for one in (
+        {"role": "user", "content": f"q{n} " + "x" * 100}, {"role": "assistant", "content": f"a{n} " + "y" * 100},
+    )]  # fmt: skip
+    items = [{"role": "developer", "content": "Be brief."}, *turns, {"role": "user", "content": "last"}]
+    assert client.refusal(PATH, {"input": items})["code"] == "context_length_exceeded"
+    found = whole(client, input=items, truncation="auto", instructions="Sum up.")
+    assert found["truncation"] == "auto"
+    prompt = prompt_of(client)
+    assert prompt.startswith("[system||Sum up.\n\nBe brief.|][user||q")
+    kept = int(prompt.partition("[user||q")[2].partition(" ")[0])
+    assert prompt.count("[assistant|") == 40 - kept
+    assert "[user||last|]" in prompt
+    assert len(client.engine.seen[-1].prompt) < 4096 <= len(client.engine.seen[-1].prompt) + len(f"q{kept}") + 270
+    whole(client, input=items[-3:], truncation="auto")
+    assert prompt_of(client).startswith("[user||q39")
+    assert client.get(f"{PATH}/{found['id']}").status_code == 200
+
+
+def test_verbosity_is_a_variable_of_the_template() -> None:
+    with scripted(HARMONY, template="{{ verbosity }}{{ messages[0].content }}<|start|>assistant") as client:
+        for body, expected in (({"text": {"verbosity": "low"}}, "low"), ({"text": {}}, "")):
+            assert client.post(PATH, {"input": "hi", **body}).status_code == 200
+            assert prompt_of(client).startswith(f"{expected}hi")
+        chat = {"messages": [{"role": "user", "content": "hi"}], "verbosity": "high"}
+        assert client.post("/v1/chat/completions", chat).status_code == 200
+        assert prompt_of(client).startswith("highhi")
+        assert client.refusal("/v1/chat/completions", {**chat, "verbosity": "loud"})["param"] == "verbosity"
+
+
 def test_items_become_messages() -> None:
     """What the model has written in one turn is one message."""
     items = [
@@ -143,7 +197,10 @@ def test_items_become_messages() -> None:
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+        ({"text": {"verbosity": ["low"]}}, "text.verbosity"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"input": "x" * 9_000, "truncation": "auto"}, "prompt"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],

@@ -124,6 +124,7 @@ def test_without_allowed_origins_no_page_of_another_origin_is_served() -> None:
         for site in ("cross-site", "same-site"):
             for more in ({"origin": "null"}, {"origin": "http://localhost:3000"}, {}):
                 assert send(client, {**JSON, **more, "sec-fetch-site": site}).status_code == 403
+            assert send(client, {"sec-fetch-site": site}, "DELETE", "/v1/responses/x").status_code == 403
         assert not client.engine.seen
         for site in ("same-origin", "none"):
             assert send(client, {**JSON, "sec-fetch-site": site}).status_code == 200
@@ -137,7 +138,7 @@ def test_no_get_route_changes_anything(shared: Client) -> None:
     reading = {path for path, methods in schema["paths"].items() if "get" in methods}
     assert reading == {
         "/v1/models", "/v1/models/{model}", "/tokenizer_info", "/metrics", "/server_info", "/health", "/ready",
-        "/version", "/live/events", "/weight_version", "/is_paused", "/is_sleeping",
+        "/version", "/live/events", "/weight_version", "/is_paused", "/is_sleeping", "/v1/responses/{response_id}",
     }  # fmt: skip
     assert not reading & {path for path, methods in schema["paths"].items() if "post" in methods}
 
