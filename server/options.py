@@ -64,7 +64,8 @@ class ServeConfig:
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
         chat_template: Chat template to use: the name of one of the checkpoint's templates, a jinja2 file, or the name
-            of a template that ships with jswa: gemma3_tools (docs/answers.md). Default: the checkpoint's own choice.
+            of a template that ships with jswa: gemma3_tools or chatml_tools (docs/answers.md). Default: the
+            checkpoint's own choice.
         response_template: Split the model's answers into reasoning, content and tool calls by this template: a JSON
             file in transformers' format, the name of a template that ships with jswa (docs/answers.md lists them), or
             "none". Default: the checkpoint's own template, or the one whose delimiters its chat template writes.

@@ -8,7 +8,7 @@ from jswa.storage.checkpoint_files import read_file
 FOLDER = Path(__file__).parents[1] / "assets" / "chat_templates"
 _MOST_BYTES = 2**16  # of a template
 # By its name, what the templates have that it can stand in for.
-REPLACES = {"gemma3_tools": ("<start_of_turn>",)}
+REPLACES = {"gemma3_tools": ("<start_of_turn>",), "chatml_tools": ("<|im_start|>",)}
 
 
 @lru_cache

@@ -122,6 +122,9 @@ def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
         message["content"] = text_of(message["content"], f"{param}.content", ("text",))
     elif not answers:
         raise invalid(f"{param}.content", "is missing")
+    for name in ("function_call", "audio"):
+        if name in message:
+            raise unsupported(f"{param}.{name}", "is not supported: send tool_calls, and texts")
     if "tool_calls" in message:
         _check_calls(message["tool_calls"], f"{param}.tool_calls")
     return message

@@ -31,7 +31,9 @@ def call_arguments(given: Any) -> dict[str, Any]:
 
 
 def text_arguments(arguments: Any) -> str:
-    """Return the arguments of a call as the text of which `call_arguments` makes them."""
+    """Return the arguments of a call as the text of which `call_arguments` makes them. A text is that text."""
+    if isinstance(arguments, str):
+        return arguments
     if isinstance(arguments, Mapping) and arguments.keys() == {RAW} and isinstance(arguments[RAW], str):
         raw: str = arguments[RAW]
         if call_arguments(raw) == arguments:

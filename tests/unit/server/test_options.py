@@ -95,7 +95,7 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     assert shipped is not None
     assert "tool_code" in shipped.sources["default"]
     assert shipped.special_tokens == {"bos_token": "<b>"}
-    with pytest.raises(ConfigError, match=r"chat_template.*ships with jswa \(gemma3_tools\)"):
+    with pytest.raises(ConfigError, match=r"chat_template.*ships with jswa \(gemma3_tools, chatml_tools\)"):
         launch.choose_template("nowhere", own, {})
 
 

@@ -140,6 +140,12 @@ def test_an_image_in_a_result_is_refused_by_name(client: Client) -> None:
     assert error["param"] == "messages[1].content[0].type"
 
 
+@pytest.mark.parametrize("name", ["function_call", "audio"])
+def test_what_no_template_gets_is_refused(client: Client, name: str) -> None:
+    message = {"role": "assistant", "content": "", name: {"id": "x", "name": "f", "arguments": "{}"}}
+    assert client.refusal(CHATS, chat(message))["param"] == f"messages[1].{name}"
+
+
 @pytest.mark.parametrize("call", [3, {}, {"function": 3}, {"function": {}}, {"function": {"name": None}}])
 def test_a_call_without_a_name_is_refused(client: Client, call: Any) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -43,5 +43,6 @@ def test_no_text_is_lost(text: str) -> None:
 
 def test_an_object_of_the_clients_own_stays_as_it_is() -> None:
     """Only the text of an answer that was no object is taken out of `_raw`."""
+    assert text_arguments('{"a": ') == '{"a": '
     for value in ({RAW: "{}"}, {RAW: 1}, {RAW: "[", "a": 1}, {"a": "é"}):
         assert json.loads(text_arguments(value)) == value
