@@ -1,6 +1,7 @@
 """Make a conversation fit a chat template: what the template leaves out or refuses goes to where it has a place."""
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,9 +69,10 @@ def _placed(messages: list[dict[str, Any]], shows: Shows) -> list[dict[str, Any]
 
 def _system_probe(messages: list[dict[str, Any]]) -> str:
     """Return the probe of a system message in front of such a conversation."""
-    if messages[-1]["role"] == "tool":
-        return "system before a result"
-    return "system" if any(one["role"] == "user" for one in messages) else "system alone"
+    if not any(one["role"] == "user" for one in messages):
+        return "system alone"
+    ends = {"tool": "system before a result", "assistant": "system before an answer"}
+    return ends.get(messages[-1]["role"], "system")
 
 
 def _without_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,14 +91,43 @@ def _called(messages: list[dict[str, Any]], shows: Shows) -> list[dict[str, Any]
     written = shows("calls")
     if not written and not shows("calls with arguments as text"):
         return [_as_text(one) for one in messages]
+    messages = _matched(messages, shows)
     if any(len(one.get("tool_calls", ())) > 1 for one in messages) and not shows("several calls"):
         messages = _singly(messages)
     if any(one.get("tool_calls") and one.get("content") for one in messages) and not shows("text beside a call"):
         messages = _apart(messages) if shows("text before a call") else messages
     ids = [str(call.get("id")) for one in messages for call in _calls(one)]
+    ids += [str(one["tool_call_id"]) for one in messages if "tool_call_id" in one]
     if not all(map(_CALL_ID.fullmatch, ids)) and not shows("long ids"):
         messages = [_renamed(one) for one in messages]
     return messages if written else [_with_arguments(one) for one in messages]
+
+
+def _matched(messages: list[dict[str, Any]], shows: Shows) -> list[dict[str, Any]]:
+    """Return messages in which each result follows its call.
+
+    One whose id is no call's gets that of the next call without a result. If there is none, it is the user's message.
+    """
+    found: list[dict[str, Any]] = []
+    ids: list[Any] = []  # of the calls before
+    missing: list[Any] = []  # those of them that no result names
+    for index, one in enumerate(messages):
+        if one["role"] != "tool":
+            ids = [call.get("id") for call in _calls(one)]
+            given = [result.get("tool_call_id") for result in _results_after(messages, index)]
+            missing = [name for name in ids if name not in given]
+        elif one.get("tool_call_id") not in ids:
+            if missing and not shows("result of another id"):
+                one = {**one, "tool_call_id": missing.pop(0)}
+            elif not missing and not shows("result of no call"):
+                one = _as_text(one)
+        found.append(one)
+    return found
+
+
+def _results_after(messages: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """Return the results that follow a message."""
+    return list(itertools.takewhile(lambda one: one["role"] == "tool", messages[index + 1 :]))
 
 
 def _in_turns(messages: list[dict[str, Any]], shows: Shows) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def _said(role: str, number: int, **more: Any) -> dict[str, Any]:
 
 
 def _result(number: int, name: str = "abcdefghi") -> dict[str, Any]:
-    return _said("tool", number, name="look_up", tool_call_id=name)
+    return _said("tool", number, tool_call_id=name)
 
 
 def _probes() -> dict[str, list[dict[str, Any]]]:
@@ -41,6 +41,7 @@ def _probes() -> dict[str, list[dict[str, Any]]]:
         "system": [_said("system", 1), user],
         "system alone": [_said("system", 1)],
         "system before a result": [_said("system", 3), user, calling, _result(2)],
+        "system before an answer": [_said("system", 1), user, _said("assistant", 2)],
         "developer": [_said("developer", 1), user],
         "later system": [*late, _said("system", 3), _said("user", 4)],
         "later developer": [*late, _said("developer", 3), _said("user", 4)],
@@ -50,6 +51,8 @@ def _probes() -> dict[str, list[dict[str, Any]]]:
         "text beside a call": [user, _said("assistant", 5, tool_calls=[call]), *end],
         "text before a call": [user, _said("assistant", 5), calling, *end],
         "long ids": [user, {**calling, "tool_calls": [_probe_call(_TEXTS[1], long)]}, _result(2, long)],
+        "result of no call": [user, _result(5), _said("assistant", 1), *end],
+        "result of another id": [user, calling, _result(2, "abcdefghj"), *end[1:]],
         "user after a result": [user, calling, _result(2), _said("user", 3)],
         "users in a row": [user, _said("user", 1)],
         "assistants in a row": [user, _said("assistant", 1), _said("assistant", 2), _said("user", 3)],

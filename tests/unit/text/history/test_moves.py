@@ -63,6 +63,11 @@ TEMPLATES = {
         refusing("m.role == 'user' and not loop.first and messages[loop.index0 - 1].role in ['tool', 'user']")
         + _ALL + _CALLS
     ),
+    "results of calls": (
+        "{% set known = namespace(ids=[]) %}{% for m in messages %}{% if m.role != 'tool' %}"
+        "{% set known.ids = m.tool_calls | default([]) | map(attribute='id') | list %}{% endif %}"
+        + refusing("m.role == 'tool' and m.tool_call_id not in known.ids") + _ALL + _CALLS + "{% endfor %}"
+    ),
     "system in the last message of the user": (
         "{% for m in messages if m.role != 'system' %}{% if loop.last and m.role == 'user' %}{{ messages[0].content }}"
         "{% endif %}" + _ALL + _CALLS + "{% endfor %}"
@@ -99,6 +104,7 @@ SHAPES: dict[str, list[Message]] = {
         said("system", "one"), said("developer", "two"), USER, said("developer", "three"), ANSWER,
         said("system", "four"), said("user", "more"),
     ],
+    "an answer last": [said("system", "one"), USER, ANSWER],
     "the operator last": [USER, said("system", "one")],
     "only the operator": [said("system", "one")],
     "a developer": [said("developer", "one"), USER],
@@ -111,6 +117,9 @@ SHAPES: dict[str, list[Message]] = {
     "an answer without content": [USER, {"role": "assistant"}, said("user", "more")],
     "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "no"}, said("user", "more")],
     "an empty result": [USER, calling("a")[0], {"role": "tool", "tool_call_id": "abcdefgh0", "content": None}],
+    "a result of no call": [USER, said("tool", "r", tool_call_id="abcdefghi"), ANSWER, said("user", "more")],
+    "a result of another call": [USER, calling("a")[0], said("tool", "r", tool_call_id="x"), ANSWER],
+    "more results than calls": [USER, *calling("a"), said("tool", "r", tool_call_id="x"), ANSWER],
     "no result": [USER, calling("a")[0], said("user", "more")],
     "rows": [USER, said("user", "more"), ANSWER, said("assistant", "again"), said("user", "end")],
     "names": [said("user", "ask", name="Ann"), said("assistant", "answer", name="Bob"), said("user", "end")],
@@ -137,6 +146,7 @@ _ROLES = st.sampled_from(["system", "developer", "user", "assistant"])
 _TURNS = st.one_of(
     st.builds(lambda role, text: [said(role, text)], _ROLES, _WORDS),
     st.just([said("assistant", None)]),
+    st.builds(lambda text: [said("tool", text, tool_call_id="another")], _WORDS),
     st.builds(lambda texts, content: calling(*texts, content=content), st.lists(_WORDS, min_size=1, max_size=3),
               st.none() | _WORDS),
 )  # fmt: skip
@@ -192,6 +202,10 @@ def test_where_things_go() -> None:
     assert template("text or calls").prompt([USER, *calling("a", content="so")]) == (
         '<user>ask<assistant>so[f{"x": "a"}abcdefgh0]<tool>result of a>'
     )
+    other = template("results of calls").prompt(SHAPES["a result of another call"])
+    assert other == '<user>ask<assistant>[f{"x": "a"}abcdefgh0]<tool>r<assistant>answer'
+    more = template("results of calls").prompt(SHAPES["more results than calls"])
+    assert more == '<user>ask<assistant>[f{"x": "a"}abcdefgh0]<tool>result of a<user>r<assistant>answer'
     assert template("answers with content").prompt([USER, said("assistant", ""), USER]) == (
         "<user>ask<assistant> <user>ask>"
     )
