@@ -104,9 +104,9 @@ def test_gemmas_turns() -> None:
     assert last == "user\n```tool_output\nr0\n```\n\n```tool_output\nr1\n```\n\nAnd?<end_of_turn>\n"
     assert new == "model\n"
     content, calls = read_back(
-        "gemma3_tools", gemma().prompt([USER, answer([("f", {})], "I look.")], add_generation_prompt=False)
+        "gemma3_tools", gemma().prompt([USER, answer([("get_weather", {})], "I look.")], add_generation_prompt=False)
     )
-    assert (content.strip(), calls) == ("I look.", [("f", {})])
+    assert (content.strip(), calls) == ("I look.", [("get_weather", {})])
 
 
 def test_chatmls_turns() -> None:
