@@ -18,7 +18,7 @@ from jswa.errors import InvalidPrompt
 from jswa.frontend.batch import Batch
 from jswa.frontend.changing import pause, update_weights
 from jswa.frontend.driver import Driver
-from jswa.frontend.outputs import CallOptions
+from jswa.frontend.outputs import CallOptions, asked_form
 from jswa.grammar.compiler import Grammars
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
@@ -321,7 +321,8 @@ class LLM:
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
-        answering = Answering(answers, list(variables["tools"] or ()))
+        form = asked_form(sampling_params, sampling)
+        answering = Answering(answers, list(variables["tools"] or ()), form=form)
         options = CallOptions(0, cache_salt, lora, answering)
         batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)

@@ -5,7 +5,7 @@ then: its token ids are appended to a list and decoded at once at the end. With 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from jswa.types import (
     RequestMetrics,
     RequestOutput,
     SamplingParams,
+    StructuredOutputsParams,
 )
 
 
@@ -332,3 +333,12 @@ def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: 
         metrics.first_token_time = now
     metrics.last_token_time = now
     metrics.finished_time = now if finished else None
+
+
+def asked_form(
+    params: SamplingParams | Sequence[SamplingParams] | None, options: Mapping[str, Any]
+) -> StructuredOutputsParams | None:
+    """Return the form that was asked of some of the texts; None if there is none."""
+    given = [params] if isinstance(params, SamplingParams) else list(params or ())
+    forms = [options.get("structured_outputs"), *(one.structured_outputs for one in given)]
+    return next((form for form in forms if form is not None), None)

@@ -210,6 +210,7 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
         raise TypeError(f"must be an object, not {type(spec).__name__}")
     writes = read_writes(spec)
     said = {key: spec.get(key) or () for key in ("guarded", "lenient")}
+    lenient = spec.get("lenient") is not False
     spec = {key: value for key, value in spec.items() if key not in _OURS}
     added = tokenizer.backend.get_added_tokens_decoder()
     written = "\n".join([*_strings(spec), *_strings(said["lenient"])])
@@ -226,7 +227,7 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
     marks = _alternatives(form for text in tokens.values() for form in {text, re.escape(text)})
     marked = _marked(spec, marks)
     fields = marked["fields"]
-    others = _lenient(fields, _marked(said["lenient"], marks)) if any(map(_has_calls, fields)) else {}
+    others = _lenient(fields, _marked(said["lenient"], marks)) if lenient and any(map(_has_calls, fields)) else {}
     guarded = {*said["guarded"], *others}
     unnamed = {name: field for name, field in fields.items() if not _has_calls(name) or _is_marked(field)}
     anchor = delimiter(spec, "start_anchor")

@@ -32,7 +32,7 @@ def events_of(family: str, text: str, form: StructuredOutputsParams | None = Non
     ("family", "text", "content"),
     [
         *((family, OBJECT, "") for family in ("hermes", "qwen_xml", "mistral", "gemma3", "gemma4", "olmo3", "llama4",
-                                              "harmony", "command", "glm", "function_gemma")),
+                                              "command", "glm", "function_gemma")),
         ("hermes", f"I look.\n\n{OBJECT}", "I look."),
         ("hermes", f"{OBJECT}\n</tool_call>", ""),
         ("hermes", f"<think>Hm.</think>\n\n{OBJECT}", ""),
