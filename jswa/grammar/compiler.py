@@ -18,7 +18,7 @@ from jswa.grammar.llg import (
     is_installed,
 )
 from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
-from jswa.grammar.texts import SPACED, UNFORCED, grammar_text, json_options, schema_grammar
+from jswa.grammar.texts import SPACED, UNFORCED, grammar_text, json_options, schema_grammar, unforced
 from jswa.grammar.vocabulary import describe
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
@@ -203,7 +203,7 @@ def _text(spec: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
 
 def _compile(spec: StructuredOutputsParams, text: str, vocabulary: Vocabulary, limits: ParserLimits) -> Grammar:
     try:
-        return compile_text(vocabulary, text, limits)
+        return compile_text(vocabulary, unforced(text, vocabulary.special), limits)
     except GrammarError as error:
         if spec.json is None:
             raise _refused(spec, str(error)) from error

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jswa.grammar.exact.admitted import admitted
@@ -17,6 +17,8 @@ from jswa.types import StructuredOutputsParams
 SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 COMPACT = {"whitespace_flexible": False}
 UNFORCED = '%llguidance {"no_forcing": true}'  # rules that repeat each other may force texts without end
+_CODE = re.compile(r"\\x\{([0-9a-f]+)\}")  # of a character, as `escaped` writes it
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"|/(?:[^/\\\n]|\\.)*+/', re.DOTALL)
 ANY_TEXT = r"/(?s:.*)/"
 
 
@@ -67,6 +69,25 @@ def grammar_behind(begin: str, spec: StructuredOutputsParams, end: str, lines: S
         return "\n".join([f"start: {begin} {text.removeprefix('start: ')} {end}", *lines])
     whole = "\n".join([f"start: {begin} @form {end}", *lines])
     return json.dumps({"grammars": [{"lark_grammar": whole}, {"name": "form", "lark_grammar": text}]})
+
+
+def unforced(text: str, special: Iterable[str]) -> str:
+    """Return a grammar that forces no tokens, if it has the text of a special token; else the grammar as it is.
+
+    Where a text is forced, llguidance takes the tokenizer's tokens of it. Of a special token's text that is the token
+    itself, which is no text in a grammar: nothing could follow.
+    """
+    grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
+    for one in grammars:
+        if "json_schema" in one:
+            one["lark_grammar"] = f"start: %json {json.dumps(one.pop('json_schema'), ensure_ascii=False)}"
+    written = "\0".join(part for one in grammars for part in _LITERAL.findall(one["lark_grammar"]))
+    plain = _CODE.sub(lambda found: chr(int(found[1], 16)), written).replace("\\", "")
+    if UNFORCED in text or not any(one in plain for one in special):
+        return text
+    for one in grammars:
+        one["lark_grammar"] = f"{UNFORCED}\n{one['lark_grammar']}"
+    return json.dumps({"grammars": grammars})
 
 
 def json_options(spec: StructuredOutputsParams) -> Mapping[str, Any]:
