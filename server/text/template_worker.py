@@ -110,7 +110,8 @@ def _answer(template: "ChatTemplate", question: bytes) -> bytes:
 
     try:
         job = json.loads(question)
-        text = template.prompt(job["messages"], **job["variables"])
+        write = template.render if job.get("exact") else template.prompt
+        text = write(job["messages"], **job["variables"])
         if len(text) <= MAX_CHARS:
             return frame(text)
         limit = f"the prompt has {len(text)} characters, at most {MAX_CHARS} are allowed"

@@ -73,11 +73,22 @@ class Renderer:
             await self._end(worker)
         await self._origin.close()
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], key: Key = None) -> str:
-        """Return the prompt of a conversation. Raises ApiError if the template refuses it or takes too long."""
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        key: Key = None,
+        *,
+        exact: bool = False,
+    ) -> str:
+        """Return the prompt of a conversation. Raises ApiError if the template refuses it or takes too long.
+
+        Args:
+            exact: no message goes to another place; what the template leaves out is left out.
+        """
         await self.lanes.acquire(key)
         try:
-            answer = await self._render({"messages": messages, "variables": variables})
+            answer = await self._render({"messages": messages, "variables": variables, "exact": exact})
         finally:
             self.lanes.release(key)
         if "text" in answer:

@@ -199,6 +199,13 @@ def running() -> Iterator[Running]:
     assert all(state(pid) in "ZX" for pid in [*ids, origin])
 
 
+def test_messages_move_unless_the_rendering_is_exact(running: Running) -> None:
+    """The template writes the first message only: the second one is joined to it."""
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert running.call(running.renderer.render(messages, {})) == "a\n\nb"
+    assert running.call(running.renderer.render(messages, {}, exact=True)) == "a"
+
+
 def test_there_is_a_spare_without_keys_too(running: Running) -> None:
     assert len(set(running.settle())) == 3
 
