@@ -152,6 +152,26 @@ def test_a_call_without_a_name_is_refused(client: Client, call: Any) -> None:
     assert client.refusal(CHATS, chat(message))["param"].startswith("messages[1].tool_calls")
 
 
+def test_messages_of_the_operator_in_any_place() -> None:
+    """With a template in the style of Gemma's: no system message, and roles that take turns."""
+    template = (
+        "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
+        "{{ raise_exception('roles must take turns') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    with serving(template=template) as client:
+        user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
+        late, more = {"role": "developer", "content": "late"}, {"role": "user", "content": "more"}
+        first = {"role": "system", "content": "first"}
+        expected = "<user>first\n\nlate\n\nhi<assistant>yes<user>more"
+        messages = [first, user, late, answer, more]
+        assert prompt_of(client, CHATS, {"messages": messages, "max_tokens": 1}) == expected
+        assert prompt_of(client, RESPONSES, {"input": messages, "max_output_tokens": 1}) == expected
+        blocks = {"system": "first", "messages": [user, {**late, "role": "system"}, answer, more], "max_tokens": 1}
+        assert prompt_of(client, MESSAGES, blocks) == expected
+        error = client.refusal(CHATS, {"messages": [answer, user], "max_tokens": 1})
+        assert "roles must take turns" in error["message"]
+
+
 def test_the_answers_of_each_protocol_come_back() -> None:
     """Through OpenAI's SDK, which adds keys of its own, and as the bodies are."""
     with scripted(HARMONY, template=TEMPLATE) as client:
