@@ -6,9 +6,11 @@ from typing import Any
 import openai
 import pytest
 
+from jswa.text.history.arguments import call_arguments
+from tests.support.nights import sample
 from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import scripted
-from tests.support.text.transcripts import TRANSCRIPTS
+from tests.support.text.transcripts import TRANSCRIPTS, Transcript
 
 CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 # In the style of templates that read the arguments as an object, and the content as a text.
@@ -24,7 +26,7 @@ ARGUMENTS = {
     "3": "f<_raw=3>", '"x"': 'f<_raw="x">', '{"value": ': 'f<_raw={"value": >',
     '{"a": "\\ud800"}': 'f<_raw={"a": "\\ud800"}>',
 }  # fmt: skip
-HARMONY = TRANSCRIPTS[1]  # reasoning, content and a call
+FIRSTS = {one.family: one for one in reversed(TRANSCRIPTS) if one.calls}
 
 
 @pytest.fixture(scope="module")
@@ -172,32 +174,44 @@ def test_messages_of_the_operator_in_any_place() -> None:
         assert "roles must take turns" in error["message"]
 
 
-def test_the_answers_of_each_protocol_come_back() -> None:
+@pytest.mark.parametrize("family", sample(sorted(FIRSTS), 3))
+def test_the_answers_of_each_protocol_come_back(family: str) -> None:
     """Through OpenAI's SDK, which adds keys of its own, and as the bodies are."""
-    with scripted(HARMONY, template=TEMPLATE) as client:
-        tools: Any = list(HARMONY.tools)
+    one = FIRSTS[family]
+    with scripted(one, template=TEMPLATE) as client:
+        tools: Any = list(one.tools)
         sdk = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
         user: Any = {"role": "user", "content": "hi"}
         said = sdk.chat.completions.create(model="fake", messages=[user], tools=tools).choices[0].message
         for message in (said, said.model_dump(), said.model_dump(exclude_none=True)):
             messages: Any = [user, message, {"role": "tool", "tool_call_id": "x", "content": "sunny"}]
             sdk.chat.completions.create(model="fake", messages=messages, tools=tools)
+            written(client, one)
         own: Any = [{"type": "function", **tools[0]["function"]}]
         output = sdk.responses.create(model="fake", input="hi", tools=own).output
         for items in (output, [item.model_dump() for item in output]):
             result = {"type": "function_call_output", "call_id": "x", "output": "sunny"}
             given: Any = [user, *items, result]
             sdk.responses.create(model="fake", input=given, tools=own)
+            written(client, one)
         function = tools[0]["function"]
         body = {
             "messages": [user], "max_tokens": 999,
             "tools": [{"name": function["name"], "input_schema": function["parameters"]}],
         }  # fmt: skip
-        answer = client.post(MESSAGES, body).json()
-        result = {"type": "tool_result", "tool_use_id": answer["content"][-1]["id"], "content": "sunny"}
-        assistant = {"role": "assistant", "content": answer["content"]}
-        prompt = prompt_of(
-            client, MESSAGES, {**body, "messages": [user, assistant, {"role": "user", "content": [result]}]}
-        )
-        assert prompt.startswith(f"[user:hi][assistant:{HARMONY.content}({HARMONY.reasoning})get_weather<city=Oslo>]")
-        assert prompt.endswith("[tool:sunny]")
+        assistant = {"role": "assistant", "content": client.post(MESSAGES, body).json()["content"]}
+        results = [{"type": "tool_result", "tool_use_id": "x", "content": "sunny"}]
+        prompt_of(client, MESSAGES, {**body, "messages": [user, assistant, {"role": "user", "content": results}]})
+        written(client, one)
+
+
+def written(client: Client, one: Transcript) -> None:
+    """Check that the engine's last prompt has all parts of the answer."""
+    assert client.service.tokenizer is not None
+    prompt = client.service.tokenizer.decode(client.engine.seen[-1].prompt.tolist(), skip_special_tokens=False)
+    assert prompt.startswith(f"[user:hi][assistant:{one.content.rstrip()}")
+    assert prompt.endswith("[tool:sunny]")
+    assert one.reasoning in prompt
+    for name, arguments in one.calls:
+        pairs = call_arguments(arguments).items()
+        assert f"{name}{''.join(f'<{key}={value}>' for key, value in pairs)}" in prompt
