@@ -10,6 +10,7 @@ from .arguments import as_json, text_arguments
 
 Shows = Callable[[str], bool]  # whether the template writes all texts of a probe
 _OPERATOR = ("system", "developer")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what all templates take as an id
 
 
@@ -18,7 +19,8 @@ def fitted(messages: Sequence[Mapping[str, Any]], shows: Shows) -> list[dict[str
 
     * A developer message becomes a system message.
     * A later system message is joined to the first one, and the first one to the first message of the user.
-    * Calls come one by one, each with its result behind it; text beside a call comes before it. Their ids have nine
+    * A result has the id of a call before it, or is a message of the user.
+    * Calls come one by one, each with its result after it; text beside a call comes before it. Their ids have nine
       letters and digits. Their arguments are JSON in a text.
     * Calls become JSON in the assistant's content, and their results messages of the user.
     * Messages of one role in a row are joined, and between a result and the user the assistant says nothing.
@@ -139,11 +141,11 @@ def _in_turns(messages: list[dict[str, Any]], shows: Shows) -> list[dict[str, An
             one = {**one, "content": _nothing(shows)}
         in_a_row = role == last["role"] in ("user", "assistant") and not last.get("tool_calls")
         if in_a_row and not shows(f"{role}s in a row"):
-            content = _joined(last.get("content", ""), one.get("content", ""))
-            found[-1] = {**last, **one, "content": content}
+            both = [name for name in (*_REASONING, "content") if name in last and name in one]
+            found[-1] = {**last, **one, **{name: _joined(last[name], one[name]) for name in both}}
             continue
-        behind_call = last["role"] == "tool" or bool(last.get("tool_calls"))
-        if role == "user" and behind_call and not shows("user after a result"):
+        after_call = last["role"] == "tool" or bool(last.get("tool_calls"))
+        if role == "user" and after_call and not shows("user after a result"):
             found.append({"role": "assistant", "content": _nothing(shows)})
         found.append(one)
     return found
@@ -167,7 +169,7 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _singly(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with one call each, and the results of a call behind it."""
+    """Return messages with one call each, and the results of a call after it."""
     found: list[dict[str, Any]] = []
     left = list(messages)
     while left:

@@ -202,6 +202,11 @@ def test_where_things_go() -> None:
     assert template("text or calls").prompt([USER, *calling("a", content="so")]) == (
         '<user>ask<assistant>so[f{"x": "a"}abcdefgh0]<tool>result of a>'
     )
+    thoughts = [said("assistant", text, reasoning_content=f"why {text}") for text in ("one", "two")]
+    reasons = ChatTemplate({"default": TEMPLATES["user and assistant in turns"].replace(
+        "{{ m.content }}", "({{ m.reasoning_content }}){{ m.content }}"
+    )}, {})  # fmt: skip
+    assert reasons.prompt([USER, *thoughts]) == "<user>()ask<assistant>(why one\n\nwhy two)one\n\ntwo>"
     other = template("results of calls").prompt(SHAPES["a result of another call"])
     assert other == '<user>ask<assistant>[f{"x": "a"}abcdefgh0]<tool>r<assistant>answer'
     more = template("results of calls").prompt(SHAPES["more results than calls"])
