@@ -20,6 +20,11 @@ OURS: Mapping[str, frozenset[str]] = {
 _HERMES = frozenset({"value: null"})
 # The template refuses them: "only supports single tool-calls at once".
 _LLAMA = frozenset({"two calls", "two equal calls", "five calls", "text before two calls", "reasoning and text before"})
+# Writes no comma between two arguments, and text behind the calls.
+_GEMMA3 = _PYTHON | {
+    "several arguments", "five calls", "text before", "text with a brace before", "text before two calls",
+    "reasoning and text before",
+}  # fmt: skip
 REAL: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (
@@ -39,6 +44,7 @@ REAL: Mapping[str, frozenset[str]] = {
             "vllm-tool_chat_template_llama3.1_json", "vllm-tool_chat_template_llama3.2_json",
         ), _LLAMA,
     ),
+    "vllm-tool_chat_template_gemma3_pythonic": _GEMMA3,
 }  # fmt: skip
 # Writes all values as texts between quotes, those within as they are.
 UNREADABLE = frozenset({"vllm-tool_chat_template_llama4_pythonic"})

@@ -60,9 +60,12 @@ def read_back(answers: AnswerTemplate, tokenizer: Tokenizer, turn: Turn, written
         tokens: marks within texts become tokens, if they are not special. Otherwise they are spelled, as others are.
     """
     text = _spelled(written.text, turn, tokenizer, special=tokens)
-    parser = AnswerParser(answers, answers.prefix(written.prompt), turn.declared())
+    prefix, tools = answers.prefix(written.prompt), turn.declared()
     ids = encode_guarded(text, tokenizer, add_special_tokens=False).tolist()
-    events = read(parser, list(pieces_of(tokenizer, answers, ids)))
+    pieces = list(pieces_of(tokenizer, answers, ids))
+    events = read(AnswerParser(answers, prefix, tools), pieces)
+    if (whole := read(AnswerParser(answers, prefix, tools), ["".join(pieces)])) != events:
+        return f"token by token {events!r}, as a whole {whole!r}"
     calls, content, reasoning = calls_of(events), text_of(events, "content"), text_of(events, "reasoning")
     found = [(name, _value(arguments)) for name, arguments in calls]
     meant = list(turn.calls)[: written.calls]
