@@ -11,7 +11,7 @@ from tests.support.server.harness import Client, forms, serving
 BOTH = (
     *("test_completions", "test_responses", "test_streams"),
     *("test_admin", "test_answers", "test_anthropic", "test_chat_completions", "test_fairness", "test_lora"),
-    *("test_memory", "test_metrics", "test_openai"),
+    *("test_memory", "test_metrics", "test_openai", "test_unknown_calls"),
 )
 ALWAYS = BOTH[:3]
 

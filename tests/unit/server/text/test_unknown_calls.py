@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,3 +49,16 @@ def test_tools_are_accepted_where_the_call_is_read_back() -> None:
         choice = client.post("/v1/chat/completions", {**ASK, "tools": TOOLS}).json()["choices"][0]
         (call,) = choice["message"]["tool_calls"]
         assert (call["function"]["name"], call["function"]["arguments"]) == ("f", '{"a": 1}')
+
+
+def test_a_template_that_takes_too_long_to_write_a_call_is_no_proof() -> None:
+    """The server starts, kills the process that renders, and goes on without tools."""
+    hermes = FAMILIES["hermes"]
+    loop = "{%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- endfor -%}{%- endfor -%}"
+    loop = "{%- if m.tool_calls -%}" + loop + "{%- endif -%}"
+    slow = replace(
+        hermes, source=hermes.source.replace("{%- for m in messages -%}", "{%- for m in messages -%}" + loop)
+    )
+    with served(slow, render_timeout=2.0) as client:
+        assert REASON in client.refusal("/v1/chat/completions", {**ASK, "tools": TOOLS})["message"]
+        assert client.post("/v1/chat/completions", ASK).status_code == 200
