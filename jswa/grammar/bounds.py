@@ -91,10 +91,13 @@ def _numbers_in(value: Any) -> Iterator[int | float]:
             left.extend(one.values() if isinstance(one, dict) else one)
 
 
-def _inward(bound: float, sign: int) -> float:
-    """Return the number of floating point that is nearest to a bound, and not beyond it as it is written."""
-    rounded = float(bound)
-    while (_as_written(rounded) - Decimal(bound)) * sign < 0:
+def _inward(bound: float, sign: int, *, whole: bool) -> float:
+    """Return the number of floating point that is nearest to a bound, and not beyond it.
+
+    llguidance writes whole numbers with all of their digits, and others with as few as there may be.
+    """
+    rounded, value = float(bound), Decimal if whole else _as_written
+    while (value(rounded) - Decimal(bound)) * sign < 0:
         rounded = math.nextafter(rounded, math.inf * sign)
     return rounded
 
@@ -131,8 +134,8 @@ def _in_64_bits(bound: float, sign: int, at: str, *, whole: bool) -> float:
     if (sign > 0 and bound > _INT64 - 1) or (sign < 0 and bound < _LEAST):
         raise SchemaError(at, "is beyond 64 bits")
     if not whole:
-        return max(_LEAST, _inward(bound, sign))
+        return max(_LEAST, _inward(bound, sign, whole=False))
     value = math.ceil(bound) if sign > 0 else math.floor(bound)
     value = max(_LEAST, min(_INT64 - 1, value))
     # llguidance rounds the largest whole number up to 2**63, and down again.
-    return value if value == _INT64 - 1 else int(_inward(value, sign))
+    return value if value == _INT64 - 1 else int(_inward(value, sign, whole=True))

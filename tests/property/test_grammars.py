@@ -3,10 +3,11 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jswa.errors import InvalidSampling
@@ -20,6 +21,20 @@ ENDS = (2, 6)  # of `tiny`
 SEEDS = st.integers(0, 2**32)
 FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))  # which it checks as their RFCs say
 NEAR = ["", '"', "\\\\", '\\"', "\\u0061", "\\n", "{", "}", "[", "]", ":", ", ", *"0129-.eaé"]
+EDGES = st.sampled_from(
+    [
+        sign * edge
+        for sign in (1, -1)
+        for edge in (2**31, 2**53, 2**53 + 1, 2**60, 2**63, 2**63 - 1, 2**64 - 1, 0.1, 2.5)
+    ]
+)
+BOUNDED = st.fixed_dictionaries(
+    {"type": st.sampled_from(["integer", "number", ["integer", "null"], ["string", "number"]])},
+    optional={
+        **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], EDGES | st.integers(-100, 100)),
+        "multipleOf": st.sampled_from([1, 7, 0.5]),
+    },
+)
 FEW = 300  # tokens of a text
 
 
@@ -97,6 +112,26 @@ def test_a_text_that_is_nearly_a_value_is_admitted_only_if_it_is_one(
         except ValueError:
             continue
         assert not admits(grammar, tokenizer, other) or valid(value), other
+
+
+@settings(max_examples=60, deadline=None)
+@given(BOUNDED, st.lists(st.one_of(EDGES, st.integers(-200, 200)), min_size=1, max_size=8))
+@example({"type": "integer", "exclusiveMinimum": 2**60}, [2**60])
+@example({"type": "number", "maximum": 2**60}, [2**60])
+def test_a_number_that_is_admitted_is_within_its_bounds(
+    bytes_alone: tuple[Tokenizer, Grammars], schema: dict[str, Any], numbers: list[float]
+) -> None:
+    """Also just beyond what floating point can tell apart."""
+    tokenizer, grammars = bytes_alone
+    try:
+        grammar = grammars.compile(StructuredOutputsParams(json=json.dumps(schema)))
+    except InvalidSampling:
+        return
+    valid = jsonschema.Draft202012Validator(schema).is_valid
+    bounds = [bound for bound in schema.values() if isinstance(bound, int | float)]
+    for number in (near for one in (*numbers, *bounds) for near in (one - 1, one, one + 1)):
+        text = str(number) if isinstance(number, int) else format(number, "f")
+        assert not admits(grammar, tokenizer, text) or valid(json.loads(text)), text
 
 
 @settings(max_examples=40, deadline=None)

@@ -114,6 +114,10 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
     ),
     "numbers that are written short": ({"type": "number", "maximum": 2**60}, [str(2**53)], [str(2**60 + 1)]),
     "an exclusive bound": ({"type": "integer", "exclusiveMinimum": 2**53}, [str(2**53 + 2)], [str(2**53)]),
+    "an exclusive bound of many digits": (
+        {"type": "integer", "exclusiveMinimum": 2**60, "maximum": 2**61}, [str(2**60 + 256), str(2**61)],
+        [str(2**60), str(2**61 + 1)],
+    ),
     "a boolean that makes a bound exclusive": ({"type": "integer", "minimum": 0, "exclusiveMinimum": True}, ["1"], []),
 }  # fmt: skip
 
