@@ -3,8 +3,8 @@ r"""A checked schema as llguidance is given it, so that it admits what the schem
 * Regular expressions are rewritten (`expressions`, `lookahead`), and so are dates (`dates`).
 * In an object with properties, llguidance 1.9 lets the names of others be spelled with escapes: a name `a` that is
   spelled `\u0061` would evade the schema of `a`. The names that a pattern admits have no such spelling. So an object
-  whose other properties may have any value gets a pattern that all names match; where they have a schema of their own,
-  which a pattern would give to the properties as well, the texts have no such escapes at all.
+  whose other properties may have any value gets a pattern that all names match. Where they have a schema of their own,
+  which a pattern would give to the properties as well, and where there are other patterns, texts have no such escapes.
 * A `oneOf` whose alternatives exclude each other becomes an `anyOf` (`apart`). Where that needs the property that
   `discriminator` names, objects must have it.
 """
@@ -17,7 +17,7 @@ from jswa.grammar.exact.apart import Alternatives
 from jswa.grammar.exact.dates import DATES
 from jswa.grammar.exact.expressions import in_rust
 from jswa.grammar.exact.lookahead import joined
-from jswa.grammar.exact.notes import is_free
+from jswa.grammar.exact.notes import RESTRICTING, is_free
 from jswa.grammar.size.walk import Schema, reachable
 
 NO_CODES = {"json_allowed_escapes": 'nrbtf\\"'}  # llguidance's option for texts without the escapes \u0000 to \u001f
@@ -27,17 +27,23 @@ _ANY_NAME = "^"
 def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
     """Return a schema that `check_schema` has returned as llguidance reads it rightly, and options that it needs."""
     made: Schema = copy.deepcopy(schema)
+    nodes = [node for node in reachable(made).values() if isinstance(node, dict)]
     alternatives, options = Alternatives(made), dict[str, Any]()
-    for node in list(reachable(made).values()):
-        if not isinstance(node, dict):
-            continue
+    # llguidance merges no two objects with different patterns of names.
+    may_close = not (any(map(_merges, nodes)) and any(node.get("patternProperties") for node in nodes))
+    for node in nodes:
         _any_of_one(node, alternatives)
         _join_patterns(node)
         if isinstance(patterns := node.get("patternProperties"), dict):
             node["patternProperties"] = {in_rust(name): one for name, one in patterns.items()}
-        if _names_are_open(node) and not _close_names(node):
+        if _names_are_loose(node) and not (may_close and _close_names(node)):
             options = NO_CODES
     return made, options
+
+
+def _merges(node: Mapping[str, Any]) -> bool:
+    """Whether a schema is joined with others."""
+    return "allOf" in node or (bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() & RESTRICTING) > 1)
 
 
 def _join_patterns(node: dict[str, Any]) -> None:
@@ -68,21 +74,28 @@ def _any_of_one(node: dict[str, Any], alternatives: Alternatives) -> None:
             node["anyOf"] = several
 
 
-def _names_are_open(node: Mapping[str, Any]) -> bool:
-    """Whether an object has properties, and others whose names llguidance reads in any spelling."""
-    if not isinstance(node.get("properties", {}), dict) or not isinstance(node.get("required", []), list):
-        return False  # keywords of a type that the schema does not have
-    return bool(node.get("properties") or node.get("required")) and node.get("additionalProperties") is not False
+def _names_are_loose(node: Mapping[str, Any]) -> bool:
+    """Whether a name that an object has a schema for can be spelled in a way that llguidance takes for another name."""
+    names, patterns = _names(node), node.get("patternProperties")
+    if names is None or not isinstance(patterns, dict | None) or not (names or patterns):
+        return False
+    return node.get("additionalProperties") is not False or bool(patterns and not _can_be_spelled_once(names))
 
 
 def _close_names(node: dict[str, Any]) -> bool:
     """Give an object a pattern for the names of its other properties; return False if it can have none."""
     if node.get("patternProperties") or not is_free(node.get("additionalProperties", True)):
         return False
-    if not _can_be_spelled_once([*node.get("properties", ()), *node.get("required", ())]):
+    if not _can_be_spelled_once(_names(node) or []):
         return False
     node |= {"patternProperties": {_ANY_NAME: True}, "additionalProperties": False}
     return True
+
+
+def _names(node: Mapping[str, Any]) -> list[Any] | None:
+    """Return the names of properties in a schema; None if these keywords are not read, for it is about other types."""
+    properties, required = node.get("properties", {}), node.get("required", [])
+    return [*properties, *required] if isinstance(properties, dict) and isinstance(required, list) else None
 
 
 def _can_be_spelled_once(names: Iterable[Any]) -> bool:

@@ -58,6 +58,18 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
     "other properties of a type": (
         {**record(a=text()), "additionalProperties": {"type": "integer"}}, ['{"a": "x", "b": 1}'], [r'{"\u0061": 1}'],
     ),
+    "a pattern of names and an escape": (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}}}, ['{"a": 1, "b": "x"}'],
+        [r'{"\u0061": "x"}', '{"a": "x"}'],
+    ),
+    "a pattern of names and a line feed": (
+        {**record(**{"a\n": text()}), "patternProperties": {"^[ab]": {}}, "additionalProperties": False},
+        ['{"a\\n": "x", "b": 1}'], [r'{"a\u000a": 1}'],
+    ),
+    "joined objects, one with a pattern of names": (
+        {"allOf": [record(a={"type": "integer"}), {"patternProperties": {"^x-": text()}}]},
+        ['{"a": 1, "x-b": "c"}', '{"b": 1}'], ['{"a": "x"}', '{"x-b": 1}', r'{"\u0061": "x"}'],
+    ),
     "names of any kind": ({**NAMES, "propertyNames": text()}, ['{"a": 1, "": 2}'], ['{"a": "x"}']),
     "names that are longer": (
         {**NAMES, "propertyNames": {"minLength": 2, "maxLength": 3}}, ['{"ab": 1}'], ['{"a": 1}', '{"abcd": 1}'],
