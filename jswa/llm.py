@@ -65,7 +65,7 @@ class LLM:
             needed="all but weights" if config.load_format == "dummy" else "all",
         )
         self._folder = folder
-        self._answers: tuple[AnswerTemplate | None] | None = None  # the response template, once it was looked for
+        self._answers: dict[str | None, AnswerTemplate | None] = {}  # response templates by the chat template in use
         # Read and check the small files first.
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
@@ -312,7 +312,7 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        answers = self._read_by(variables["tools"])
+        answers = self._read_by(variables["tools"], variables["chat_template"])
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
@@ -327,16 +327,16 @@ class LLM:
         batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 
-    def _read_by(self, tools: Sequence[object] | None) -> AnswerTemplate | None:
+    def _read_by(self, tools: Sequence[object] | None, wanted: str | None) -> AnswerTemplate | None:
         """Return how chats are read. Raises InvalidPrompt if that does not tell how calls of the tools are read."""
-        if self._answers is None:
-            self._answers = (self.answer_template(),)
-            if self._answers[0] is not None and self.engine.grammars is not None:
-                self.engine.grammars.delimit(self._answers[0].delimiters)
-        found = self._answers[0]
-        if tools and (found is None or not found.reads_calls):
+        if wanted not in self._answers:
+            own = None if self.chat_template is None else self.chat_template.only(wanted)
+            found = self._answers[wanted] = self.answer_template(chat_template=own)
+            if found is not None and self.engine.grammars is not None:
+                self.engine.grammars.delimit(found.delimiters)
+        if tools and not ((found := self._answers[wanted]) and found.reads_calls):
             raise InvalidPrompt("tools", len(tools), "the form of the model's tool calls is unknown")
-        return found
+        return self._answers[wanted]
 
     def answer_template(
         self, wanted: str | None = None, chat_template: ChatTemplate | None = None, *, probe: bool = True

@@ -97,6 +97,10 @@ class ChatTemplate:
         moved = fitted(self._shaped(messages, source), lambda probe: self._shows(probe, source, bool(tools)))
         return self._written(source, moved, tools, variables)
 
+    def only(self, wanted: str | None) -> "ChatTemplate":
+        """Return the one template that a chat is rendered by which asks for it; of all if it asks for none."""
+        return self if wanted is None else ChatTemplate({_DEFAULT: self._choose(wanted, None)}, self.special_tokens)
+
     def _checked(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, wanted: str | None
     ) -> str:

@@ -159,7 +159,7 @@ class Service:
     async def _probe(self, renderer: Renderer) -> list[str]:
         """Return what the chat template writes for a probe of calls; nothing if it refuses."""
         try:
-            return [await renderer.render(one, VARIABLES) for one in CONVERSATIONS]
+            return [await renderer.render(one, VARIABLES, exact=True) for one in CONVERSATIONS]
         except ApiError:
             return []
 

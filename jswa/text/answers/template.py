@@ -228,7 +228,7 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
     marked = _marked(spec, marks)
     fields = marked["fields"]
     others = _lenient(fields, _marked(said["lenient"], marks)) if lenient and any(map(_has_calls, fields)) else {}
-    guarded = {*said["guarded"], *others}
+    guarded = {*said["guarded"], *others} & {*others, *fields}
     unnamed = {name: field for name, field in fields.items() if not _has_calls(name) or _is_marked(field)}
     anchor = delimiter(spec, "start_anchor")
     assert anchor is not None

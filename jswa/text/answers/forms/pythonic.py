@@ -72,12 +72,21 @@ class _Reading:
         self._take("(")
         arguments: dict[str, str] = {}
         while not self._closed(")", first=not arguments):
-            keyword = self._match(KEYWORD).strip()
-            self._take("=")
-            if keyword in arguments:
-                raise _NoCallError
-            arguments[keyword] = self._value(0)
-        return name, _object([json_string(key) for key in arguments], list(arguments.values()))
+            if self._taken("**"):  # how names are written that no keyword can be
+                self._take("{")
+                for key, value in zip(*self._pairs(0), strict=True):
+                    self._argue(arguments, key, value)
+            else:
+                key = json_string(self._match(KEYWORD).strip())
+                self._take("=")
+                self._argue(arguments, key, self._value(0))
+        return name, _object(list(arguments), list(arguments.values()))
+
+    def _argue(self, arguments: dict[str, str], key: str, value: str) -> None:
+        """Add an argument, both in JSON."""
+        if key in arguments:
+            raise _NoCallError
+        arguments[key] = value
 
     def _value(self, depth: int) -> str:
         """Read a value, and return it in JSON."""
@@ -111,6 +120,10 @@ class _Reading:
 
     def _dict(self, depth: int) -> str:
         self._at += 1
+        return _object(*self._pairs(depth))
+
+    def _pairs(self, depth: int) -> tuple[list[str], list[str]]:
+        """Read the keys and the values of an object up to its end."""
         keys: list[str] = []
         values: list[str] = []
         while not self._closed("}", first=not keys):
@@ -120,7 +133,7 @@ class _Reading:
             keys.append(key if key[0] == '"' else json.dumps(key))
             self._take(":")
             values.append(self._value(depth + 1))
-        return _object(keys, values)
+        return keys, values
 
     def _number(self) -> str:
         written = self._match(_NUMBER)
