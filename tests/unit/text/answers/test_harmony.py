@@ -11,9 +11,8 @@ CASES = {
     # A header, and the kind or the name of the call that its message is.
     "<|channel|>final": "content",
     "<|channel|>final json": "content",
+    "<|channel|>final code<|constrain|>JSON": "content",
     "<|channel|>commentary <|constrain|>json": "content",
-    "<|channel|>comment": "content",
-    "<|channel|>comment a b": "content",
     "": "content",
     " <|constrain|>json": "content",
     "<|channel|>analysis": "reasoning",
@@ -66,3 +65,9 @@ def test_a_message_of_another_role_is_content(role: str) -> None:
 def test_a_message_without_an_end_ends_at_the_next_header(header: str) -> None:
     *_, content, calls = answer(f"<|channel|>analysis<|message|>So.<|start|>assistant{header}<|message|>{{}}<|end|>")
     assert (content, calls) == (("", (("f", "{}"),)) if "to=" in header else ("{}", ()))
+
+
+def test_the_name_of_an_unknown_channel_is_not_lost() -> None:
+    """What is none of harmony's own words may be the answer's."""
+    assert answer("<|channel|>comment<|message|>Hi<|end|>") == ("", "commentHi", ())
+    assert answer("<|channel|>comment to=functions.f<|message|>{}<|call|>") == ("", "", (("f", "{}"),))
