@@ -75,7 +75,8 @@ ROUTES = (
     ),
     Route(
         "/v1/responses/{response_id:path}", ("GET", "DELETE"), response,
-        "a response that is kept for `previous_response_id`, or keep it no longer", options=_answers(400, 401, 404, 500, 503),
+        "a response that is kept for `previous_response_id`, or keep it no longer",
+        options=_answers(400, 401, 404, 500, 503),
     ),
     Route("/v1/messages", _POST, messages, "Anthropic's API for agents, likewise", options=_STREAM),
     Route("/v1/messages/count_tokens", _POST, count_tokens, "count the tokens of a prompt", options=_GENERATE),
