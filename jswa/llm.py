@@ -312,7 +312,6 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        answers = self._read_by(variables["tools"], variables["chat_template"])
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
@@ -321,6 +320,7 @@ class LLM:
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
+        answers = self._read_by(variables["tools"], variables["chat_template"])
         form = asked_form(sampling_params, sampling)
         answering = Answering(answers, list(variables["tools"] or ()), form=form)
         options = CallOptions(0, cache_salt, lora, answering)
