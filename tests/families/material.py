@@ -53,7 +53,9 @@ class Real:
 
 
 def templates() -> Iterator[Real]:
-    """Yield all chat templates, by name."""
+    """Yield all chat templates, by name, and those that ship with jswa."""
+    for path in sorted((ROOT / "jswa" / "assets").glob("chat_templates/*.jinja")):
+        yield Real(f"jswa-{path.stem}", path.read_text(encoding="utf-8"))
     for path in sorted((FOLDER / "templates").glob("*.jinja")):
         yield Real(path.stem, path.read_text(encoding="utf-8"))
     for folder in sorted((FOLDER / "tokenizers").iterdir()):
