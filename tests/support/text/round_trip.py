@@ -88,7 +88,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _spelled(text: str, turn: Turn, tokenizer: Tokenizer, *, special: bool) -> str:
-    """Return text with a GUARD in each token, or only in each special one, that stands in the turn's arguments."""
+    """Return text with a GUARD in each token, or only in each special one, that stands in the turn's arguments.
+
+    None of their texts may be a mark alone, which would be found where it delimits.
+    """
     tokens = tokenizer.backend.get_added_tokens_decoder().values()
     added = (one.content for one in tokens if one.special or not special)
     marks = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
