@@ -66,7 +66,12 @@ class Origin:
 
     async def fork(self) -> Process:
         """Return a new process. Raises OSError if none can be started."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._fork)
+        forked = asyncio.get_running_loop().run_in_executor(self._thread, self._fork)
+        try:
+            return await asyncio.shield(forked)
+        except asyncio.CancelledError:
+            forked.add_done_callback(_end_unused)
+            raise
 
     async def close(self) -> None:
         """End the process. Those that it has forked stay."""
@@ -106,13 +111,16 @@ class Origin:
         """Return a process that the running one forks. Raises OSError."""
         assert self._control is not None
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-        data, found, _, _ = socket.recv_fds(self._control, 4, 1, socket.MSG_CMSG_CLOEXEC)
-        if not found:
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            data, found, _, _ = socket.recv_fds(self._control, 4, 1, socket.MSG_CMSG_CLOEXEC)
+            if not found:
+                raise BrokenPipeError("the process has ended")
+            return Process(ours, struct.unpack("<I", data)[0], found[0])
+        except OSError:
             ours.close()
-            raise BrokenPipeError("the process has ended")
-        return Process(ours, struct.unpack("<I", data)[0], found[0])
+            raise
 
     def _end(self) -> None:
         if self._process is not None and self._control is not None:
@@ -120,3 +128,10 @@ class Origin:
             self._process.kill()
             self._process.wait()
         self._process = self._control = None
+
+
+def _end_unused(forked: "asyncio.Future[Process]") -> None:
+    """End a process that nobody waits for any more."""
+    if not forked.cancelled() and forked.exception() is None:
+        forked.result().kill()
+        forked.result().close()

@@ -23,6 +23,7 @@ from jswa.text.chat_template import ChatTemplate
 from server.core.fairness import weights_of
 from server.http.errors import ApiError
 from server.text import template_worker
+from server.text.template_processes import Origin, Process
 from server.text.template_worker import MEMORY, frame
 from server.text.templates import Renderer
 from tests.support.server.harness import until
@@ -286,3 +287,27 @@ def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(running: Runn
     for pid in ids:
         os.kill(pid, signal.SIGCONT)
     assert answer.result(60) == "b"
+
+
+def test_a_process_that_is_forked_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server closes while a spare one is being forked: it and its connection belong to nobody."""
+    forked = []
+    fork = Origin._fork
+
+    def recorded(origin: Origin) -> Process:
+        forked.append(fork(origin))
+        return forked[-1]
+
+    async def closes_meanwhile() -> None:
+        origin = Origin()
+        late = asyncio.ensure_future(origin.fork())
+        await asyncio.sleep(0)
+        late.cancel()
+        await asyncio.wait((late,))
+        await origin.close()
+
+    monkeypatch.setattr(Origin, "_fork", recorded)
+    asyncio.run(closes_meanwhile())
+    (process,) = forked
+    assert process.connection.fileno() == -1
+    assert not process.alive
