@@ -22,6 +22,11 @@ def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a path leads to a folder; of one that is too long, as `Path.is_dir` does not, too."""
+    return os.path.isdir(path)
+
+
 def open_file(path: Path, folder: Path | None = None) -> FileIO:
     """Open a regular file of a checkpoint, without a buffer. The caller closes it.
 

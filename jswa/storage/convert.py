@@ -12,7 +12,7 @@ from jswa.model.transformer import Linear
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.storage.checkpoint_files import open_file
+from jswa.storage.checkpoint_files import is_folder, open_file
 from jswa.storage.folders import write_folder
 from jswa.storage.json_object import read_object, shown
 
@@ -66,7 +66,7 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
 
 def _own_dtype(folder: Path) -> str:
     """Return the type of the weights that config.json names, or bfloat16."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise CheckpointError(f"{folder} is not a folder")
     raw = read_object(folder / "config.json")
     text = raw.get("text_config")

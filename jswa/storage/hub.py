@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from tqdm import tqdm
 
 from jswa.errors import CheckpointError, HubError
-from jswa.storage.checkpoint_files import is_there
+from jswa.storage.checkpoint_files import is_folder, is_there
 from jswa.storage.json_object import read_object
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -65,10 +65,10 @@ def find_model(
     if str(model) in _SHIPPED:
         return _SHIPPED[str(model)]
     folder = Path(model)
-    if folder.is_dir():
+    if is_folder(folder):
         return folder
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
-        what = "is a file" if folder.is_file() else "there is no such folder"
+        what = "is a file" if os.path.isfile(folder) else "there is no such folder"
         raise CheckpointError(
             f"model = {str(model)!r}: {what}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging "
             f"Face Hub, or 'tiny'{_NOT_READ if folder.suffix in _OTHER_WEIGHTS else ''}"

@@ -17,6 +17,7 @@ from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import weights_of
 from jswa.model.weights.safetensors_files import Reader, Tensor
+from jswa.storage.checkpoint_files import is_folder
 
 OPTION = "speculative_config"
 ReadWhole = Callable[[Reader], Shaped[ndarray, "..."]]
@@ -64,6 +65,6 @@ def required(key: str, value: Any, wanted: Any, what: str) -> None:
 
 def folder_of(folder: Path) -> Path:
     """Return the folder of a drafter. Raises ConfigError if it is none."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise refused("model", str(folder), "must be a folder with a drafter's checkpoint")
     return folder

@@ -32,6 +32,7 @@ from jswa.model.weights.formats import QuantizationMode, choose_formats, load_ma
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label, read_object
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, tile_scales
@@ -70,7 +71,7 @@ def load_checkpoint(
     Raises CheckpointError that names the file and key if a tensor is missing, unknown, misshaped, stored twice or of a
     wrong type, or if a file is truncated or corrupt. Raises ConfigError if the model cannot be split over the mesh.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise CheckpointError(f"{folder}: must be a folder")
     declared = adapt(load_config(folder))
     _require_experts(declared, quantization)

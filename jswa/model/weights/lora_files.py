@@ -33,6 +33,7 @@ from jswa.model.weights.formats import LINEAR
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 from jswa.model.weights.safetensors_header import read_header
+from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label
 
 _log = logging.getLogger("jswa")
@@ -98,7 +99,7 @@ class LoraReader:
         """Check and read a folder. Raises RequestError that names it, and UnknownAdapter if it does not exist."""
         path = Path(folder)
         try:
-            if not path.is_dir():
+            if not is_folder(path):
                 raise UnknownAdapter("lora_path", str(folder), "must be a folder that exists")
             return read_adapter(Adapter(path.name, _checked(path, self.checked, self.rank)), self.model, self.dtype)
         except (CheckpointError, OSError) as error:
@@ -219,7 +220,7 @@ def _checked(folder: Path, config: ModelConfig, most: int) -> dict[str, Update]:
     """Return the updates of a folder, whose headers alone are read. Raises CheckpointError."""
     parts = {part.key: part for source in _targets(config).values() for part in source.parts}
     others = {part.key for source in sources(config).values() for part in source.parts} - parts.keys()
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise CheckpointError("must be a folder")
     settings = read_lora_config(folder)
     if not os.path.lexists(folder / _FILE):

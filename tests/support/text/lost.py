@@ -45,7 +45,6 @@ REAL: Mapping[str, frozenset[str]] = {
         ), _LLAMA,
     ),
     "vllm-tool_chat_template_gemma3_pythonic": _GEMMA3,
-    "jswa-gemma3_tools": _PYTHON,
 }  # fmt: skip
 # Writes all values as texts between quotes, those within as they are.
 UNREADABLE = frozenset({"vllm-tool_chat_template_llama4_pythonic"})

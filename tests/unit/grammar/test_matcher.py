@@ -1,9 +1,7 @@
 """Matchers: masks, accepted tokens, forced tokens and copies, over the tokenizer of the model in the box."""
 
-import random
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from jswa.grammar.compiler import Grammars
 from jswa.grammar.llg import Grammar, Matcher, ParserLimits, fill_all
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
-from tests.support.text.grammar import follow
 from tests.support.text.transcripts import tokenizer_of
 
 TINY = Path(__file__).parents[3] / "jswa/assets/tiny"
@@ -399,26 +396,3 @@ def test_a_grammar_that_was_dropped_is_restored(tokenizer: Tokenizer) -> None:
         assert grammars.keeps(before.text)
         after = grammars.compile(StructuredOutputsParams(grammar=before.text))
         assert (after.text, after.limits) == (before.text, before.limits)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"json": {"enum": ["</t>", "a</t>b"]}},
-        {"json": {"type": "object", "properties": {'<"|>': {"const": 1}}, "required": ['<"|>']}},
-        {"choice": ["</t>"]},
-        {"regex": "(</t>)+"},
-        {"grammar": 'start: "</t>" "x"'},
-    ],
-    ids=str,
-)
-def test_the_text_of_a_special_token_can_be_forced(spec: dict[str, Any]) -> None:
-    """As text: the token itself is none in a grammar."""
-    tokenizer = tokenizer_of(("</t>", '<"|>', "<|end|>"))
-    special = range(tokenizer.vocab_size - 3, tokenizer.vocab_size)
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, [special[-1]], special[:2])
-    grammar = grammars.compile(StructuredOutputsParams(**spec))
-    for seed in range(4):
-        ids = follow(grammar.matcher(), tokenizer, random.Random(seed), most=80)
-        assert not set(special) & set(ids)
-        assert ids

@@ -148,6 +148,7 @@ def without(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         (lambda t: {**t, NORM: t[NORM].astype(np.int32)}, NORM, "has the type int32"),
         (lambda t: {**t, NORM: 1.0}, NORM, "must be an array, not float"),
         (lambda _: "nowhere", "nowhere", "must be a folder"),
+        (lambda _: "0" * 300, "0" * 300, "must be a folder"),
     ],
 )
 def test_bad_weights_are_refused_by_name(

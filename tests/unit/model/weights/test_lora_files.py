@@ -130,6 +130,7 @@ def test_unsupported_tensors_are_refused(tmp_path: Path, change: Callable[[Tenso
 def test_missing_and_damaged_files_are_refused(folder: Path, tmp_path: Path) -> None:
     """Cases are no file, a pickle, truncated files, a file with an extra byte, and a config that is not an object."""
     assert "must be a folder" in refusal(tmp_path / "nowhere")
+    assert "must be a folder" in refusal(tmp_path / ("0" * 300))  # longer than a name may be
     content = (folder / FILE).read_bytes()
     (folder / FILE).unlink()
     assert refusal(folder) == f"lacks {FILE}"

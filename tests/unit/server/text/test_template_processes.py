@@ -22,7 +22,7 @@ from jswa.errors import CheckpointError
 from jswa.text.chat_template import ChatTemplate
 from server.core.fairness import weights_of
 from server.http.errors import ApiError
-from server.text import template_worker
+from server.text import template_processes, template_worker
 from server.text.template_processes import Origin, Process
 from server.text.template_worker import MEMORY, frame
 from server.text.templates import Renderer
@@ -291,11 +291,10 @@ def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(running: Runn
 
 def test_a_process_that_is_forked_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server closes while a spare one is being forked: it and its connection belong to nobody."""
-    forked = []
-    fork = Origin._fork
+    forked: list[Process] = []
 
-    def recorded(origin: Origin) -> Process:
-        forked.append(fork(origin))
+    def recorded(*arguments: Any) -> Process:
+        forked.append(Process(*arguments))
         return forked[-1]
 
     async def closes_meanwhile() -> None:
@@ -306,7 +305,7 @@ def test_a_process_that_is_forked_too_late_is_ended(monkeypatch: pytest.MonkeyPa
         await asyncio.wait((late,))
         await origin.close()
 
-    monkeypatch.setattr(Origin, "_fork", recorded)
+    monkeypatch.setattr(template_processes, "Process", recorded)
     asyncio.run(closes_meanwhile())
     (process,) = forked
     assert process.connection.fileno() == -1
