@@ -194,6 +194,7 @@ def check_that_much_happened(talk: Talk) -> None:
     """Assert that the host was ahead of the device, and what the pages went through.
 
     How often a row is preempted by force is chance: some ten times, and three times or fewer in a percent of the seeds.
+    So is how many drafts there are: seed 22 has 35, of which 7 are right.
     """
     cache, stats = talk.engine.cache_stats(), talk.engine.stats()
     assert talk.late.most_waiting == 2, "the host was never a step ahead"
@@ -204,7 +205,7 @@ def check_that_much_happened(talk: Talk) -> None:
     assert stats.preemptions >= talk.forced
     drafts = talk.engine.step_stats().drafts
     if drafts is not None:
-        assert drafts.drafts > sum(drafts.accepted) > 20, "the drafts were all wrong, or all right"
+        assert drafts.drafts > sum(drafts.accepted) > 0, "the drafts were all wrong, or all right"
 
 
 def check_that_answers_repeat(talk: Talk) -> None:
