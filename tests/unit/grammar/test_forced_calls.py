@@ -32,7 +32,7 @@ SIMPLE = st.one_of(
     st.sampled_from([{"type": kind} for kind in ("string", "integer", "number", "boolean", "null")]),
     st.lists(STRINGS, min_size=1, max_size=3, unique=True).map(lambda values: {"type": "string", "enum": values}),
     st.integers(0, 3).map(lambda least: {"type": "string", "minLength": least, "maxLength": least + 2}),
-    st.lists(st.integers(-5, 2**60), min_size=1, max_size=3).map(lambda values: {"type": "integer", "enum": values}),
+    st.lists(st.integers(-5, 2**53), min_size=1, max_size=3).map(lambda values: {"type": "integer", "enum": values}),
 )
 SCHEMAS = st.recursive(
     SIMPLE,
