@@ -18,6 +18,7 @@ SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator"
 COMPACT = {"whitespace_flexible": False}
 UNFORCED = '%llguidance {"no_forcing": true}'  # rules that repeat each other may force texts without end
 _CODE = re.compile(r"\\x\{([0-9a-f]+)\}")  # of a character, as `escaped` writes it
+_CONTROLS = re.compile("[\x7f-\x9f]")
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"|/(?:[^/\\\n]|\\.)*+/', re.DOTALL)
 ANY_TEXT = r"/(?s:.*)/"
 
@@ -80,7 +81,7 @@ def unforced(text: str, special: Iterable[str]) -> str:
     grammars = json.loads(text)["grammars"] if text.startswith("{") else [{"lark_grammar": text}]
     for one in grammars:
         if "json_schema" in one:
-            one["lark_grammar"] = f"start: %json {json.dumps(one.pop('json_schema'), ensure_ascii=False)}"
+            one["lark_grammar"] = f"start: %json {_quoted(one.pop('json_schema'))}"
     written = "\0".join(part for one in grammars for part in _LITERAL.findall(one["lark_grammar"]))
     plain = _CODE.sub(lambda found: chr(int(found[1], 16)), written).replace("\\", "")
     if UNFORCED in text or not any(one in plain for one in special):
@@ -120,10 +121,15 @@ def _inner(schema: Schema) -> str:
 def literal(text: str, special: Mapping[str, int]) -> str:
     """Return a text as part of a rule in Lark, its special tokens as tokens; the empty text has the empty rule."""
     if not special:
-        return json.dumps(text, ensure_ascii=False)
+        return _quoted(text)
     pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
     parts = [part for part in re.split(f"({pattern})", text) if part]
-    return " ".join(f"<[{special[p]}]>" if p in special else json.dumps(p, ensure_ascii=False) for p in parts) or '""'
+    return " ".join(f"<[{special[p]}]>" if p in special else _quoted(p) for p in parts) or '""'
+
+
+def _quoted(value: Any) -> str:
+    """Return a text, or other JSON, as it stands in Lark: without control characters, of which JSON may have some."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def escaped(text: str) -> str:

@@ -16,6 +16,7 @@ from tests.support.text.transcripts import tokenizer_of
     [
         {"json": {"enum": ["</t>", "a</t>b"]}},
         {"json": {"type": "object", "properties": {'<"|>': {"const": 1}}, "required": ['<"|>']}},
+        {"json": {"enum": ["\x7f</t>\x85"]}},
         {"choice": ["</t>"]},
         {"regex": "(</t>)+"},
         {"grammar": 'start: "</t>" "x"'},
