@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from jswa.text.assembler import MARK
@@ -26,6 +27,7 @@ Calls = Sequence[tuple[str, Any]]  # names and arguments
 _JSON = Dialect({})
 _NEXT = re.compile(r"</function>\s*+<function=([^>\n]+)>")
 _END = re.compile(r"</function>\s*\Z")
+_MOST_ODD_KEYS = 64  # of a tool that are looked for by their names
 _PLAIN_KEY = re.compile(r"[\w.$@/ -]+")  # which a dialect reads without knowing it
 
 
@@ -138,7 +140,7 @@ class DialectReader:
         self._name = name
         self._opening = opening
         self._dialect = dialect
-        self._keys = [key for key in keys if not _PLAIN_KEY.fullmatch(key)]
+        self._keys = list(islice((key for key in keys if not _PLAIN_KEY.fullmatch(key)), _MOST_ODD_KEYS))
         self._typed = typed
         self._parts: list[str] = []
         self._ending: str | None = None  # what ends the open string

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-_MOST = 100_000  # pairs of a value and a schema that are compared
+_MOST = 100_000  # pairs of a value and a schema, or a constant, that are compared
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int, float),
     "boolean": (bool,), "null": (type(None),),
@@ -42,7 +42,8 @@ class _Comparison:
 
     def allows(self, schema: Any, value: Any) -> bool:
         """Return whether a schema allows a value. After too many comparisons none is allowed."""
-        self._left -= 1
+        enum = schema.get("enum") if isinstance(schema, dict) else None
+        self._left -= 1 + (len(enum) if isinstance(enum, list) else 0)
         if self._left < 0:
             return False
         if not isinstance(schema, dict):
@@ -54,7 +55,7 @@ class _Comparison:
         return (
             self._has_type(schema.get("type"), value)
             and ("const" not in schema or _same(value, schema["const"]))
-            and (not isinstance(schema.get("enum"), list) or any(_same(value, one) for one in schema["enum"]))
+            and (not isinstance(enum, list) or any(_same(value, one) for one in enum))
             and self._joined(schema, value)
             and (not isinstance(value, dict) or self._members(schema, value))
             and (not isinstance(value, list) or self._items(schema, value))
@@ -81,6 +82,7 @@ class _Comparison:
     def _members(self, schema: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
         properties, required = schema.get("properties"), schema.get("required")
         known = properties if isinstance(properties, dict) else {}
+        self._left -= len(required) if isinstance(required, list) else 0
         if isinstance(required, list) and any(isinstance(name, str) and name not in value for name in required):
             return False
         others = schema.get("additionalProperties") if not schema.get("patternProperties") else None

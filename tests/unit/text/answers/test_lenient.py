@@ -137,3 +137,10 @@ def test_an_answer_that_names_no_tool_streams() -> None:
 def test_fitting(schema: Any, value: Any, fit: bool) -> None:
     """Expressions are not matched: their time has no bound. A circle of references allows nothing."""
     assert fits(value, schema) is fit
+
+
+def test_what_takes_too_many_comparisons_does_not_fit() -> None:
+    """A list of constants is compared with each value of another list."""
+    schema = {"properties": {"a": {"type": "array", "items": {"enum": list(range(1_000))}}}}
+    assert fits({"a": [999] * 90}, schema)
+    assert not fits({"a": [999] * 1_000_000}, schema)
