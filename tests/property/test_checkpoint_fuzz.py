@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
@@ -203,13 +203,14 @@ def test_random_bytes_give_an_error_or_the_values(one: Checkpoint, edits: list[C
     error_or_values(one.folder, FILE)
 
 
+@example(b"{}", True, 0)
 @given(st.binary(max_size=200), st.booleans(), st.integers(0, 2**64 - 1) | st.integers(0, 250))
 def test_a_file_of_noise_is_an_error(one: Checkpoint, noise: bytes, counted: bool, length: int) -> None:
     """This holds even if the header length fits."""
     content = struct.pack("<Q", len(noise) if counted else length) + noise
     (one.folder / FILE).write_bytes(content)
     library_agrees(one.folder / FILE)
-    with pytest.raises(CheckpointError, match=FILE):
+    with pytest.raises(CheckpointError, match=f"{FILE}|lacks"):  # {} is a file without tensors
         load_checkpoint(one.folder, jnp.dtype("float32"))
 
 

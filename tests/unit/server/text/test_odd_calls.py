@@ -20,8 +20,9 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
     "/v1/messages": [{"name": "f", "input_schema": PARAMETERS}],
 }
+LARGE = ['{"a": ' + "9" * 4400 + "}", '{"a": ' + "[" * 1100 + "]" * 1100 + "}"]
 ODD = [
-    '{"a": ' + "9" * 4400 + "}", '{"a": ' + "[" * 1100 + "]" * 1100 + "}", '{"a": NaN, "b": -Infinity, "c": 1e999}',
+    '{"a": NaN, "b": -Infinity, "c": 1e999}',
     '{"a": "\\ud800", "\\udfff": 1}', '{"a": ', "null", "[1]", '"x"', '{"a": 1}} tail', "\x00", '{"a": "\x01"}',
     "{user-id: 'x', b: True c=1,}", "{", "", '{"a": "' + "\n" * 20,
 ]  # fmt: skip
@@ -80,6 +81,11 @@ def answers(family: str, texts: Iterable[str]) -> None:
 @pytest.mark.parametrize("turn", sample("012", 3))
 def test_odd_arguments(family: str, turn: str) -> None:
     answers(family, [CALLS[family].format(arguments) for arguments in ODD[int(turn) :: 3]])
+
+
+def test_numbers_of_too_many_digits_and_too_many_brackets() -> None:
+    """The syntax of the family is JSON, which is passed on as it is."""
+    answers("hermes", [CALLS["hermes"].format(arguments) for arguments in LARGE])
 
 
 @pytest.mark.parametrize("family", sorted(shipped()))
