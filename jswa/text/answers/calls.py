@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from jswa.text.assembler import MARK
+from jswa.types import StructuredOutputsParams
 
 from .forms.casts import Casts
 from .forms.dialect import Dialect, NoValueError, Written
@@ -25,23 +26,23 @@ from .template import Field
 
 Calls = Sequence[tuple[str, Any]]  # names and arguments
 _JSON = Dialect({})
-_NEXT = re.compile(r"</function>\s*+<function=([^>\n]+)>")
-_END = re.compile(r"</function>\s*\Z")
 _MOST_ODD_KEYS = 64  # of a tool that are looked for by their names
 _PLAIN_KEY = re.compile(r"[\w.$@/ -]+")  # which a dialect reads without knowing it
 
 
-def reader(field: Field, names: Mapping[str, str], opening: str, casts: Casts, shape: Any = None) -> Reader:
+def reader(
+    field: Field, names: Mapping[str, str], opening: str, casts: Casts, form: StructuredOutputsParams | None
+) -> Reader:
     """Return the reader of a region.
 
     Args:
         names: what the named groups of the opening delimiter have found.
         opening: the opening delimiter.
         casts: the tools that may be called.
-        shape: a JSON Schema of the content that was asked for. What it allows is no call in a field that is guarded.
+        form: what was asked of the content. What its JSON Schema allows is no call in a field that is guarded.
     """
     inner = _reader(field, names, opening, casts)
-    return Guarded(inner, opening, casts, shape) if field.guarded else inner
+    return Guarded(inner, opening, casts, form) if field.guarded else inner
 
 
 def _reader(field: Field, names: Mapping[str, str], opening: str, casts: Casts) -> Reader:
@@ -200,19 +201,14 @@ class ParametersReader:
 
     def holds(self, closing: str) -> bool:
         """Return whether a delimiter here is text: inside of a parameter, unless it ends the function too."""
-        return self._open and "</function>" not in closing
+        function = self._tags.function
+        return self._open and (function is None or function[2] not in closing)
 
     def finish(self, closing: str | None) -> Sequence[Piece]:
-        """Read the whole region, in which more functions may follow the first."""
-        whole = "".join(self._parts).replace(MARK, "")
-        if closing is None and (ended := _END.search(whole)):
-            whole, closing = whole[: ended.start()], ""
-        first, *others = _NEXT.split(whole)
-        names, texts = [self._name, *others[::2]], [first, *others[1::2]]
-        pieces: list[Piece] = []
-        for index, (name, text) in enumerate(zip(names, texts, strict=True), 1):
-            pieces += self._call(name, text, closed=closing is not None or index < len(texts))
-        return pieces
+        """Read the whole region."""
+        text = "".join(self._parts).replace(MARK, "")
+        functions = self._tags.functions(self._name, text, closed=closing is not None)
+        return [piece for name, text, closed in functions for piece in self._call(name, text, closed=closed)]
 
     def _call(self, name: str, text: str, *, closed: bool) -> list[Piece]:
         """Return the call of a function. Some models write JSON in place of tags."""

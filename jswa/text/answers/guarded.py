@@ -5,8 +5,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jswa.types import StructuredOutputsParams
+
 from .forms.casts import Casts
 from .forms.fits import allows, fits
+from .forms.objects import ObjectsReader
 from .forms.pieces import Piece, Reader
 
 # The name of the first call in a text, if it is an object or a Python call.
@@ -20,12 +23,12 @@ class Guarded:
     It is held back until that is known.
     """
 
-    def __init__(self, inner: Reader, opening: str, casts: Casts, shape: Any) -> None:
+    def __init__(self, inner: Reader, opening: str, casts: Casts, form: StructuredOutputsParams | None) -> None:
         self._inner = inner
         self._parts = [opening]
         self._pieces: list[Piece] = []
         self._casts = casts
-        self._shape = shape
+        self._form = form
         self._before: str | None = ""  # the text up to the name of the first call; None after it
         self._free = False  # it is content
 
@@ -63,7 +66,9 @@ class Guarded:
         return [("content", "".join(self._parts))]
 
     def _are_calls(self, pieces: Sequence[Piece]) -> bool:
-        if any(text.strip() for kind, text in pieces if kind == "content") or getattr(self._inner, "doubtful", False):
+        if any(text.strip() for kind, text in pieces if kind == "content"):
+            return False
+        if isinstance(self._inner, ObjectsReader) and self._inner.doubtful:
             return False
         names = [text for kind, text in pieces if kind == "call"]
         if not names or self._is_shaped():
@@ -85,10 +90,13 @@ class Guarded:
             return False
 
     def _is_shaped(self) -> bool:
-        """Return whether the text is content of the shape that was asked for."""
-        if self._shape is None:
-            return False
+        """Return whether the text is an object that the form allows which was asked of the content."""
+        schema: Any = None if self._form is None else self._form.json
         try:
-            return allows(self._shape, json.loads("".join(self._parts)))
+            if self._form is not None and self._form.json_object:
+                schema = {"type": "object"}
+            elif isinstance(schema, str):
+                schema = json.loads(schema)
+            return schema is not None and allows(schema, json.loads("".join(self._parts)))
         except (ValueError, RecursionError):
             return False

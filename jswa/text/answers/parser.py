@@ -1,6 +1,5 @@
 """Turn generated text into answer events: reasoning, content and tool calls."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ class AnswerParser:
             self._mark = re.compile(MARK + f"({template.unmarked.pattern})")
             self._special = {template.delimiters[token] for token in template.delimiters.keys() & template.hidden}
             self._reads_calls = bool(tools)
-            self._shape = _shape(form)
+            self._form = form
             regions = template.without_calls
             if tools:
                 regions = template.lenient if form is None else template.with_calls
@@ -212,7 +211,7 @@ class AnswerParser:
         if field.form is not None:
             self._raw = field.form.kind in ("dialect", "parameters", "whole")
             if self._reads_calls:
-                self._reader = reader(field, cut.names, cut.text or "", self._casts, self._shape)
+                self._reader = reader(field, cut.names, cut.text or "", self._casts, self._form)
             else:
                 named = field.form.kind == "arguments"  # of a message's header, only the name is content
                 self._reader = TextReader(cut.names.get(field.form.name, "") if named else cut.text or "")
@@ -260,13 +259,6 @@ class AnswerParser:
             return text
         shown = self._mark.sub(lambda found: "" if found[1] in self._special else found[1], text)
         return shown.replace(MARK, "")
-
-
-def _shape(form: StructuredOutputsParams | None) -> Any:
-    """Return the JSON Schema that a form is; None if it is another one, or none."""
-    if form is None or form.json is None:
-        return {"type": "object"} if form is not None and form.json_object else None
-    return json.loads(form.json) if isinstance(form.json, str) else form.json
 
 
 _NOTHING = re.compile(r"(?!)")

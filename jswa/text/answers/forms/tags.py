@@ -20,16 +20,28 @@ Written = Callable[[str, str, bool], str]  # an argument's name, text and whethe
 
 @dataclass(frozen=True)
 class Tags:
-    """What stands around the key and the value of an argument. `wrap`: also stands at both ends of a value."""
+    """The texts around the parts of a call.
+
+    Attributes:
+        key, value: around the key and the value of an argument.
+        wrap: also stands at both ends of a value.
+        function: begin, middle and end of a function in the family's calls, of which one may hold several; None if the
+            call is the function.
+    """
 
     key: tuple[str, str]
     value: tuple[str, str]
     wrap: str = ""
+    function: tuple[str, str, str] | None = None
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> "Tags":
         """Return the tags that a response template names. Raises ValueError, TypeError or KeyError."""
-        return cls(_pair(said["key"]), _pair(said["value"]), str(said.get("wrap", "")))
+        function = None
+        if "function" in said:
+            begin, middle, end = said["function"]
+            function = (*_pair((begin, middle)), _pair(("", end))[1])
+        return cls(_pair(said["key"]), _pair(said["value"]), str(said.get("wrap", "")), function)
 
     @property
     def end(self) -> str:
@@ -48,6 +60,17 @@ class Tags:
     def ended(self) -> re.Pattern[str]:
         """What finds the tag behind a value, with white space."""
         return re.compile(rf"{re.escape(self.end)}\s*+")
+
+    def functions(self, name: str, text: str, *, closed: bool) -> list[tuple[str, str, bool]]:
+        """Return the functions in a call, the first of which has a name: names, texts, and whether they have ends."""
+        if self.function is None:
+            return [(name, text, closed)]
+        begin, middle, end = map(re.escape, self.function)
+        if not closed and (ended := re.search(rf"{end}\s*\Z", text)):
+            text, closed = text[: ended.start()], True
+        first, *others = re.split(rf"{end}\s*+{begin}([^<\n]{{1,{_LONGEST_KEY}}}?){middle}", text)
+        names, texts = [name, *others[::2]], [first, *others[1::2]]
+        return [(*one, closed or at < len(texts)) for at, one in enumerate(zip(names, texts, strict=True), 1)]
 
     def unwrapped(self, text: str, *, cut: bool) -> str:
         """Return a value without what a family writes at both ends. `cut`: its end is missing."""

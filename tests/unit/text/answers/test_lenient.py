@@ -62,6 +62,13 @@ def test_a_list_of_calls() -> None:
     assert calls_of(events) == (*OSLO, ("get", '{"city": "Rome", "days": 2}'))
 
 
+@pytest.mark.parametrize("end", ["\n</function>\n</tool_call>", "\n</function>", ""])
+def test_several_functions_in_one_call(end: str) -> None:
+    """Each has its own arguments. The end of the last one may be missing."""
+    text = f"<tool_call>\n{FUNCTION}\n<function=get>\n<parameter=city>\nRome\n</parameter>{end}"
+    assert calls_of(events_of("qwen_xml", text)) == (*OSLO, ("get", '{"city": "Rome"}'))
+
+
 @pytest.mark.parametrize("family", ["hermes", "llama4", "gemma3", "qwen_xml", "mistral"])
 @pytest.mark.parametrize(
     "text",
