@@ -23,7 +23,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path leads to a folder; of one that is too long, as `Path.is_dir` does not, too."""
+    """Return whether a path leads to a folder. One that is too long does not; `Path.is_dir` raises OSError for it."""
     return os.path.isdir(path)
 
 

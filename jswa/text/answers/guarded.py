@@ -18,9 +18,9 @@ _MOST_BEFORE_A_NAME = 1_000  # characters that are looked through for the name o
 
 
 class Guarded:
-    """A region that may be a call or content: it has calls if all of it is calls of known tools with fitting arguments.
+    """A region that may be calls or content. It is calls if each of them names a known tool, with arguments that fit.
 
-    It is held back until that is known.
+    Its text is held back until that is known.
     """
 
     def __init__(self, inner: Reader, opening: str, casts: Casts, form: StructuredOutputsParams | None) -> None:

@@ -34,7 +34,7 @@ TOOLS: Sequence[Mapping[str, Any]] = (
 _CALL = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
 _ASKED = {"role": "user", "content": "How is the weather?"}
 _PLAIN = "Quite good."
-# Two conversations: an answer that is a call, and one that is none, which shows what stands behind answers.
+# Two conversations: an answer that is a call, and one that is none, which shows the text that follows answers.
 CONVERSATIONS: Sequence[Sequence[Mapping[str, Any]]] = (
     (_ASKED, {"role": "assistant", "content": "", "tool_calls": [_CALL]}),
     (_ASKED, {"role": "assistant", "content": _PLAIN}),

@@ -58,7 +58,7 @@ class Delimiter:
 
 
 def _within(tree: Node) -> Node:
-    """Return a tree as a part of what must follow: it matches also what must follow its own matches."""
+    """Return a tree for the inside of a lookahead: its own lookaheads become part of its matches."""
     match tree:
         case Sequence(parts=(*before, last)):
             return Sequence((*before, _within(last)))

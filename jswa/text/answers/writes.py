@@ -30,7 +30,7 @@ class CallText:
         begin, between, end: stand around all calls of an answer, and between two of them.
         values: how arguments are written: "json" is JSON, "python" keywords of a Python call, "xml" a tag for each
             argument, "bare" JSON whose keys have no quotes and whose strings stand between two `quote`s.
-        key, end_tag, after: stand before, and behind, the value of an argument of "xml"; `wrap` is at both its ends.
+        key, end_tag, after: stand before and after the value of an argument of "xml"; `wrap` is at both its ends.
         single: an answer has one call at most.
     """
 

@@ -54,7 +54,7 @@ class Dialect:
     def object(
         self, text: str, names: Iterable[str] = (), typed: Written | None = None, *, closed: bool = True
     ) -> tuple[str, str]:
-        """Return the object that a text begins with, in JSON, and the text behind it. Raises NoValueError.
+        """Return the object that a text begins with, in JSON, and the text after it. Raises NoValueError.
 
         Args:
             names: keys of the object that may hold characters that end a bare key.
@@ -154,7 +154,7 @@ class _Reading:
         return _CutError()
 
     def _known(self, depth: int) -> tuple[str, int] | None:
-        """Return the known name that is the key here, and the place behind its colon; None if there is none."""
+        """Return the known name that is the key here, and the place after its colon; None if there is none."""
         for name in self._names if depth == 0 else ():
             if self._text.startswith(name, self._at) and (colon := _COLON.match(self._text, self._at + len(name))):
                 return name, colon.end()

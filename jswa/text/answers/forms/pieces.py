@@ -65,7 +65,7 @@ class ObjectEnd:
         self._begun = self._quoted = self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """Read more text; return the place in it behind the object's end, or None if that is not there."""
+        """Read more text; return the place in it after the object's end, or None if that is not there."""
         at = 0
         if not self._begun:
             at = len(text) - len(text.lstrip())

@@ -45,20 +45,19 @@ class Tags:
 
     @property
     def end(self) -> str:
-        """The tag behind a value."""
+        """The tag after a value."""
         return self.value[1]
 
     @cached_property
     def begins(self) -> re.Pattern[str]:
-        """What finds the tags before a value, with the key as its group."""
-        before, behind = map(re.escape, self.key)
-        return re.compile(
-            rf"{before}([^<\n]{{0,{_LONGEST_KEY}}}?){behind}\s*+{re.escape(self.value[0])}".removesuffix(r"\s*+")
-        )
+        """A pattern that finds the tags before a value, with the key as its group."""
+        before, after = map(re.escape, self.key)
+        value = rf"\s*+{re.escape(self.value[0])}" if self.value[0] else ""
+        return re.compile(rf"{before}([^<\n]{{0,{_LONGEST_KEY}}}?){after}{value}")
 
     @cached_property
     def ended(self) -> re.Pattern[str]:
-        """What finds the tag behind a value, with white space."""
+        """A pattern that finds the tag after a value, with white space."""
         return re.compile(rf"{re.escape(self.end)}\s*+")
 
     def functions(self, name: str, text: str, *, closed: bool) -> list[tuple[str, str, bool]]:
