@@ -31,7 +31,7 @@ def call_arguments(given: Any) -> dict[str, Any]:
 
 
 def text_arguments(arguments: Any) -> str:
-    """Return the arguments of a call as the text of which `call_arguments` makes them. A text is that text."""
+    """Return the text of a call's arguments: the reverse of `call_arguments`. A text stays as it is."""
     if isinstance(arguments, str):
         return arguments
     if isinstance(arguments, Mapping) and arguments.keys() == {RAW} and isinstance(arguments[RAW], str):

@@ -34,7 +34,7 @@ def fitted(messages: Sequence[Mapping[str, Any]], shows: Shows) -> list[dict[str
 
 
 def _cleaned(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without what says nothing. A refusal is what the assistant said."""
+    """Return a message without empty fields. A refusal becomes part of the assistant's content."""
     found = {key: value for key, value in message.items() if value is not None}
     refusal = found.pop("refusal", None)
     if not found.get("tool_calls"):
