@@ -51,7 +51,7 @@ from jswa.model.weights.load import random_params
 from jswa.plan import Request
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
-from tools.aot.programs import integer_gathers
+from tools.aot.measures.programs import integer_gathers
 
 FLOAT32 = jnp.dtype("float32")
 VARIANTS = ("on", "off")

@@ -46,7 +46,7 @@ from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.checkpoints.sharded_tiles import check_blocks, check_tiles
 from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
-from tools.aot.programs import collectives
+from tools.aot.measures.programs import collectives
 
 # Changes to the fixture of that name: eight query heads, few layers, and sizes that are multiples of eight.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

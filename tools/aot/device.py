@@ -74,5 +74,13 @@ def captured() -> Iterator[list[KernelFacts]]:
 
 def thunks(module: str) -> str:
     """Return XLA's thunks for the last compiled program of that name: one per line, inner thunks indented."""
-    files = sorted(Path(_DUMPS.name).glob(f"*.{module}.thunk_sequence_after_thunk_passes.txt"), key=os.path.getmtime)
-    return files[-1].read_text()
+    return _dumped(f"*.{module}.thunk_sequence_after_thunk_passes.txt")
+
+
+def thunk_names(module: str) -> str:
+    """Return XLA's metadata of these thunks: the number, kind and instruction of each."""
+    return _dumped(f"*.{module}.thunk_metadata.txt")
+
+
+def _dumped(pattern: str) -> str:
+    return max(Path(_DUMPS.name).glob(pattern), key=os.path.getmtime).read_text()

@@ -46,7 +46,7 @@ from pallas_kernels.experts.eight_bits import DEEP, TILE
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import copies, launches, top_level
-from tools.aot.programs import collectives
+from tools.aot.measures.programs import collectives
 from tools.cases.held_weights import GROUP, Held, held_shapes
 from tools.cases.hub_configs import CONFIGS
 

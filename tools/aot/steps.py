@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,8 +127,17 @@ def _smallest_matrix(spec: StepSpec) -> int:
     return min(2 * int(math.prod(shape.shape)) for name, shape in shapes.items() if LINEAR.search(name))
 
 
-def facts_of(spec: StepSpec) -> StepFacts:
-    """Compile one step, without the checks that need a second one."""
+class Prepared(NamedTuple):
+    """What a step is compiled from: its config, the shapes of parameters and state, and the program's arguments."""
+
+    config: StepConfig
+    params: dict[str, jax.ShapeDtypeStruct]
+    state: DeviceState
+    arguments: tuple[Any, ...]
+
+
+def prepared(spec: StepSpec) -> Prepared:
+    """Return what a step is compiled from, placed on an H200."""
     model = parse_config(CONFIGS[spec.model], weights=False)
     model = replace(model, layers=model.layers[: spec.layers])
     layout = KVLayout.of(model, PAGE)
@@ -136,11 +146,16 @@ def facts_of(spec: StepSpec) -> StepFacts:
     config, state = _step_config(model, layout, bucket, spec)
     shapes = param_shapes(model, BFLOAT16)
     held = held_shapes(model, spec.quantization, spec.linear, spec.experts)
-    adapters = adapter_shapes(shapes, spec.adapters)
     assert spec.quantization == "none" or _bytes(held) < 0.75 * _bytes(shapes)
-    params = device.on_h200({**held, **adapters})
+    params = device.on_h200({**held, **adapter_shapes(shapes, spec.adapters)})
     arguments = step_arguments(config, params, state)
-    arguments = *arguments[:2], *device.on_h200(jax.eval_shape(lambda: arguments[2:]))
+    return Prepared(config, params, state, (*arguments[:2], *device.on_h200(jax.eval_shape(lambda: arguments[2:]))))
+
+
+def facts_of(spec: StepSpec) -> StepFacts:
+    """Compile one step, without the checks that need a second one."""
+    config, params, state, arguments = prepared(spec)
+    model, bucket = config.model, config.bucket
     begin = time.perf_counter()
     with device.captured() as kernels, triton.compiling_for(gpu("h200")):
         compiled = jit_step(config, params, state).lower(*arguments).compile()
@@ -155,7 +170,7 @@ def facts_of(spec: StepSpec) -> StepFacts:
             f"{memory.alias_size_in_bytes} of {state_bytes(arguments[1])} bytes of state are updated in place"
         )
     faults += [f"copies {size} bytes" for size in copies(text) if size >= _lane_bytes(state)]
-    faults += _eight_bit_faults(text, held)
+    faults += _eight_bit_faults(text, params)
     bound = 4 * logits_at_once(bucket.rows, 1 + bucket.drafts, model.vocab_size, bucket.tokens)
     if (largest := widest(text, model.vocab_size)) > bound:
         faults.append(f"an array of logits has {largest} bytes, and {bound} may exist at the same time")

@@ -31,7 +31,7 @@ from jswa.plan import Logprobs, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts, small_model
-from tools.aot.programs import equations, integer_gathers
+from tools.aot.measures.programs import equations, integer_gathers
 
 pytestmark = pytest.mark.optimized
 FLOAT32 = jnp.dtype("float32")
