@@ -125,7 +125,12 @@ def of_compiler() -> Iterator[Finding]:
     else:
         yield Finding("ptxas", str(found))
     if importlib.util.find_spec("jax_triton") is None:
-        yield Finding("jax-triton", "not installed", 'for GPUs other than Hopper: pip install "jswa[cuda13]"', "note")
+        yield Finding(
+            "jax-triton",
+            "not installed",
+            'for experts, and for GPUs other than Hopper: pip install "jswa[cuda13]"',
+            "note",
+        )
 
 
 def of_cache() -> Iterator[Finding]:
@@ -154,9 +159,8 @@ def of_kernels(device: Any) -> Finding:
             with LLM(folder, **_OPTIONS) as llm:
                 llm.generate([[1, 2, 3]], temperature=0, max_tokens=4, ignore_eos=True, use_tqdm=False)
         except JswaError as error:
-            return _wrong(
-                "kernels", _line(error), "run with --attention-backend xla --moe-backend xla until it is mended"
-            )
+            plain = " ".join(f"--{kind}-backend xla" for kind in ("attention", "moe", "glue", "routing"))
+            return _wrong("kernels", _line(error), f"run with {plain} until it is mended")
     plain = "plain XLA, as on any CPU" if chosen.attention == "xla" else "from the library of CPU kernels"
     checked = "each agrees with XLA on this GPU" if on_gpu else plain
     return Finding("kernels", f"attention {chosen.attention}, experts {chosen.experts}: {checked}; a small model runs")

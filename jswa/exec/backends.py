@@ -11,11 +11,12 @@ from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from jswa.model.glue.products import adds_experts
 from jswa.model.glue.projection import require_served
+from jswa.model.glue.routing import require_routed
 from jswa.model.panels import matrices_on_xla
 from jswa.model.transformer import Linear, Params
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
-from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.errors import NoGlueKernel, NoRoutingKernel
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue
@@ -84,11 +85,12 @@ def choose_backends(
     """Return the kernels to run.
 
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere, "cpu" for a CPU where its library
-    is built; XLA runs anywhere. A named kernel is never replaced: if it cannot serve the model, compiling it raises an
-    error. Raises ConfigError if the package or library of a named kernel is missing, if "cpu" is named for a GPU or
-    several devices, if "fp8" is named for an older GPU, if linear layers on Mosaic are named for another GPU than
-    Hopper or another type than bfloat16, if attention that splits keys is named for a deterministic engine, and if
-    Mosaic's compiler is known to give wrong code.
+    is built; XLA runs anywhere. One Hopper GPU has glue on Mosaic and routing on Triton, unless the engine is
+    deterministic; `for_model` says whether they can serve a model. A named kernel is never replaced: if it cannot serve
+    the model, compiling it raises an error. Raises ConfigError if the package or library of a named kernel is missing,
+    if "cpu" is named for a GPU or several devices, if "fp8" is named for an older GPU, if linear layers on Mosaic are
+    named for another GPU than Hopper or another type than bfloat16, if attention that splits keys is named for a
+    deterministic engine, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -115,8 +117,10 @@ def choose_backends(
         attention = _WHOLE.get(attention, attention)
     experts: Experts = ("mosaic_overlap" if mxfp4 else "mosaic") if hopper else "xla"
     linear: Linear = "xla"
-    glue: Glue = "xla"
     sampling: Sampling = "xla"
+    one = hopper and options.tensor_parallel_size == 1 and not options.deterministic
+    glue: Glue = "mosaic" if one else "xla"
+    routing = _routing(installed=triton) if one and options.routing_backend == "auto" else "xla"
     if platform == "cpu" and options.tensor_parallel_size == 1 and _native():
         attention, experts, linear, glue = "cpu", "cpu", "cpu", "cpu"
         sampling = "cpu" if options.deterministic else "xla"
@@ -127,7 +131,7 @@ def choose_backends(
         linear if options.linear_backend == "auto" else options.linear_backend,
         glue if options.glue_backend == "auto" else options.glue_backend,
         sampling if options.sampling_backend == "auto" else options.sampling_backend,
-        "xla" if options.routing_backend == "auto" else options.routing_backend,
+        routing if options.routing_backend == "auto" else options.routing_backend,
     )
     chosen = chosen._replace(sums=_sums_of(chosen, options))
     for option, kernel in (
@@ -153,15 +157,25 @@ def on_hopper(platform: str, capability: str | None, dtype: jnp.dtype) -> bool:
 
 
 def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dtype: jnp.dtype) -> Backends:
-    """Return the kernels for a model: the CPU's glue, if it is not named and cannot serve the model, becomes XLA's."""
-    if options.glue_backend != "auto" or chosen.glue != "cpu":
-        return chosen
-    try:
-        require_served(model, chosen.glue)
-    except NoGlueKernel as error:
-        _log.info("norms, rotary embedding and KV writes run on plain XLA: %s", error)
-        return chosen._replace(glue="xla")
-    return chosen if kv_dtype.itemsize > 1 else chosen._replace(glue="xla")
+    """Return the kernels for a model: glue and routing that are not named, and cannot serve the model, become XLA's.
+
+    The log says so, and why.
+    """
+    if options.glue_backend == "auto" and chosen.glue != "xla":
+        try:
+            require_served(model, chosen.glue)
+        except NoGlueKernel as error:
+            _log.info("norms, rotary embedding and KV writes run on plain XLA: %s", error)
+            chosen = chosen._replace(glue="xla")
+        if chosen.glue == "cpu" and kv_dtype.itemsize == 1:
+            chosen = chosen._replace(glue="xla")
+    if options.routing_backend == "auto" and chosen.routing != "xla":
+        try:
+            require_routed(model)
+        except NoRoutingKernel as error:
+            _log.info("experts are chosen by plain XLA: %s", error)
+            chosen = chosen._replace(routing="xla")
+    return chosen
 
 
 def computes_rows_alone(chosen: Backends, params: Params, model: ModelConfig) -> bool:
@@ -226,6 +240,13 @@ def _sums_of(chosen: Backends, options: EngineConfig) -> Sums:
     if chosen.sampling == "cpu":
         return "cpu"
     return "triton" if options.deterministic and chosen.sampling == "triton" and _kernels_alone(chosen) else "xla"
+
+
+def _routing(*, installed: bool) -> Routing:
+    """Return the routing of one Hopper GPU: Triton's, if jax-triton is installed; the log says if it is not."""
+    if not installed:
+        _log.info("jax-triton is not installed: experts are chosen by plain XLA; install jswa[cuda12] or jswa[cuda13]")
+    return "triton" if installed else "xla"
 
 
 def _native() -> bool:

@@ -1,4 +1,4 @@
-"""Checks of small kernels that are named: sampling and routing on Triton, glue on Mosaic, products of 8-bit factors."""
+"""Checks of small kernels: sampling and routing on Triton, glue on Mosaic, products of 8-bit factors."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

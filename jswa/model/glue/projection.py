@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jswa.architecture import AttentionConfig, ModelConfig, Norm
+from jswa.architecture import AttentionConfig, ModelConfig, Norm, Rope
 from jswa.model.glue.products import rms_of
 from jswa.model.layers import RopeTables
 from pallas_kernels.cpu import glue as cpu
@@ -72,9 +72,19 @@ def require_served(model: ModelConfig, implementation: Implementation) -> None:
         heads = heads_of(layer.attention)
         if implementation == "cpu":
             cpu.require_served(heads)
+        elif implementation == "mosaic":
+            _require_hopper(model.d_model, heads, layer.attention.rope)
         for norm in (layer.pre_attn, layer.post_attn, layer.pre_mlp, layer.post_mlp, model.final_norm):
             if norm is not None:
                 rms_of(norm)
+
+
+def _require_hopper(width: int, heads: Heads, embedding: Rope | None) -> None:
+    """Raise NoGlueKernel if Hopper's kernels cannot serve the model's width or such heads."""
+    from pallas_kernels.glue.hopper import layouts, rope  # loads Mosaic's compiler
+
+    list(layouts.chunks(width))
+    rope.require_served(heads, 0 if embedding is None else len(embedding.inv_freq))
 
 
 def tables_of(config: AttentionConfig, ropes: RopeTables) -> tuple[Array, Array] | None:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jswa.architecture import RouterConfig
+from jswa.architecture import ModelConfig, RouterConfig
 from jswa.model.glue.products import FEW_TOKENS, UNIT
 from pallas_kernels.errors import NoRoutingKernel
-from pallas_kernels.experts.routing.plan import Router
+from pallas_kernels.experts.routing.plan import Router, require_held
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.glue.sums import apart, row_sums, softmax
 
@@ -49,6 +49,13 @@ def router_of(config: RouterConfig, top_k: int) -> Router:
         eps=config.eps,
         scale=config.scale,
     )
+
+
+def require_routed(model: ModelConfig) -> None:
+    """Raise NoRoutingKernel if the kernel cannot serve a router of the model, with the reason."""
+    for layer in model.layers:
+        if layer.moe is not None:
+            require_held(layer.moe.num_experts, router_of(layer.moe.router, layer.moe.top_k))
 
 
 def route(

@@ -12,11 +12,10 @@ from jaxtyping import Array, Float
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling
 from pallas_kernels.experts.routing import call
-from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights
+from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, require_held
 
 Implementation = Literal["xla", "triton"]  # "xla" is that of jswa
 
-_MOST_EXPERTS = 1_024
 _MOST_TILINGS = 2  # of a mixture's two grouped products
 
 
@@ -45,13 +44,9 @@ def route(
         ValueError: there are more than two tilings, or one of them twice.
         ImportError: jax-triton is not installed.
     """
-    experts = parts.shape[2]
     if parts.dtype != jnp.float32:
         raise NoRoutingKernel(f"logits of {parts.dtype}: routing_backend = triton takes float32")
-    if not router.top_k <= experts <= _MOST_EXPERTS:
-        raise NoRoutingKernel(
-            f"{experts} experts: routing_backend = triton takes {router.top_k} (top_k) to {_MOST_EXPERTS}"
-        )
+    require_held(parts.shape[2], router)
     if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
         raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")
     return call.route(parts, router, weights, tilings, x, scaled=scaled)

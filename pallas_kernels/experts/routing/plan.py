@@ -8,7 +8,10 @@ from typing import Literal, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Groups
+
+_MOST_EXPERTS = 1_024
 
 Score = Literal["softmax", "sigmoid", "top_k_softmax", "top_k_sigmoid"]
 
@@ -69,3 +72,11 @@ class Routed(NamedTuple):
     pair: Int[Array, " R"]
     tiles: tuple[Int[Array, "B 4"], ...]
     inputs: Float[Array, "R M"] | None = None
+
+
+def require_held(experts: int, router: Router) -> None:
+    """Raise NoRoutingKernel if the kernel does not hold so many experts."""
+    if not router.top_k <= experts <= _MOST_EXPERTS:
+        raise NoRoutingKernel(
+            f"{experts} experts: routing_backend = triton takes {router.top_k} (top_k) to {_MOST_EXPERTS}"
+        )

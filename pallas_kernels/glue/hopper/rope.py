@@ -118,8 +118,7 @@ def rotate_and_write(
     """
     cos, sin = rope or (None, None)
     heads = heads._replace(interleaved=heads.interleaved and rope is not None)
-    for kind in _kinds(heads):
-        spans(heads, kind.size, 0 if cos is None else cos.shape[-1], rotates=kind.rotates)
+    require_served(heads, 0 if cos is None else cos.shape[-1])
 
     def split(x: Array | None) -> Array | None:
         return x if x is None or not heads.interleaved else x.reshape(*x.shape[:-1], -1, 2)
@@ -145,6 +144,13 @@ def rotate_and_write(
     given, pages = {name: x for name, x in named.items() if x is not None}, split(kv)
     q, written = _run(heads, dtype, given, pages)
     return q.reshape(values.shape[1], heads.kv_heads, heads.rows, heads.head_dim), written.reshape(kv.shape)
+
+
+def require_served(heads: Heads, half: int) -> None:
+    """Raise NoGlueKernel if the kernel cannot serve such heads, of which `half` pairs are rotated."""
+    turned = heads._replace(interleaved=heads.interleaved and half > 0)
+    for kind in _kinds(turned):
+        spans(turned, kind.size, half, rotates=kind.rotates)
 
 
 def spans(heads: Heads, size: int, half: int, *, rotates: bool) -> list[Span]:

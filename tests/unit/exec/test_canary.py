@@ -246,7 +246,7 @@ def small_checks(
 
 
 @pytest.mark.parametrize("fault", [None, "norms", "rope"])
-def test_the_glue_is_checked_if_it_is_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms of products and of experts, rotation and KV, interpreted; a broken kernel is refused by name."""
     names = {"norms": ("residual_norms", norms), "rope": ("rotate_and_write", rope)}
     if fault is not None:
@@ -330,7 +330,9 @@ def test_the_glue_is_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytes
 
 @pytest.mark.triton
 @pytest.mark.parametrize("fault", [None, "sampling", "routing", "copies"])
-def test_sampling_and_routing_are_checked_if_they_are_named(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_and_routing_are_checked_if_they_are_tritons(
+    fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In Triton's interpreter: draws of all limits, routing in both buckets."""
     from tests.support.kernels import triton_interpreter
 

@@ -116,6 +116,23 @@ def test_models_that_the_kernels_cannot_serve_are_refused(model: str, refused: s
 
 
 @pytest.mark.parametrize(
+    ("width", "head_dim", "refused"),
+    [(2880, 64, None), (100, 64, "100 columns"), (2880, 68, "head_dim = 68, 64 of it")],
+)
+def test_sizes_that_hopper_cannot_serve_are_refused(width: int, head_dim: int, refused: str | None) -> None:
+    """Before anything is compiled."""
+    model = parse_config(CONFIGS["gpt-oss-20b"], weights=False)
+    layer = model.layers[0]
+    attention = dataclasses.replace(layer.attention, head_dim=head_dim, v_head_dim=head_dim)
+    model = dataclasses.replace(model, d_model=width, layers=(dataclasses.replace(layer, attention=attention),))
+    if refused is None:
+        require_served(model, "mosaic")
+        return
+    with pytest.raises(NoGlueKernel, match=refused):
+        require_served(model, "mosaic")
+
+
+@pytest.mark.parametrize(
     ("model", "refused"), [("MiMo-V2-Flash/V2.5", "V of 128 numbers"), ("Llama-4-Scout", "interleaved pairs")]
 )
 def test_models_that_the_cpu_cannot_serve_are_refused(model: str, refused: str) -> None:
