@@ -87,11 +87,9 @@ class EngineConfig:
             bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output (quantization); the
             numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly.
         glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
-            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer on Hopper;
-            auto chooses it on one such GPU.
-        routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert. auto chooses by
-            device and model; xla runs on any device. triton does it in one kernel, on one NVIDIA GPU since Ampere; auto
-            chooses it on one Hopper GPU with jax-triton.
+            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer on Hopper.
+        routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert; auto as above. xla
+            runs on any device. triton does it in one kernel, on one NVIDIA GPU since Ampere.
         sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
             reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the compiled
             kernels of a CPU, so that they do not depend on other rows.
