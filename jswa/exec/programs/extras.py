@@ -131,7 +131,7 @@ def count_tokens(
     seen = extras["seen"]
     for start in range(0, len(tokens), _PIECE):
         piece = slice(start, start + _PIECE)
-        now = seen.at[row_ids[piece], tokens[piece]].get(mode="fill", fill_value=0)
+        now = seen.at[row_ids[piece], tokens[piece]].get(mode="clip")  # of rows without extras it does not matter
         # All tokens of a piece may be the same one: stop counting while the count of a whole piece still fits.
         counted = generated[piece] & ((now & jnp.uint16(MOST)) <= MOST - len(tokens[piece]))
         rows = jnp.where(counted, row_ids[piece], len(seen))
@@ -142,23 +142,18 @@ def count_tokens(
 def note_recent(
     extras: Extras,
     tokens: Int[Array, " T"],
-    row_ids: Int[Array, " R"],
-    first_token: Int[Array, " R"],
-    starts: Int[Array, " R"],
-    counts: Int[Array, " R"],
+    row_ids: Int[Array, " T"],
+    positions: Int[Array, " T"],
+    ends: Int[Array, " T"],
 ) -> Extras:
     """Note the last tokens of rows, drafts among them, before a step samples. Row ids past the end note nothing.
 
     Args:
-        first_token, starts, counts: index and position of each row's first token, and how many it runs.
+        ends: one past the last position that the row of each token runs.
     """
-    last = (starts + counts - 1)[:, None]
-    # The latest position that belongs to each place; the step runs it unless it lies before the row's first token.
-    positions = last - (last - jnp.arange(_RING, dtype=jnp.int32)[None]) % _RING
-    own = tokens[jnp.clip(first_token[:, None] + positions - starts[:, None], 0, len(tokens) - 1)]
-    before = extras["recent"].at[row_ids].get(mode="fill", fill_value=0)
-    recent = jnp.where(positions >= starts[:, None], own, before)
-    return {**extras, "recent": extras["recent"].at[row_ids].set(recent, mode="drop")}
+    recent = extras["recent"]
+    rows = jnp.where(positions >= ends - _RING, row_ids, len(recent))
+    return {**extras, "recent": recent.at[rows, positions % _RING].set(tokens, mode="drop")}
 
 
 def banned_tokens(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
@@ -106,6 +106,16 @@ def running(inputs: Inputs, spans: Spans, drafts: Int[Array, " R"]) -> Inputs:
     return inputs._replace(rows=records.at[:, columns].add(-fewer))
 
 
+def by_token(values: Shaped[Array, " R"], token_rows: Int[Array, " T"], bucket: Bucket) -> Shaped[Array, " T"]:
+    """Return the value of each token's row: without a gather where rows have places, which XLA does not see by itself.
+
+    `token_rows`: the row of each token; see `StepIndices`.
+    """
+    if not bucket.decode or bucket.shared:
+        return values[token_rows]
+    return values if bucket.per_row == 1 else jnp.repeat(values, bucket.per_row)
+
+
 def _tokens_of_rows(
     planned: Int[Array, " R"], row: Int[Array, " R"], bucket: Bucket
 ) -> tuple[Int[Array, " R"], Int[Array, " T"], Int[Array, " T"]]:
@@ -146,15 +156,19 @@ def step_indices(
     row_ids, starts, counts, drafts = row_spans(inputs, state)
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     first_token, token, token_row = _tokens_of_rows(inputs.column("count"), row, bucket)
-    shift, end = jnp.stack([starts - first_token, first_token + counts])[:, token_row]
-    real = token < end
-    positions = jnp.where(real, shift + token, 0)
+
+    def spread(values: Int[Array, " R"]) -> Int[Array, " T"]:
+        return by_token(values, token_row, bucket)
+
+    real = token < spread(first_token + counts)
+    positions = jnp.where(real, spread(starts - first_token) + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
-    token_row_id = row_ids[token_row]
+    token_row_id = spread(row_ids)
     num_blocks = state["lanes"][0].shape[1]
 
     def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
-        pages = table.at[token_row_id, page].get(mode="fill", fill_value=0)
+        # Padding is not written, so its page may be any.
+        pages = table.at[token_row_id, page].get(mode="clip")
         last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
         return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
 
@@ -163,17 +177,20 @@ def step_indices(
         page_rows = state["full_table"].at[row_ids].get(mode="fill", fill_value=0)
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
         # Earlier positions are in shared cache pages that already hold this KV: do not write them.
-        written = real & (positions >= inputs.column("full_write_from")[token_row])
+        written = real & (positions >= spread(inputs.column("full_write_from")))
         full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
         first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
         first_page = first // layout.page_size
-        width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, state["local_table"].shape[1])
+        table = state["local_table"]
+        width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
         columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        page_rows = state["local_table"].at[row_ids[:, None], columns].get(mode="fill", fill_value=0)
+        # With mode="fill" XLA would compute `there` in a kernel of its own.
+        there = (row_ids < len(table))[:, None] & (columns < table.shape[1])
+        page_rows = jnp.where(there, table.at[row_ids[:, None], columns].get(mode="clip"), 0)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
-        local = kind(state["local_table"], num_blocks, rows, real)
+        local = kind(table, num_blocks, rows, real)
     most = bucket.per_row if bucket.decode else None
     tiles = {size: tile_rows(counts, first_token, token_row, size, most) for size in sorted(set(tile_tokens))}
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1, 1)

@@ -19,7 +19,7 @@ from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, laye
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
-from jswa.exec.programs.indices import StepIndices, row_spans, running, step_indices
+from jswa.exec.programs.indices import StepIndices, by_token, row_spans, running, step_indices
 from jswa.exec.programs.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
@@ -262,14 +262,15 @@ def forward(
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
         state = note_texts(state, tokens, indices)
     with named_scope("extras"):
-        generated = indices.positions >= inputs.column("prompt_length")[indices.token_rows]
+        spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
+        generated = indices.positions >= spread(inputs.column("prompt_length"))
         if config.bucket.drafts:  # which count if they are right
-            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - indices.first_token[indices.token_rows]
-            generated &= place < (indices.counts - indices.drafts)[indices.token_rows]
-        row_ids = jnp.where(indices.real, inputs.column("extras")[indices.token_rows], config.pack.max_rows)
+            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
+            generated &= place < spread(indices.counts - indices.drafts)
+        row_ids = jnp.where(indices.real, spread(inputs.column("extras")), config.pack.max_rows)
         extras = count_tokens(state["extras"], tokens, row_ids, generated)
-        places = indices.first_token, indices.starts, indices.counts
-        extras = note_recent(extras, tokens, inputs.column("extras"), *places)
+        ends = spread(indices.starts + indices.counts)
+        extras = note_recent(extras, tokens, row_ids, indices.positions, ends)
     lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(layer_scales, params, state, config)
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
@@ -287,8 +288,9 @@ def forward(
         lanes[lane], out = attend_layer(config, indices, layer, lanes[lane], q, kv, sinks, scales(layer), last=last)
         return out
 
-    select = None if every else indices.last_tokens
-    adapters = None if inputs.adapters is None else inputs.adapters[indices.token_rows]
+    # The tokens of a decode step without drafts are each row's last.
+    select = None if every or config.bucket.one_each else indices.last_tokens
+    adapters = None if inputs.adapters is None else spread(inputs.adapters)
     tap = None if placed is None or placed.only_last else taps.__setitem__
     chosen = dict[int, Array]()
     routed = chosen.__setitem__ if config.experts else None

@@ -335,10 +335,9 @@ def test_the_last_token_of_a_bad_word_is_banned_behind_the_others(data: st.DataO
         end = min(len(whole), cached + data.draw(st.sampled_from([1, 1, 2, 8, 32])))
         drafts = data.draw(st.integers(0, 7))  # wrong ones, which the next step overwrites
         tokens = np.resize(whole[cached:end], 40).astype(np.int32)
-        starts, counts = np.array([0, cached]), np.array([1, end + drafts - cached])
-        extras = _note(
-            extras, np.concatenate([tokens[-1:], tokens]), np.array([2, 1]), np.array([0, 1]), starts, counts
-        )
+        real, positions = np.arange(40) < end + drafts - cached, cached + np.arange(40)
+        ends = np.full(40, end + drafts)
+        extras = _note(extras, tokens, np.where(real, 1, TABLE), positions, ends)
         if end > len(prompt):
             length = end - len(prompt)
             found = _banned(extras, np.array([1]), np.array([end]), np.array([len(prompt)]))[0].tolist()
