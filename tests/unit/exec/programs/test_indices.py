@@ -15,7 +15,7 @@ from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, pack, unpack
 from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.indices import StepIndices, step_indices
+from jswa.exec.programs.indices import StepIndices, by_token, step_indices
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.plan import FROM_DEVICE, StepPlan
 from tests.support.builders import changed, make_plan, share
@@ -90,6 +90,28 @@ def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *
     cells = list(zip(kind.write_pages.tolist(), kind.write_offsets.tolist(), strict=True))
     assert len(set(cells)) == len(cells), "the scatter relies on unique indices"
     assert (kind.rows.counts[plan.num_rows :] == 0).all()
+    assert (kind.rows.page_rows[plan.num_rows :] == 0).all(), "rows that do not exist read the block of zeros"
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        Bucket(4, 4, decode=True),
+        Bucket(8, 4, decode=True, drafts=1),
+        Bucket(8, 4, decode=True, drafts=3),
+        Bucket(9, 4, decode=False),
+    ],
+    ids=str,
+)
+def test_tokens_have_the_values_of_their_rows(bucket: Bucket) -> None:
+    """Whether rows have places, share them, or lie one behind the other; places need no gather."""
+    values, places = jnp.arange(bucket.rows) * 10, bucket.decode and not bucket.shared
+    rows = jnp.arange(bucket.tokens) // bucket.per_row if places else jnp.array([0, 0, 1, 2, 2, 3, 3, 3, 3])
+    rows = rows[: bucket.tokens]
+    assert by_token(values, rows, bucket).tolist() == values[rows].tolist()
+    found = str(jax.make_jaxpr(partial(by_token, bucket=bucket))(values, rows))
+    assert ("gather" in found) != places
+    assert bucket.one_each == (places and bucket.tokens == bucket.rows)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
