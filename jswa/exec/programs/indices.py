@@ -74,16 +74,17 @@ class Spans(NamedTuple):
         return found
 
 
-def row_spans(inputs: Inputs, state: DeviceState) -> Spans:
+def row_spans(inputs: Inputs, state: DeviceState, *, known: bool = False) -> Spans:
     """Return what each row runs.
 
     A row whose start the host does not know goes on at the state's length. Its last token is never run: positions from
-    limit - 1 on are padding.
+    limit - 1 on are padding. `known`: the host knows all starts, so that nothing of this is computed.
     """
     row_ids, starts, counts = inputs.column("row_id"), inputs.column("start"), inputs.column("count")
-    goes_on = starts == FROM_DEVICE
-    starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
-    counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
+    if not known:
+        goes_on = starts == FROM_DEVICE
+        starts = jnp.where(goes_on, state["length"].at[row_ids].get(mode="fill", fill_value=0), starts)
+        counts = jnp.where(goes_on, jnp.clip(inputs.column("limit") - 1 - starts, 0, counts), counts)
     # Only drafts lie behind a row's limit.
     drafts = jnp.clip(inputs.column("samples") - 1, 0, jnp.maximum(counts - 1, 0))
     return Spans(row_ids, starts, counts, drafts)
@@ -143,6 +144,7 @@ def step_indices(
     layout: KVLayout,
     bucket: Bucket,
     tile_tokens: Collection[int] = (TILE_TOKENS,),
+    known: bool = False,
 ) -> StepIndices:
     """Derive all gather and scatter indices of a step, int32.
 
@@ -152,8 +154,9 @@ def step_indices(
 
     Args:
         tile_tokens: tokens per query tile, one value for each tiling that a layer needs.
+        known: see `row_spans`.
     """
-    row_ids, starts, counts, drafts = row_spans(inputs, state)
+    row_ids, starts, counts, drafts = row_spans(inputs, state, known=known)
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     first_token, token, token_row = _tokens_of_rows(inputs.column("count"), row, bucket)
 

@@ -31,7 +31,8 @@ class DeviceState(TypedDict):
         lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; within a step the first
             axis is 1, the device's own. Block 0 stays zero. All other arrays are on every device.
         full_table, local_table: page id by absolute page position; entries of freed pages are stale.
-        length: the position from which each row goes on, if its start is FROM_DEVICE in the plan.
+        length: the position from which each row goes on, if its start is FROM_DEVICE in the plan. Without speculation
+            no start is, and steps leave it as it was.
         last_token: the token that each row sampled last.
         extras: counts, biases and masks of the rows that have penalties or constraints.
         texts: in which drafts are looked up; None without.

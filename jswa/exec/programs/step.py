@@ -149,7 +149,9 @@ def finish_half(
     with named_scope("sampling"):
         right = jnp.where(half.samples, accepted(draws.tokens, half.drafts), 0)
         row_ids = column(rows, "row_id")
-        length = state["length"].at[row_ids].set(half.first + right, mode="drop")
+        length = state["length"]
+        if config.speculation is not None:  # without drafts the plan has all lengths
+            length = length.at[row_ids].set(half.first + right, mode="drop")
         last = jnp.take_along_axis(draws.tokens, right[:, None], axis=1)[:, 0]
         sampled = jnp.where(half.samples, row_ids, config.pack.max_rows)
         last_token = state["last_token"].at[sampled].set(jnp.maximum(last, 0), mode="drop")
@@ -324,7 +326,8 @@ def _index(
             own = running(inputs, row_spans(inputs, state), proposed(drafts))
         sizes = [layer_tile_tokens(config, layer) for layer in range(len(config.model.layers))]
         sizes += [] if config.placed is None else config.placed.tile_sizes
-        indices = step_indices(own, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes)
+        known = config.speculation is None
+        indices = step_indices(own, state, layout=config.layout, bucket=config.bucket, tile_tokens=sizes, known=known)
         # A row whose next token the host does not know yet runs the token that it sampled last.
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = inputs.tokens[indices.token_rows] if config.bucket.shared else inputs.tokens

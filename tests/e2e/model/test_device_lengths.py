@@ -1,10 +1,14 @@
 """Steps that take the lengths of their rows from the device (`DeviceState.length`) instead of the plan."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from jswa.engine import Engine
+from jswa.exec.runner import Runner
 from jswa.plan import FROM_DEVICE, StepPlan
+from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts
 
@@ -26,13 +30,16 @@ class Lengths:
 
 def generate(lengths: Lengths | None, bad_words: tuple[tuple[int, ...], ...]) -> dict[str, list[int | None]]:
     """Return the tokens of all prompts, sampled together with keys of their own."""
-    model, _, layout, limits, runner = small_engine_parts()
+    model, params, layout, limits, runner = small_engine_parts()
+    if lengths is not None:  # programs without speculation know all starts
+        limits = replace(limits, speculation=Speculation("ngram", 1).of_length(limits.max_model_len))
+        runner = Runner(model, params, layout, limits)
     engine = Engine(model, limits, layout, runner)
     engine.stepping.before_launch = lengths
     said: dict[str, list[int | None]] = {}
     for number, prompt in enumerate(PROMPTS):
-        params = SamplingParams(temperature=1.0, seed=number, max_tokens=20, ignore_eos=True)
-        engine.add(engine.request(f"{number}", prompt, params, bad_words=bad_words if number else ()))
+        asked = SamplingParams(temperature=1.0, seed=number, max_tokens=20, ignore_eos=True)
+        engine.add(engine.request(f"{number}", prompt, asked, bad_words=bad_words if number else ()))
     while engine.has_work():
         for event in engine.step():
             said.setdefault(event.request_id, []).append(event.token)
