@@ -74,6 +74,21 @@ class Spans(NamedTuple):
         return found
 
 
+def enter_pages(state: DeviceState, inputs: Inputs, layout: KVLayout) -> DeviceState:
+    """Return the state with the plan's page-table entries, of the kinds of layers that the model has."""
+    full_table, local_table = state["full_table"], state["local_table"]
+    if layout.full is not None:
+        full_table = _enter(full_table, inputs.full_pages)
+    if layout.local is not None:
+        local_table = _enter(local_table, inputs.local_pages)
+    return {**state, "full_table": full_table, "local_table": local_table}
+
+
+def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
+    """Return a page table with new entries; padding entries name a row that does not exist."""
+    return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")
+
+
 def row_spans(inputs: Inputs, state: DeviceState, *, known: bool = False) -> Spans:
     """Return what each row runs.
 

@@ -19,7 +19,7 @@ from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, laye
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
-from jswa.exec.programs.indices import StepIndices, by_token, row_spans, running, step_indices
+from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices
 from jswa.exec.programs.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
 from jswa.exec.programs.state import DeviceState, SamplingState
@@ -73,7 +73,8 @@ def propose_drafts(
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
     """Return the state and the drafts of a step, ABSENT behind the last of a row; the step itself has yet to run."""
     inputs = unpack(packed, config.pack)
-    state = _enter_pages(state, inputs)
+    with named_scope("indices"):
+        state = enter_pages(state, inputs, config.layout)
     return make_drafts(params, state, inputs, config, partial(_index, state, inputs, None, config))
 
 
@@ -256,7 +257,8 @@ def forward(
     the experts of each token that has a hidden state (`StepOutputs.experts`), if the program gives them.
     """
     placed, decoder = config.placed, decoder_of(config, params)
-    state = _enter_pages(state, inputs)
+    with named_scope("indices"):
+        state = enter_pages(state, inputs, config.layout)
     if drafts is None:
         state, drafts = make_drafts(params, state, inputs, config, partial(_index, state, inputs, None, config))
     tokens, indices = _index(state, inputs, drafts, config)
@@ -303,14 +305,6 @@ def forward(
         with named_scope("drafts"):
             state, carry = placed.absorb(params, decoder, state, tokens, indices, taps)
     return state, hidden, indices, drafts, finite, carry, experts
-
-
-def _enter_pages(state: DeviceState, inputs: Inputs) -> DeviceState:
-    """Return the state with the plan's page-table entries."""
-    with named_scope("indices"):
-        full_table = _enter(state["full_table"], inputs.full_pages)
-        local_table = _enter(state["local_table"], inputs.local_pages)
-        return {**state, "full_table": full_table, "local_table": local_table}
 
 
 def _index(
@@ -396,8 +390,3 @@ def attend_layer(
         attend=static(config.model.layers[layer].attention),
         backends=config.backends,
     )
-
-
-def _enter(table: Int[Array, "max_rows N"], entries: Int[Array, "U 3"]) -> Int[Array, "max_rows N"]:
-    """Return the page table with the plan's new entries; padding entries name a row that does not exist."""
-    return table.at[entries[:, 0], entries[:, 1]].set(entries[:, 2], mode="drop")
