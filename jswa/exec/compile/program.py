@@ -37,10 +37,13 @@ _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {
 # layers to float32 before the first product; the one for memory widens each matrix when its product comes.
 _SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 # A CPU's code is made by one thread: two need 10 MB more, and take both cores from the steps beside them.
+# On a GPU XLA compiles each of its small kernels a second time to time both, which is half of its work: the kernels of
+# a step that take time are ours, and products are tuned all the same.
 _OPTIONS = {
     "xla_disable_hlo_passes": "rematerialization",
     "xla_cpu_scheduler_type": _SCHEDULER,
     "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_gpu_experimental_enable_fusion_autotuner": False,
 }
 
 
