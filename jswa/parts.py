@@ -229,7 +229,7 @@ def _runner(
         broadcast=hosts.broadcast if hosts is not None and not hosts.member.rank else None,
         adapters=None if room is None else AdapterRoom(Placement(loaded.model, machine.mesh), room.rank, params, store),
         store=store,
-        all_at_start=machine.on_gpu or hosts is not None,
+        all_at_start=hosts is not None or (machine.on_gpu and bool(sized.limits.step_sizes)),
         drafter=sized.drafter,
     )
     if machine.on_gpu:

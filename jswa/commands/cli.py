@@ -387,9 +387,9 @@ def _command(arguments: list[str]) -> list[str]:
 def main() -> NoReturn:
     """Run the command line and end the process with its exit status."""
     status = run(sys.argv[1:])
-    steps = sys.modules.get("jswa.exec.compile.steps")
+    ending = sys.modules.get("jswa.exec.compile.ending")
     # Nobody waits for a program that is compiled now. While a thread compiles one, jax's exit functions must not run.
-    is_quiet = steps is None or steps.end_compiling(0.1)
+    is_quiet = ending is None or ending.end_compiling(0.1)
     (atexit._run_exitfuncs if is_quiet else logging.shutdown)()
     with contextlib.suppress(OSError, ValueError):  # a closed stream, or a broken pipe
         sys.stdout.flush()

@@ -19,9 +19,11 @@ from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
+from jswa.exec.compile.ending import compile_beside
 from jswa.exec.compile.program import no_drafts, step_input
-from jswa.exec.compile.steps import StepPrograms, compile_beside, described
+from jswa.exec.compile.steps import StepPrograms, described
 from jswa.exec.compile.store import ProgramStore
+from jswa.exec.compile.turns import together
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
@@ -68,11 +70,10 @@ _WARM_UPS = 3  # the first run of a program loads its kernels, the second record
 class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
-    All programs of the steps without log probabilities are compiled at start; or the two largest, which hold every
-    plan, and the others beside the steps. The log probability families are compiled by `prepare`, or bucket by bucket
-    when they are first used; on a GPU the largest programs of each at start too, so that XLA tunes their matrix
-    products before the arena takes the memory, and while nothing else runs. The programs that copy pages to the host
-    and back are compiled by `prepare_copies`.
+    At start it compiles the fewest programs that hold every plan, on a GPU also the smallest for decode steps; or all
+    of the steps without log probabilities. Others follow beside the steps; on a GPU behind `warm_up`, unasked. Those of
+    log probabilities and late masks are compiled by `prepare`, or bucket by bucket when they are first used, those that
+    copy pages to the host and back by `prepare_copies`.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -81,7 +82,7 @@ class Runner:
             host broadcasts, and the runners of the others `follow`.
         adapters: the room for LoRA adapters among the parameters, if there is any.
         store: keeps compiled programs for later starts.
-        all_at_start: False: compile only the largest programs now, and the others in a thread, until `close`.
+        all_at_start: False: compile only the fewest programs now, and the others in threads, until `close`.
         drafter: one device's part of a drafter whose parameters are among `params`.
 
     Attributes:
@@ -125,17 +126,17 @@ class Runner:
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
         self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
-        # To compile one step program takes 350 MB; on a CPU, whose memory others share, only one is compiled at a time.
-        pool = ThreadPoolExecutor(None if on_gpu else 1)
+        # A CPU compiles one at a time (350 MB, and others share the memory), and traces the next one meanwhile.
+        pool = ThreadPoolExecutor(max(2, together()))
         try:
             first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
             steps = {number: pool.submit(self._steps.compile, number) for number in first}
+            extras, texts = self._shapes["extras"], self._shapes["texts"]
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
-            self._extras = pool.submit(compile_extras, self._shapes["extras"], store).result()
-            self._set_masks = pool.submit(compile_set_masks, self._shapes["extras"], store).result()
-            texts = self._shapes["texts"]
+            self._extras = pool.submit(compile_extras, extras, store).result()
+            self._set_masks = pool.submit(compile_set_masks, extras, store).result()
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         finally:
@@ -145,7 +146,8 @@ class Runner:
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
         self._drafts: jax.Array | None = None  # of a step whose first half takes them
-        if len(first) < len(self.buckets):
+        self._more_after_warm_up = on_gpu and not all_at_start
+        if len(first) < len(self.buckets) and not self._more_after_warm_up:
             compile_beside(self._steps, self)
 
     def close(self) -> None:
@@ -165,8 +167,8 @@ class Runner:
     def warm_up(self) -> None:
         """Check all kernels, then run every compiled program three times without rows: nothing on the device changes.
 
-        Afterwards no request waits until kernels are loaded and CUDA graphs recorded. With several hosts, each calls
-        this before the first launch. Raises KernelError if a kernel gives wrong numbers.
+        Afterwards no request waits until kernels of these are loaded and CUDA graphs recorded. With several hosts, each
+        calls this before the first launch. Raises KernelError if a kernel gives wrong numbers.
         """
         from jswa.exec.canary.kernels import check_kernels  # imports Mosaic, which takes 0.5 s
 
@@ -186,6 +188,8 @@ class Runner:
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
+        if self._more_after_warm_up:
+            compile_beside(self._steps, self, together())
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan, or the first half of its step if it has late masks, and return at once.
@@ -258,7 +262,7 @@ class Runner:
     def prepare(
         self, feature: Feature, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = lambda: False
     ) -> None:
-        """Compile what plans with a feature run in, one program after the other; another thread may launch meanwhile.
+        """Compile what plans with a feature run in; another thread may launch meanwhile.
 
         Args:
             fewest: only the largest buckets, which hold every plan; until the others are compiled, plans run in these.
@@ -313,11 +317,7 @@ class Runner:
         contents: list[Shaped[np.ndarray, "m elems"]],
         rows: Int[np.ndarray, " n"],
     ) -> None:
-        """Overwrite each slot with a row of `contents`; the next step sees it.
-
-        Args:
-            contents: by lane, and in each lane by device.
-        """
+        """Overwrite each slot with a row of `contents`, by lane, and in each lane by device; the next step sees it."""
         self.prepare_copies()
         assert self._copies is not None
         # Padding ids are dropped, so any row may stand there.
@@ -341,7 +341,7 @@ class Runner:
     def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in [program - STEP for program, _ in launches if program >= STEP]:
-            self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_once(number)
+            self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_now(number)
         outputs = None
         for program, arrays in launches:
             if program >= STEP and self._on_cpu:

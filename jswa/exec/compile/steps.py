@@ -1,12 +1,11 @@
 """The step programs of an engine: compiled at start, when a step needs them, or beside the steps."""
 
-import atexit
 import ctypes
 import logging
 import time
-import weakref
 from collections.abc import Callable, Collection, Mapping
-from threading import Event, Lock, Thread
+from contextlib import nullcontext
+from threading import Event, Lock
 
 import jax
 
@@ -15,8 +14,10 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, pick_bucket
+from jswa.exec.compile.ending import end_at_exit
 from jswa.exec.compile.program import compile_step
 from jswa.exec.compile.store import ProgramStore
+from jswa.exec.compile.turns import Turns, side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import Part, StepConfig
@@ -36,8 +37,8 @@ _HALVES: tuple[Family, ...] = (
 _NAMES: Mapping[Part, str] = {
     "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
 }  # fmt: skip
+_EARLY = 2  # sizes that a GPU gets before the other families: one of decode steps and one of prompts
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
-_engines: weakref.WeakSet["StepPrograms"] = weakref.WeakSet()  # those that may compile beside steps
 
 
 class StepPrograms:
@@ -72,7 +73,11 @@ class StepPrograms:
         self._params = {name: _shape(value) for name, value in params.items()}
         self._state = state
         self._store = store
-        self._lock = Lock()
+        self._together = together()
+        self._turns = Turns(self._together)
+        self._counting = Lock()
+        self._begun: set[int] = set()  # those that `compile_wanted` has begun
+        self._later: list[int] = []  # those that are compiled beside the steps, wanted or not; most useful first
         self._deterministic = limits.one_bucket
         self._features: set[Feature] = {"none"}
         self._covered: set[Family] = set()
@@ -83,7 +88,7 @@ class StepPrograms:
         self._of_decode: dict[tuple[object, ...], tuple[int, ...]] = {}  # those of decode steps, once compiled
         self._chosen = 0
         self._ended = False
-        _end_at_exit(self)
+        end_at_exit(self)
         adapters = has_adapters(params)
 
         def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
@@ -130,18 +135,45 @@ class StepPrograms:
         return found
 
     def first(self, *, all_at_start: bool, on_gpu: bool) -> list[int]:
-        """Return the numbers of the programs that an engine compiles at start.
+        """Return the numbers of the programs that an engine compiles at start, and decide which follow unasked.
 
         These are all without log probabilities and late masks, and on a GPU the largest with some; or only the largest
-        without.
+        without. Then a GPU gets its smallest decode step at start too: for one request the largest takes four times as
+        long. All other sizes follow there, and the largest programs of the other families early among them.
         """
-        first, late = self.families({"none"}), (*_WHOLE, *_HALVES)
-        if not all_at_start:
-            self._covered.update(first)
-            return [number for family in first for number in self.largest(family)]
-        self._drafts_too = True
-        rest = [number for family in late if family not in first for number in self.largest(family)] if on_gpu else []
-        return [*(number for family in first for number in self.family(family)), *rest]
+        first = self.families({"none"})
+        largest = [number for family in first for number in self.largest(family)]
+        every = [number for family in (*_WHOLE, *_HALVES) for number in self.largest(family)]
+        if all_at_start:
+            self._drafts_too = True
+            whole = [number for family in first for number in self.family(family)]
+            return list(dict.fromkeys((*whole, *every))) if on_gpu else whole
+        self._covered.update(first)
+        if not on_gpu:
+            return largest
+        begin = sorted({*largest, *(number for family in first for number in self._decoding(family)[:1])})
+        sizes, often = self._by_use(first), self.families({"none", "sampled", "split"})
+        early = [number for family in often for number in self.largest(family)]
+        later = dict.fromkeys((*sizes[:_EARLY], *early, *sizes[_EARLY:], *every))
+        self._later = [number for number in later if number not in begin]
+        return begin
+
+    def _decoding(self, family: Family) -> list[int]:
+        """Return the numbers of a family's programs for decode steps, smallest first, without those for drafts."""
+        return [self._numbers[*family, b] for b in self._buckets[family] if b.decode and self._is_needed(b)]
+
+    def _by_use(self, families: Collection[Family]) -> list[int]:
+        """Return the numbers of families' programs, without those for drafts: those that halve the widest gaps first.
+
+        Until a program is compiled its plans run in the next larger one that is.
+        """
+        ranked: list[tuple[int, int]] = []
+        for family in families:
+            every, decoding = self.family(family), self._decoding(family)
+            others = [n for n in every if n not in decoding and self._is_needed(self.configs[n].bucket)]
+            for numbers in (decoding, others):
+                ranked += [(-(place & -place), n) for place, n in enumerate(reversed(numbers)) if place]
+        return [number for _, number in sorted(ranked)]
 
     def choose(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the number of the program that a plan runs in; or of its drafts, if it has any, and of both halves.
@@ -232,7 +264,9 @@ class StepPrograms:
         stop: Callable[[], bool] = lambda: False,
         before: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Compile what plans with a feature, and those prepared before, run in; one program after the other.
+        """Compile what plans with a feature, and those prepared before, run in.
+
+        Several programs at a time, if there is no pause: then someone waits for them, and no other begins meanwhile.
 
         Args:
             fewest, pause, stop: see `Runner.prepare`.
@@ -240,30 +274,56 @@ class StepPrograms:
         """
         families = self.families({*self._features, feature})
         numbers = [n for family in families for n in (self.largest(family) if fewest else self.family(family))]
-        for number in [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]:
+
+        def compile_beside_steps(number: int) -> None:
             if stop() or self._ended:
                 return
             if number not in self.compiled:
                 before(number)
             begin, chosen = time.monotonic(), self._chosen
-            if self.compile_once(number):
-                self.compiled_beside += 1
+            if self._compile_beside(number, urgent=not pause):
                 wait = pause * (time.monotonic() - begin) if self._chosen > chosen else 0.0
                 end = time.monotonic() + wait
                 while time.monotonic() < end and not (stop() or self._ended):
                     time.sleep(0.05)
+
+        needed = [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]
+        with nullcontext() if pause else self._turns.urgent():
+            side_by_side(needed, compile_beside_steps, 1 if pause else self._together)
+        if stop() or self._ended:
+            return
         self._features.add(feature)
         self._covered.update(families)
 
     def compile_wanted(self) -> None:
-        """Compile what plans want often, as soon as they do, until `end` is called."""
+        """Compile what plans want often, as soon as they do, and meanwhile what follows unasked, until `end` is called.
+
+        Several threads may run this.
+        """
         while not self._ended:
+            number = self._next()
+            if number is not None:
+                self._compile_beside(number)
+                continue
             self.news.wait()
             self.news.clear()
+
+    def _next(self) -> int | None:
+        """Return the number of a program that is to be compiled beside the steps, if there is one."""
+        with self._counting:
             often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
-            for number in dict.fromkeys(number for numbers in often for number in numbers):
-                if not self._ended:
-                    self.compiled_beside += self.compile_once(number)
+            missing = [n for numbers in often for n in numbers if n not in self.compiled and n not in self._begun]
+            number = missing[0] if missing else self._later.pop(0) if self._later else None
+            if number is not None:
+                self._begun.add(number)
+            return number
+
+    def _compile_beside(self, number: int, *, urgent: bool = False) -> bool:
+        """Compile a program unless another thread has, and count it; return whether it was compiled here."""
+        compiled = self.compile_once(number, urgent=urgent)
+        with self._counting:
+            self.compiled_beside += compiled
+        return compiled
 
     def end(self) -> None:
         """Let no thread that compiles beside the steps begin a further program."""
@@ -272,17 +332,23 @@ class StepPrograms:
 
     def seize(self, seconds: float) -> bool:
         """Wait until no program is being compiled, and let none begin; return False after `seconds` (-1: no limit)."""
-        return self._lock.acquire(timeout=seconds)
+        return self._turns.seize(seconds)
 
-    def compile_once(self, number: int) -> bool:
-        """Compile a step program unless another thread has; return whether it was compiled here."""
-        with self._lock:
-            if number in self.compiled:
-                return False
-            config = self.configs[number]
-            _log.info("compiling %s", described(config))
-            self.compiled[number] = self.compile(number)
-            return True
+    def compile_now(self, number: int) -> bool:
+        """Compile a step program that a step waits for, as `compile_once`, before all that no one waits for."""
+        with self._turns.urgent():
+            return self.compile_once(number, urgent=True)
+
+    def compile_once(self, number: int, *, urgent: bool = False) -> bool:
+        """Compile a step program unless another thread has; return whether it was compiled here.
+
+        `urgent`: see `Turns.turn`.
+        """
+        with self._turns.turn(number, lambda: number in self.compiled, urgent=urgent) as begins:
+            if begins:
+                _log.info("compiling %s", described(self.configs[number]))
+                self.compiled[number] = self.compile(number)
+        return begins
 
     def compile(self, number: int) -> jax.stages.Compiled:
         """Compile a step program, or load it.
@@ -303,43 +369,6 @@ def _finishing(bucket: Bucket) -> Bucket:
 def described(config: StepConfig) -> str:
     """Return the name of a program in the log."""
     return f"{config.bucket}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
-
-
-def compile_beside(programs: StepPrograms, owner: object) -> None:
-    """Compile the programs that plans want in a thread of its own, until `programs.end` or the end of `owner`."""
-
-    def run() -> None:
-        try:
-            programs.compile_wanted()
-        except Exception:
-            _log.exception("steps stay in the programs that there are, since a smaller one cannot be compiled")
-
-    weakref.finalize(owner, programs.end).atexit = False
-    Thread(target=run, name="compile beside", daemon=True).start()
-
-
-def _end_at_exit(programs: StepPrograms) -> None:
-    """Have the process wait at its exit for a program that is being compiled, as XLA's threads must not run then."""
-    _engines.add(programs)
-    # Of what is called at exit, the last one registered comes first. A thread that traces needs jax's caches, which jax
-    # forgets then, and the constants of its trace: jax drops each of them in a finalizer. What runs those at exit is
-    # registered with the first finalizer of all, so let there be one.
-    weakref.finalize(programs, int).atexit = False
-    atexit.unregister(end_compiling)
-    atexit.register(end_compiling)
-
-
-def end_compiling(seconds: float = -1.0) -> bool:
-    """End all compiling, for the exit of the process; return False if a program takes longer than `seconds` to end.
-
-    -1: wait for as long as it takes.
-    """
-    for programs in list(_engines):
-        programs.end()
-        if not programs.seize(seconds):
-            return False
-        _engines.discard(programs)
-    return True
 
 
 def _shape(value: jax.Array) -> jax.ShapeDtypeStruct:

@@ -45,6 +45,9 @@ _VARIABLES = ("XLA_", "JAX_", "PJRT_", "NPROC", "LIBTPU_", "TF_")
 # Where jax keeps its own files, and what it logs, changes no program.
 _IRRELEVANT = ("cache", "_log_", "logging", "dump", "traceback")
 _compiling = threading.Lock()  # on a CPU: a program that two threads compile at once may be written incompletely
+# Python runs one thread at a time. Where several trace at once, all end late; where they take turns, the first one is
+# compiled by XLA, which needs no Python, while the next is traced.
+_tracing = threading.Lock()
 _found = threading.local()  # whether jax's own cache had the program that this thread has just compiled
 
 
@@ -85,10 +88,10 @@ class ProgramStore:
         program = None if known is None else self._load(known)
         if program is not None:
             return program
-        lowered = trace().lower()
+        lowered = _lowered(trace)
         # XLA's text lacks the arguments that nothing reads, but a program refuses others of these too.
         name = _digest(self._surroundings, options, described, lowered.as_text(), str(lowered.out_tree))
-        with _compiling if self._devices[0].platform == "cpu" else contextlib.nullcontext():
+        with _alone(self._devices[0].platform):
             program = None if name == known else self._load(name)
             if program is None:
                 program = self._compile(lowered, name)
@@ -194,8 +197,22 @@ def compiled(
         what, options: see `ProgramStore.compiled`.
     """
     if store is None:
-        return function.lower(*arguments).compile()
+        lowered = _lowered(lambda: function.trace(*arguments))
+        with _alone(jax.default_backend()):
+            return lowered.compile()
     return store.compiled(what, arguments, options, lambda: function.trace(*arguments))
+
+
+def _lowered(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Lowered:
+    """Trace and lower a program while no other thread does."""
+    with _tracing:
+        lowered: jax.stages.Lowered = trace().lower()
+        return lowered
+
+
+def _alone(platform: str) -> contextlib.AbstractContextManager[object]:
+    """Return what a thread enters while XLA compiles for a platform: on a CPU, whose memory others share, one does."""
+    return _compiling if platform == "cpu" else contextlib.nullcontext()
 
 
 def named(function: Callable[..., Any]) -> str:

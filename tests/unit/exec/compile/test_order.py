@@ -1,0 +1,73 @@
+"""Which programs an engine compiles at start, and in which order the others follow."""
+
+import jax.numpy as jnp
+import pytest
+
+from jswa.cache.layout import KVLayout
+from jswa.config import Limits
+from jswa.exec.backends import Backends
+from jswa.exec.buckets import bucket_table
+from jswa.exec.compile.steps import StepPrograms
+from jswa.exec.programs.state import state_shapes
+from jswa.model.binding import param_shapes
+from jswa.text.speculation import Speculation
+from tests.support.oracles import small_model
+
+
+def programs_of(*, drafts: bool = False, one_bucket: bool = False) -> StepPrograms:
+    model, kind = small_model("F", d_model=16), jnp.dtype("float32")
+    layout, drafting = KVLayout.of(model, 4), Speculation("ngram", 3).of_length(512) if drafts else None
+    limits = Limits(512, 64, 512, page_size=4, num_blocks=9, speculation=drafting, one_bucket=one_bucket)
+    state = state_shapes(layout, limits, model.vocab_size, kind)
+    table = bucket_table(limits, on_gpu=True)
+    return StepPrograms(model, layout, limits, table, Backends(), param_shapes(model, kind), state, None)  # type: ignore[arg-type]
+
+
+def sizes_of(programs: StepPrograms, numbers: list[int]) -> list[tuple[str, str, int, bool]]:
+    found = [programs.configs[number] for number in numbers]
+    return [(config.part, config.logprobs, config.bucket.tokens, config.bucket.decode) for config in found]
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_gpu_begins_with_three_programs(drafts: bool) -> None:
+    """The largest two hold every plan, and the smallest decode step is for few requests. Drafts come when wanted."""
+    programs = programs_of(drafts=drafts)
+    begin = sizes_of(programs, programs.first(all_at_start=False, on_gpu=True))
+    assert sorted(begin) == [("step", "none", 8, True), ("step", "none", 64, True), ("step", "none", 512, False)]
+
+
+def test_the_others_follow_the_most_useful_first() -> None:
+    """A size between those that are there, then the fewest of the families that calls need, then all sizes."""
+    programs = programs_of()
+    begin = programs.first(all_at_start=False, on_gpu=True)
+    later = sizes_of(programs, programs._later)
+    plain = {b.tokens: b.decode for b in programs.buckets}
+    assert [size[:2] for size in later[:2]] == [("step", "none")] * 2
+    assert {later[0][3], later[1][3]} == {True, False}
+    assert all(8 < size < 512 for _, _, size, _ in later[:2])
+    early = {("step", "sampled"), ("finish", "none"), ("finish", "sampled"), ("forward", "none")}
+    assert {size[:2] for size in later[2:8]} == early
+    assert {size[2] for size in later[2:8]} == {64, 512}
+    assert len({*programs._later, *begin}) == len(programs._later) + len(begin)
+    whole = [size for size in [*later, *sizes_of(programs, begin)] if size[:2] == ("step", "none")]
+    assert len(whole) == len(programs.buckets) >= len(plain)
+    assert [size[:2] for size in later[-4:]] == [("step", "prompt")] * 2 + [("forward", "prompt")] * 2
+
+
+def test_a_cpu_begins_with_the_two_largest() -> None:
+    programs = programs_of()
+    assert len(programs.first(all_at_start=False, on_gpu=False)) == 2
+    assert not programs._later
+
+
+def test_all_at_start_are_all_sizes_and_on_a_gpu_the_largest_of_every_family() -> None:
+    assert len(programs_of().first(all_at_start=True, on_gpu=False)) == len(programs_of().buckets)
+    numbers = programs_of().first(all_at_start=True, on_gpu=True)
+    assert len(numbers) == len(set(numbers)) == len(programs_of().buckets) + 10
+
+
+def test_one_batch_shape_begins_with_its_halves() -> None:
+    """A deterministic engine of one bucket runs all steps in them."""
+    programs = programs_of(one_bucket=True)
+    begin = programs.first(all_at_start=False, on_gpu=True)
+    assert {size[:2] for size in sizes_of(programs, begin)} == {("forward", "none"), ("finish", "none")}
