@@ -122,8 +122,8 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     """
     machine = _machine(folder, options, hosts, cache)
     loaded = _load(folder, options, machine, hosts)
-    sized = _size(options, machine, loaded, hosts)
     store = None if hosts is not None else open_store(cache, machine.devices)
+    sized = _size(options, machine, loaded, hosts, store)
     runner = _runner(options, machine, loaded, sized, hosts, store)
     room = options.lora_room
     reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room.rank)
@@ -180,7 +180,9 @@ def _load(folder: Path, options: EngineConfig, machine: _Machine, hosts: Hosts |
     return _Loaded(declared, model, params, drafter, adapters, stager)
 
 
-def _size(options: EngineConfig, machine: _Machine, loaded: _Loaded, hosts: Hosts | None) -> _Sized:
+def _size(
+    options: EngineConfig, machine: _Machine, loaded: _Loaded, hosts: Hosts | None, store: ProgramStore | None
+) -> _Sized:
     """Decide the steps, the arena and the host's memory."""
     on_gpu, params, itemsize = machine.on_gpu, loaded.params, machine.kv_dtype.itemsize
     limits = resolve_limits(options, loaded.model, on_gpu=on_gpu)
@@ -196,7 +198,7 @@ def _size(options: EngineConfig, machine: _Machine, loaded: _Loaded, hosts: Host
     _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
     memory = options.kv_cache_memory_bytes
     if memory is None:
-        scratch = scratch_bytes(part, params, layout, limits, backends, machine.kv_dtype) if on_gpu else 0
+        scratch = scratch_bytes(part, params, layout, limits, backends, machine.kv_dtype, store) if on_gpu else 0
         tables = table_bytes(part, layout, limits) if on_gpu else 0
         memory = free_bytes(machine.devices) - scratch - tables
         if hosts is not None:

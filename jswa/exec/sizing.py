@@ -16,7 +16,9 @@ from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.backends import Backends, on_hopper
 from jswa.exec.buckets import Bucket, bucket_table, in_units
-from jswa.exec.compile.program import compile_step
+from jswa.exec.compile.program import step_scratch
+from jswa.exec.compile.store import ProgramStore
+from jswa.exec.compile.turns import side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
@@ -257,12 +259,16 @@ def scratch_bytes(
     limits: Limits,
     backends: Backends,
     kv_dtype: jnp.dtype,
+    store: ProgramStore | None = None,
 ) -> int:
     """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
 
     These are one of prompts, one of decode rows, and those with drafts of `most_logits`.
 
     They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
+
+    Args:
+        store: keeps the figures for later starts.
     """
     smallest = dataclasses.replace(limits, num_blocks=2)
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
@@ -274,8 +280,10 @@ def scratch_bytes(
     if held is None:
         cases.append((Bucket(rows, rows, decode=True), "sampled"))
         cases += [(bucket, "sampled") for bucket in most_logits(table, model.vocab_size // model.devices)]
-    most = 0
-    for bucket, logprobs in cases:
+    found: dict[int, int] = {}
+
+    def measure(number: int) -> None:
+        bucket, logprobs = cases[number]
         spec = PackSpec.of(
             bucket,
             page_size=limits.page_size,
@@ -284,9 +292,10 @@ def scratch_bytes(
             adapters=has_adapters(params),
         )
         config = StepConfig(model, layout, bucket, spec, backends, logprobs, speculation=limits.speculation)
-        memory = compile_step(config, params, state).memory_analysis()
-        assert memory is not None
-        most = max(most, memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        found[number] = step_scratch(config, params, state, store)
+
+    side_by_side(range(len(cases)), measure, together())
+    most = max(found.values())
     _log.info("steps take %.2f GiB of scratch", most / 2**30)
     return most
 

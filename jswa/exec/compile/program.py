@@ -98,6 +98,19 @@ def compile_step(
         return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
 
 
+def step_scratch(config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None) -> int:
+    """Return the bytes of temporaries of one program, as the compiler reports them, or as the store has them."""
+
+    def compiled_bytes() -> int:
+        memory = compile_step(config, params, state).memory_analysis()
+        assert memory is not None
+        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+
+    if store is None:
+        return compiled_bytes()
+    return store.figure(f"scratch {config}", step_arguments(config, params, state), str(_OPTIONS), compiled_bytes)
+
+
 @contextmanager
 def _unsupported(backends: Backends) -> Iterator[None]:
     """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""

@@ -1,10 +1,11 @@
 """Keeps compiled programs in files, so that a later start neither traces nor compiles them.
 
     FOLDER/KEY.key        the name of a program; KEY is a digest of all that the program is made from
+    FOLDER/KEY.figure     a number that is known of a program once it has been compiled
     FOLDER/NAME.program   a compiled program; NAME is a digest of what XLA compiles, so that an edit of the sources that
                           changes no program costs its tracing only
 
-Both are written whole under another name and then renamed; each begins with a digest of its content and its own name,
+All are written whole under another name and then renamed; each begins with a digest of its content and its own name,
 so that an entry which is torn, or is another's, is compiled anew and replaced. Loading an entry runs it: the folder
 must be writable by its user only.
 """
@@ -81,8 +82,7 @@ class ProgramStore:
             options: with which XLA compiles it.
             trace: traces it.
         """
-        described = _described(arguments)
-        key = _digest(self._surroundings, self._sources, what, options, described)
+        described, key = _described(arguments), self._key(what, arguments, options)
         link = self._read(f"{key}.key")
         known = None if link is None else link.decode()
         program = None if known is None else self._load(known)
@@ -97,6 +97,19 @@ class ProgramStore:
                 program = self._compile(lowered, name)
         self._write(f"{key}.key", name.encode())
         return program
+
+    def figure(self, what: str, arguments: tuple[Any, ...], options: str, make: Callable[[], int]) -> int:
+        """Return a number that follows from a program, from the folder or from `make`; arguments as in `compiled`."""
+        name = f"{self._key(what, arguments, options)}.figure"
+        found = self._read(name)
+        if found is not None:
+            return int(found)
+        figure = make()
+        self._write(name, str(figure).encode())
+        return figure
+
+    def _key(self, what: str, arguments: tuple[Any, ...], options: str) -> str:
+        return _digest(self._surroundings, self._sources, what, options, _described(arguments))
 
     def _compile(self, lowered: jax.stages.Lowered, name: str) -> jax.stages.Compiled:
         _found.hit = False

@@ -215,3 +215,24 @@ def test_sources_that_changed_after_their_import_use_no_store(tmp_path: Path, mo
 def test_a_partial_function_is_named_with_its_arguments() -> None:
     assert named(prune) == "jswa.exec.compile.store.prune"
     assert named(partial(prune, most_bytes=3)) == "jswa.exec.compile.store.prune () {'most_bytes': 3}"
+
+
+def test_a_figure_is_made_once_and_stays(tmp_path: Path) -> None:
+    """Other sources, arguments or names have their own; a torn one is made anew."""
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(0)
+        return 12_345
+
+    for _ in range(2):
+        assert opened(tmp_path).figure("scratch", ARGUMENTS, "", make) == 12_345
+    assert len(made) == 1
+    opened(tmp_path, "others").figure("scratch", ARGUMENTS, "", make)
+    opened(tmp_path).figure("another", ARGUMENTS, "", make)
+    opened(tmp_path).figure("scratch", ARGUMENTS[1:], "", make)
+    assert len(made) == 4
+    for path in tmp_path.glob("*.figure"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert opened(tmp_path).figure("scratch", ARGUMENTS, "", make) == 12_345
+    assert len(made) == 5
