@@ -9,6 +9,11 @@ from jswa.errors import EngineError
 from jswa.plan import StepPlan
 
 GPU_ROWS = 8  # of which programs on a GPU have a multiple; see `bucket_table`
+# A size between powers of two is worth its program on a GPU if a step that it holds saves 5 % by it. On an H200 a row
+# of gpt-oss-20b costs 16 µs beside its KV: 48 rows in place of 64 save 4 % of 6.8 ms, 96 in place of 128 save 6 %, 768
+# in place of 1,024 save 14 %. Up to 512 tokens of prompts wait for weights: 384 in place of 512 save a millisecond once
+# in a prompt. From 1,024 tokens on a step takes as long as it has tokens, and such a size saves a quarter.
+_ROWS_BETWEEN, _TOKENS_BETWEEN = 96, 1_536  # the first sizes between powers of two
 
 
 @dataclass(frozen=True, order=True)
@@ -68,7 +73,7 @@ def in_units(rows: int, unit: int = GPU_ROWS) -> int:
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
-    """Return all buckets, smallest first: powers of two on CPU, under 40 on GPU.
+    """Return all buckets, smallest first: powers of two, and on a GPU large sizes between them (`_ROWS_BETWEEN`).
 
     On a GPU all have a multiple of `GPU_ROWS` rows, and with drafts at least so many places: of fewer rows XLA makes a
     product of a matrix and a vector, for which it writes the output matrix in float32 in every step.
@@ -94,11 +99,11 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         rows = sorted({in_units(size, unit) for size in limits.step_sizes if size <= limits.max_rows})
         tokens = [size for size in limits.step_sizes if size > limits.max_rows] or [limits.max_tokens]
     elif on_gpu:
-        rows = sorted({in_units(rung, unit) for rung in _ladder(1, limits.max_rows, (1.0, 1.5))})
-        tokens = _ladder(128, limits.max_tokens, (1.0, 1.5))
+        rows = sorted({in_units(rung, unit) for rung in _ladder(1, limits.max_rows, _ROWS_BETWEEN)})
+        tokens = _ladder(128, limits.max_tokens, _TOKENS_BETWEEN)
     else:
-        rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows), (1.0,))
-        tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens, (1.0,))
+        rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows))
+        tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens)
     decode = [Bucket(n, n, decode=True) for n in rows]
     for drafts in programs:
         powers = [1 << n for n in range(limits.max_rows.bit_length())]
@@ -131,7 +136,8 @@ def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")
 
 
-def _ladder(low: int, high: int, steps: tuple[float, ...]) -> list[int]:
-    """Return `steps` times the powers of two from `low`, up to and including `high`."""
-    rungs = {int(low * 2**n * step) for n in range(high.bit_length()) for step in steps}
-    return sorted({rung for rung in rungs if rung < high} | {high})
+def _ladder(low: int, high: int, between: int | None = None) -> list[int]:
+    """Return `low` times the powers of two, up to and including `high`; from `between` on also halfway to the next."""
+    rungs = [low * 2**n for n in range(high.bit_length())]
+    halfway = [] if between is None else [rung * 3 // 2 for rung in rungs if rung * 3 // 2 >= between]
+    return sorted({rung for rung in (*rungs, *halfway) if rung < high} | {high})

@@ -80,15 +80,16 @@ def test_the_buckets_of_a_gpu_have_eights_of_rows(max_rows: int, more: int, draf
             assert bucket.rows % 8 == 0 or bucket.rows == bucket.tokens
 
 
-@pytest.mark.parametrize("max_tokens", [2048, 4096, 8192])
-def test_a_gpu_compiles_under_forty_programs(max_tokens: int) -> None:
-    """For 256 rows and steps of up to 8,192 tokens."""
-    table = bucket_table(Limits(131_072, 256, max_tokens, 64), on_gpu=True)
-    assert len(table) == len(set(table)) < 40
-    decode = [b.rows for b in table if b.decode]
-    assert decode[0] == 8
-    assert decode[-1] == 256
-    assert all(after <= 2 * before for before, after in itertools.pairwise(decode))
+@pytest.mark.parametrize(
+    ("max_rows", "max_tokens", "programs"), [(256, 2_048, 14), (256, 8_192, 18), (1_024, 8_192, 22)]
+)
+def test_the_sizes_of_a_gpu(max_rows: int, max_tokens: int, programs: int) -> None:
+    """Powers of two, and between them those that save a step 5 % or more."""
+    table = bucket_table(Limits(131_072, max_rows, max_tokens, 64), on_gpu=True)
+    assert len(table) == len(set(table)) == programs
+    decode, mixed = ([b.tokens for b in table if b.decode is kind] for kind in (True, False))
+    assert decode == [n for n in (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1_024) if n <= max_rows]
+    assert mixed == [n for n in (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192) if n <= max_tokens]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
