@@ -109,11 +109,13 @@ def _unpack(
     return jnp.where(held[:, None, None], taken, jnp.zeros_like(taken))
 
 
+@partial(jax.jit, static_argnames=("plan", "tokens"))
 def _items(plan: Launch, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "I 6"]:
     """Return the numbers of each item: see `refs.Item`. Dead items see no keys.
 
     Items are chunks of tiles. With one token per tile there is an item per token; padding tokens, which no tile holds,
-    are dead. The items of all layers of a kind are equal, so XLA computes them once per step.
+    are dead. The items of all layers of a kind are equal, so XLA computes them once per step; jitted by itself, so that
+    they are also traced once.
     """
     row, offset = tiles.row, tiles.offset
     if plan.queries == 1:
