@@ -49,6 +49,7 @@ _compiling = threading.Lock()  # on a CPU: a program that two threads compile at
 # Python runs one thread at a time. Where several trace at once, all end late; where they take turns, the first one is
 # compiled by XLA, which needs no Python, while the next is traced.
 _tracing = threading.Lock()
+_TURN = 2e-4  # seconds
 _found = threading.local()  # whether jax's own cache had the program that this thread has just compiled
 
 
@@ -217,9 +218,18 @@ def compiled(
 
 
 def _lowered(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Lowered:
-    """Trace and lower a program while no other thread does."""
+    """Trace and lower a program while no other thread does.
+
+    A thread that runs steps gets Python's lock in turns of `_TURN` meanwhile: by default it waits 5 ms, as long as a
+    step takes, each time it is back from the device.
+    """
     with _tracing:
-        lowered: jax.stages.Lowered = trace().lower()
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(min(usual, _TURN))
+        try:
+            lowered: jax.stages.Lowered = trace().lower()
+        finally:
+            sys.setswitchinterval(usual)
         return lowered
 
 

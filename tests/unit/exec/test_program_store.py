@@ -236,3 +236,29 @@ def test_a_figure_is_made_once_and_stays(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
     assert opened(tmp_path).figure("scratch", ARGUMENTS, "", make) == 12_345
     assert len(made) == 5
+
+
+def test_threads_trace_in_turns_of_which_each_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that runs steps beside them gets Python's lock soon; afterwards its turns are as long as before."""
+    inside, most, intervals = 0, 0, set[float]()
+
+    def double(x: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        intervals.add(round(sys.getswitchinterval(), 6))
+        time.sleep(0.05)
+        inside -= 1
+        return 2 * x
+
+    usual = sys.getswitchinterval()
+    stores = [None, opened(tmp_path), None, opened(tmp_path)]
+
+    def compile_one(number: int) -> None:
+        size = np.ones(number + 1, np.float32)
+        compiled(stores[number], f"double {number} {SALT}", jax.jit(double), (size,))
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(compile_one, range(len(stores))))
+    assert (most, intervals) == (1, {2e-4})
+    assert sys.getswitchinterval() == usual
