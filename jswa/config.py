@@ -57,7 +57,8 @@ class EngineConfig:
         cudagraph_capture_sizes: Compile step programs for these batch sizes, each a CUDA graph on a GPU. Sizes up to
             max_num_seqs are rows of a step with one token each, larger ones are tokens of a step. They must include
             max_num_seqs and max_num_batched_tokens, which hold every step; a step runs in the smallest that holds it.
-            Default: powers of two and the sizes halfway between. On a GPU rows are rounded up to multiples of 8.
+            Default: powers of two, and on a GPU large sizes between them. There rows are rounded up to multiples of 8,
+            and sizes that are named are all compiled before the first request; else most follow while requests run.
         seed: Seed of the requests that do not set one.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
         prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
