@@ -51,6 +51,7 @@ class StepPrograms:
     Attributes:
         configs: the configuration of every step program, by family and bucket.
         compiled: the compiled step programs by their index in `configs` (hashing a config takes 0.2 ms).
+        later: the numbers of those that are compiled beside the steps, wanted or not; most useful first.
         compiled_in_steps: step programs that were compiled inside a launch, while requests waited.
         compiled_beside: step programs that other threads have compiled beside the steps (`prepare`, `compile_wanted`).
     """
@@ -77,7 +78,7 @@ class StepPrograms:
         self._turns = Turns(self._together)
         self._counting = Lock()
         self._begun: set[int] = set()  # those that `compile_wanted` has begun
-        self._later: list[int] = []  # those that are compiled beside the steps, wanted or not; most useful first
+        self.later: list[int] = []
         self._deterministic = limits.one_bucket
         self._features: set[Feature] = {"none"}
         self._covered: set[Family] = set()
@@ -155,7 +156,7 @@ class StepPrograms:
         sizes, often = self._by_use(first), self.families({"none", "sampled", "split"})
         early = [number for family in often for number in self.largest(family)]
         later = dict.fromkeys((*sizes[:_EARLY], *early, *sizes[_EARLY:], *every))
-        self._later = [number for number in later if number not in begin]
+        self.later = [number for number in later if number not in begin]
         return begin
 
     def _decoding(self, family: Family) -> list[int]:
@@ -313,7 +314,7 @@ class StepPrograms:
         with self._counting:
             often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
             missing = [n for numbers in often for n in numbers if n not in self.compiled and n not in self._begun]
-            number = missing[0] if missing else self._later.pop(0) if self._later else None
+            number = missing[0] if missing else self.later.pop(0) if self.later else None
             if number is not None:
                 self._begun.add(number)
             return number

@@ -73,7 +73,7 @@ def together() -> int:
 
 
 def side_by_side(numbers: Sequence[int], run: Callable[[int], None], threads: int) -> None:
-    """Call a function with each number, in so many threads, of which the calling one is one. Raises its first error.
+    """Call a function with each number, in so many threads, of which the calling one is one; it gets the first error.
 
     They are no pool of Python's: at the exit of the process that would run all that is left.
     """

@@ -40,7 +40,7 @@ def test_the_others_follow_the_most_useful_first() -> None:
     """A size between those that are there, then the fewest of the families that calls need, then all sizes."""
     programs = programs_of()
     begin = programs.first(all_at_start=False, on_gpu=True)
-    later = sizes_of(programs, programs._later)
+    later = sizes_of(programs, programs.later)
     plain = {b.tokens: b.decode for b in programs.buckets}
     assert [size[:2] for size in later[:2]] == [("step", "none")] * 2
     assert {later[0][3], later[1][3]} == {True, False}
@@ -48,7 +48,7 @@ def test_the_others_follow_the_most_useful_first() -> None:
     early = {("step", "sampled"), ("finish", "none"), ("finish", "sampled"), ("forward", "none")}
     assert {size[:2] for size in later[2:8]} == early
     assert {size[2] for size in later[2:8]} == {64, 512}
-    assert len({*programs._later, *begin}) == len(programs._later) + len(begin)
+    assert len({*programs.later, *begin}) == len(programs.later) + len(begin)
     whole = [size for size in [*later, *sizes_of(programs, begin)] if size[:2] == ("step", "none")]
     assert len(whole) == len(programs.buckets) >= len(plain)
     assert [size[:2] for size in later[-4:]] == [("step", "prompt")] * 2 + [("forward", "prompt")] * 2
@@ -57,7 +57,7 @@ def test_the_others_follow_the_most_useful_first() -> None:
 def test_a_cpu_begins_with_the_two_largest() -> None:
     programs = programs_of()
     assert len(programs.first(all_at_start=False, on_gpu=False)) == 2
-    assert not programs._later
+    assert not programs.later
 
 
 def test_all_at_start_are_all_sizes_and_on_a_gpu_the_largest_of_every_family() -> None:

@@ -45,16 +45,16 @@ def test_programs_are_compiled_once_and_so_many_at_a_time() -> None:
 
 def test_what_someone_waits_for_goes_first() -> None:
     """A thread that compiled for no one begins no program until all that are waited for are compiled."""
-    turns, order, held = Turns(1), list[str](), Event()
+    turns, order, held, under_way = Turns(1), list[str](), Event(), Event()
 
     def compile_one(number: int, name: str, *, urgent: bool) -> None:
         with turns.turn(number, lambda: False, urgent=urgent):
+            under_way.set()
             held.wait(30)
             order.append(name)
 
     first = begun(lambda: compile_one(0, "under way", urgent=False))
-    while not turns._under_way:
-        time.sleep(0.001)
+    assert under_way.wait(30)
     others = [begun(partial(compile_one, number, "later", urgent=False)) for number in (1, 2)]
 
     def wait_for_two() -> None:
@@ -82,16 +82,16 @@ def test_an_error_ends_a_turn() -> None:
 
 def test_seized_turns_are_over() -> None:
     """Only once the program that is being compiled is there; what was compiled is still found."""
-    turns, held, ended = Turns(2), Event(), Event()
+    turns, held, under_way, ended = Turns(2), Event(), Event(), Event()
 
     def compile_one(number: int) -> None:
         with turns.turn(number, lambda: False):
+            under_way.set()
             held.wait(30)
         ended.set()
 
     begun(lambda: compile_one(0))
-    while not turns._under_way:
-        time.sleep(0.001)
+    assert under_way.wait(30)
     assert not turns.seize(0.05)
     held.set()
     assert ended.wait(30)
