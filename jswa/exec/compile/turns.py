@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from threading import Condition, Thread
 
 import jax
@@ -77,16 +78,17 @@ def side_by_side(numbers: Sequence[int], run: Callable[[int], None], threads: in
 
     They are no pool of Python's: at the exit of the process that would run all that is left.
     """
-    rest, errors = iter(numbers), list[BaseException]()
+    rest, failed = iter(numbers), Future[None]()
 
     def work() -> None:
         try:
             for number in rest:
                 run(number)
-                if errors:
+                if failed.done():
                     return
         except BaseException as error:
-            errors.append(error)
+            with suppress(InvalidStateError):  # another thread has failed before
+                failed.set_exception(error)
 
     helpers = [Thread(target=work, name="compile", daemon=True) for _ in range(min(threads, len(numbers)) - 1)]
     for helper in helpers:
@@ -94,5 +96,5 @@ def side_by_side(numbers: Sequence[int], run: Callable[[int], None], threads: in
     work()
     for helper in helpers:
         helper.join()
-    if errors:
-        raise errors[0]
+    if failed.done():
+        failed.result()
