@@ -30,12 +30,14 @@ def call(
     *,
     warps: int,
     stages: int | None = None,
+    aliases: dict[int, int] | None = None,
 ) -> list[Array]:
     """Return the outputs of a kernel.
 
     Args:
         operands: by the names of the kernel's arguments; None for one that there is not.
         outputs: in the order of the kernel's arguments that neither operands nor constants name.
+        aliases: which operands, by their number, are the same memory as which outputs, which have no argument then.
 
     Raises ImportError if jax-triton is missing.
     """
@@ -45,6 +47,7 @@ def call(
         grid=grid,
         num_warps=warps,
         **({} if stages is None else {"num_stages": stages}),
+        **({} if aliases is None else {"input_output_aliases": aliases}),
         backend_options={"ptx_version": _PTX_VERSION, "enable_fp_fusion": True},
         **operands,
         **constants,

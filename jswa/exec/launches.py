@@ -13,9 +13,9 @@ from jaxtyping import Int, Shaped
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.drafts.lookup import text_batches
 from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
-from jswa.exec.programs.logprobs import LogprobRows
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.exec.programs.sampling import StepOutputs
+from jswa.exec.programs.sampling.logprobs import LogprobRows
+from jswa.exec.programs.sampling.rows import StepOutputs
 from jswa.plan import ExtrasEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
 from jswa.text.speculation import Speculation
 

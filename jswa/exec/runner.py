@@ -43,7 +43,7 @@ from jswa.exec.launches import (
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
 from jswa.exec.programs.drafts.models import PREFIX
-from jswa.exec.programs.sampling import Beside, StepOutputs
+from jswa.exec.programs.sampling.rows import Beside, StepOutputs
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch

@@ -22,8 +22,8 @@ from jswa.exec.compile.turns import side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
+from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.exec.programs.verify import logits_at_once
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Layers, Scheme

@@ -1,1 +1,1 @@
-"""Draws of tokens from logits under temperature, min-p, top-k and top-p, for GPUs."""
+"""Sampling on GPUs: from a step's logits to tokens and log probabilities, in two kernels."""

@@ -1,121 +1,138 @@
 """The calls of the Triton kernels of sampling, through jax-triton, an optional package."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.sampling.plan import COUNTED, FREE, GREEDY, NUCLEUS, Limits, Summary, Tuning
-
-# Gumbel noise of jax.random lies between -log(-log(2^-126)) and -log(-log(1 - 2^-23)): 20.42 apart.
-_FREE_REACH = 20.5
+from pallas_kernels.sampling.plan import Codes, Drawn, Logprobs, Rows, Tables, Tuning
 
 
-class _Prepared(NamedTuple):
-    """A row's limits, as the kernels read them."""
-
-    kind: Int[Array, " R"]
-    temperature: Float[Array, " R"]
-    top_k: Int[Array, " R"]
-    top_p: Float[Array, " R"]
-    floor: Float[Array, " R"]
-
-
-def summarize(logits: Float[Array, "R V"], limits: Limits, tuning: Tuning) -> Summary:
-    """See `api.summarize`. Raises ImportError if jax-triton is missing."""
+def sample(
+    logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, codes: Codes, top: int | None, tuning: Tuning
+) -> Drawn:
+    """See `api.sample`. Raises ImportError if jax-triton is missing."""
     triton.load()
-    from pallas_kernels.sampling import kernel  # imports Triton
+    from pallas_kernels.sampling.kernel_draw import draw  # imports Triton
+    from pallas_kernels.sampling.kernel_survey import survey
 
-    rows, vocab = logits.shape
-    own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)
+    count, sizes = len(logits), _sizes(logits, rows, tables, tuning)
     subs, chunks = sizes["SUBS"], sizes["CHUNKS"]
-    tops, masses, finite = triton.call(
-        kernel.scan,
-        {"logits": logits, "kind": own.kind, "temperature": own.temperature},
-        [_out((rows, subs)), _out((rows, subs)), _out((rows, chunks), jnp.int32)],
-        (rows, chunks),
-        {**sizes, "SUB": tuning.sub, "TILE": tuning.tile},
+    records = packed(rows)
+    given = {"logits": logits, **_operands(tables)}
+    raw = [] if top is None else [_out((count, subs)), _out((count, subs))]
+    blocks = [
+        _out((count, subs)),
+        _out((count, subs)),
+        _out((count, subs), jnp.int32),
+        _out((count, chunks), jnp.int32),
+    ]
+    found = triton.call(
+        survey,
+        {"rows": records, **given, **({"raw_tops": None, "raw_masses": None} if top is None else {})},
+        [_like(records), *blocks, _out((count, 5)), _out((count, 2), jnp.int32), *raw],
+        (count, chunks),
+        sizes,
         warps=8,
+        aliases={0: 0},
     )
-    most, greedy, state, reach, total = triton.call(
-        kernel.plan,
-        {"logits": logits, **own._asdict(), "tops": tops, "masses": masses, "finite": finite},
-        [_out((rows,)), _out((rows,), jnp.int32), _out((rows,), jnp.int32), _out((rows,)), _out((rows,))],
-        (rows,),
+    records, tops, _, _, _, numbers, choices = found[:7]
+    lists = [
+        _out((count, chunks), jnp.int32),
+        _out((count, chunks, tuning.cap)),
+        _out((count, chunks, tuning.cap), jnp.int32),
+    ]
+    logs = (
+        []
+        if top is None
+        else [
+            _out((count,)),
+            _out((count,)),
+            _out((count,), jnp.int32),
+            _out((count, top), jnp.int32),
+            _out((count, top)),
+        ]
+    )
+    names = ("chosen_logs", "drawn_logs", "ranks", "top_ids", "top_logs")
+    splits = max(1, min(chunks, tuning.blocks // count))
+    result = triton.call(
+        draw,
+        {
+            "rows": records,
+            **given,
+            "tops": tops,
+            "numbers": numbers,
+            "choices": choices,
+            "raw_tops": None if top is None else found[7],
+            **(dict.fromkeys(names) if top is None else {}),
+        },
+        [_like(records), *lists, _out((count,), jnp.int32), _out((count,)), _out((count,)), *logs],
+        (count, splits),
         {
             **sizes,
-            "SUB": tuning.sub,
-            "SUBS_PAD": _power_of_two(subs),
-            "CHUNKS_PAD": _power_of_two(chunks),
-            "FREE_REACH": _FREE_REACH,
+            "CAP": tuning.cap,
+            "SPLITS": splits,
+            "TOP": top or 1,
+            "NOT_FINITE": codes.not_finite,
+            "NONE_ALLOWED": codes.none_allowed,
         },
-        warps=4,
-    )
-    return Summary(greedy, state >= 2, state % 2 == 1, tops, most, reach, total)
-
-
-def draw(
-    logits: Float[Array, "R V"], keys: Int[Array, "R 2"], limits: Limits, summary: Summary, tuning: Tuning
-) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """See `api.draw`; the second result is 1 for rows that are not decided."""
-    triton.load()
-    from pallas_kernels.sampling import kernel  # imports Triton
-
-    rows, vocab = logits.shape
-    own, sizes = _prepared(limits, vocab), _sizes(vocab, tuning)
-    chunks = sizes["CHUNKS"]
-    held = (rows, chunks, tuning.cap)
-    counts, distances, tokens = triton.call(
-        kernel.collect,
-        {
-            "logits": logits,
-            "kind": own.kind,
-            "temperature": own.temperature,
-            "keys": keys,
-            "tops": summary.tops,
-            "most": summary.most,
-            "reach": summary.reach,
-        },
-        [_out((rows, chunks), jnp.int32), _out(held), _out(held, jnp.int32)],
-        (rows, chunks),
-        {**sizes, "SUB": tuning.sub, "TILE": tuning.tile, "CAP": tuning.cap},
-        warps=8,
-    )
-    drawn, undecided = triton.call(
-        kernel.choose,
-        {
-            "kind": own.kind,
-            "keys": keys,
-            "top_k": own.top_k,
-            "top_p": own.top_p,
-            "greedy": summary.greedy,
-            "total": summary.total,
-            "counts": counts,
-            "distances": distances,
-            "tokens": tokens,
-        },
-        [_out((rows,), jnp.int32), _out((rows,), jnp.int32)],
-        (rows,),
-        {"VOCAB": vocab, "CHUNKS": chunks, "CHUNKS_PAD": _power_of_two(chunks), "CAP": tuning.cap},
         warps=16,
+        aliases={0: 0},
     )
-    return drawn, undecided
+    tokens, reach, mass = result[4:7]
+    if top is None:
+        return Drawn(tokens, reach, mass, None)
+    chosen, drawn, rank, ids, values = result[7:]
+    return Drawn(tokens, reach, mass, Logprobs(chosen, rank, ids, values, drawn))
 
 
-def _prepared(limits: Limits, vocab: int) -> _Prepared:
-    top_k = jnp.where(limits.top_k >= vocab, 0, limits.top_k)
-    floor = jnp.where(limits.min_p > 0.0, -jnp.log(limits.min_p), jnp.inf)
-    kind = jnp.where(limits.top_p < 1.0, NUCLEUS, FREE)
-    kind = jnp.where((top_k > 0) | (limits.min_p > 0.0), COUNTED, kind)
-    kind = jnp.where(limits.temperature > 0, kind, GREEDY)
-    return _Prepared(kind.astype(jnp.int32), limits.temperature, top_k, limits.top_p, floor)
+def packed(rows: Rows) -> Int[Array, "R C"]:
+    """Return the records of rows: the columns of `kernel_rows`, of which the last two count arrivals, drafts, bans."""
+
+    def bits(values: Array) -> Array:
+        return values if values.dtype == jnp.int32 else lax.bitcast_convert_type(values, jnp.int32)
+
+    columns = [
+        *(rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence, rows.frequency),
+        *(rows.keys[:, 0], rows.keys[:, 1], rows.positions, rows.table, rows.by_place, rows.finite.astype(jnp.int32)),
+    ]
+    fixed = jnp.stack([bits(column) for column in columns], axis=1)
+    none = jnp.zeros((len(fixed), 2), jnp.int32)
+    return jnp.concatenate([fixed, none, rows.drafts, rows.banned], axis=1)
 
 
-def _sizes(vocab: int, tuning: Tuning) -> dict[str, int]:
+def _operands(tables: Tables | None) -> dict[str, Array | int | None]:
+    return dict.fromkeys(Tables._fields) if tables is None else dict(tables._asdict())
+
+
+def _sizes(logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, tuning: Tuning) -> dict[str, int]:
+    vocab = logits.shape[1]
     subs = -(-vocab // tuning.sub)
-    return {"VOCAB": vocab, "SUBS": subs, "CHUNKS": -(-subs // tuning.tile)}
+    chunks = -(-subs // tuning.tile)
+    drafts, bans = rows.drafts.shape[1], rows.banned.shape[1]
+    ahead = None if tables is None else tables.ahead
+    return {
+        "VOCAB": vocab,
+        "SUBS": subs,
+        "CHUNKS": chunks,
+        "SUB": tuning.sub,
+        "TILE": tuning.tile,
+        "RECORD": 15 + drafts + bans,
+        "WORDS": 1 if tables is None else tables.mask.shape[1],
+        "PLACES": 0 if ahead is None else ahead.shape[1],
+        "DRAFTS": drafts,
+        "BANS": bans,
+        "BIASES": 1 if tables is None else tables.bias.shape[1],
+        "SUBS_PAD": _power_of_two(subs),
+        "CHUNKS_PAD": _power_of_two(chunks),
+    }
+
+
+def _like(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
 
 
 def _out(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

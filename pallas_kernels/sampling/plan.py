@@ -1,44 +1,103 @@
-"""The groups of arrays and the static parameters of sampling. Shape letters: R rows, V numbers of the vocabulary."""
+"""The groups of arrays and the static parameters of sampling.
+
+Shape letters: R rows, V numbers of the vocabulary, K drafts of a row, N tokens that a row may not generate, M rows of
+the tables of constraints, B biases, W words of 32 bits, P places behind drafts.
+"""
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k or min-p, top-p alone
 
 
-class Limits(NamedTuple):
-    """Limits of the draws. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+class Rows(NamedTuple):
+    """The rows of a step.
 
-    min_p comes first, then top-k, then top-p of what is left.
+    Attributes:
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: 0, 1 and 0 are off. min_p comes first, then top-k, then top-p of what is left.
+        repetition, presence, frequency: penalties; 1, 0 and 0 are off.
+        keys: of jax.random, threefry2x32; `positions` are folded in.
+        table: which row of the tables has the row's constraints; -1: it has none, and no penalties either.
+        by_place: whether the mask of a token behind drafts is that of its place (`Tables.ahead`).
+        finite: False: the row gets no token.
+        drafts: tokens before the one that is drawn, which penalties count; those that are negative are none.
+        banned: tokens that are forbidden; those past the vocabulary are none.
     """
 
     temperature: Float[Array, " R"]
     top_k: Int[Array, " R"]
     top_p: Float[Array, " R"]
     min_p: Float[Array, " R"]
+    repetition: Float[Array, " R"]
+    presence: Float[Array, " R"]
+    frequency: Float[Array, " R"]
+    keys: UInt[Array, "R 2"]
+    positions: Int[Array, " R"]
+    table: Int[Array, " R"]
+    by_place: Int[Array, " R"]
+    finite: Bool[Array, " R"]
+    drafts: Int[Array, "R K"]
+    banned: Int[Array, "R N"]
 
 
-class Summary(NamedTuple):
-    """The facts that one reading of the logits gives.
+class Tables(NamedTuple):
+    """What rows with constraints have generated and may generate.
 
     Attributes:
-        greedy: the first token with the largest logit.
-        possible: whether any logit is more than -inf.
-        finite: whether all are finite.
-        tops: the largest logit of each block of columns.
-        most: the largest of all, or the least float32 if all are less.
-        reach: no token whose distance (largest - logit) / temperature is more can be drawn.
-        total: the sum of exp(-distance) of all tokens; of rows with top-p alone.
+        seen: how often a row has generated each token, in the low 15 bits; any bit: the row has seen the token.
+        mask: bits of the allowed tokens.
+        ahead: the masks behind a row's drafts, by place; None if no row has any.
+        bias_ids, bias: what is added to logits; ids past the vocabulary are none.
     """
 
-    greedy: Int[Array, " R"]
-    possible: Bool[Array, " R"]
-    finite: Bool[Array, " R"]
-    tops: Float[Array, "R blocks"]
-    most: Float[Array, " R"]
+    seen: UInt[Array, "M V"]
+    mask: Int[Array, "M W"]
+    ahead: Int[Array, "M P W"] | None
+    bias_ids: Int[Array, "M B"]
+    bias: Float[Array, "M B"]
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities of the tokens that are drawn.
+
+    Attributes:
+        chosen: under the model, without constraints, temperature and limits.
+        rank: of the token among all, from 1.
+        ids, values: the most likely tokens, best first; of equal ones the first.
+        drawn: in the distribution that the token was drawn from; 0 of greedy rows.
+    """
+
+    chosen: Float[Array, " R"]
+    rank: Int[Array, " R"]
+    ids: Int[Array, "R top"]
+    values: Float[Array, "R top"]
+    drawn: Float[Array, " R"]
+
+
+class Drawn(NamedTuple):
+    """What is drawn, and from what.
+
+    A token's distance is (largest logit - its logit) / temperature, where constraints have changed the logits.
+
+    Attributes:
+        tokens: or a negative code.
+        reach: the largest distance of a token that the limits keep; infinite without limits, 0 of greedy rows.
+        mass: the sum of exp(-distance) over the tokens that the limits keep; 1 of greedy rows.
+    """
+
+    tokens: Int[Array, " R"]
     reach: Float[Array, " R"]
-    total: Float[Array, " R"]
+    mass: Float[Array, " R"]
+    logprobs: Logprobs | None
+
+
+class Codes(NamedTuple):
+    """The codes of rows without a token: not finite, or every token is forbidden."""
+
+    not_finite: int
+    none_allowed: int
 
 
 class Tuning(NamedTuple):
@@ -46,13 +105,15 @@ class Tuning(NamedTuple):
 
     Attributes:
         sub: columns of a block.
-        tile: blocks of a chunk, which one thread block reads.
-        cap: tokens of a chunk among which a token is drawn, at most.
+        tile: blocks of a chunk, which a thread block reads at a time.
+        cap: tokens of a chunk within reach that are kept in a list. If a chunk has more, the row is read again.
+        blocks: thread blocks that the second kernel should have, if there are so many chunks.
     """
 
     sub: int = 128
     tile: int = 32
     cap: int = 128
+    blocks: int = 256
 
 
 DEFAULT = Tuning()

@@ -19,7 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach, Rope
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.programs.sampling import Sampling, sample
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.xla import sample
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
 from jswa.model.attention import Attend

@@ -19,8 +19,9 @@ from jaxtyping import Array
 
 from jswa.exec.mesh import COLUMNS, REPLICATED, make_mesh, on_mesh
 from jswa.exec.programs.extras import Extras, init_extras
-from jswa.exec.programs.logprobs import LogprobRows, logprob_rows
-from jswa.exec.programs.sampling import Sampling, sample
+from jswa.exec.programs.sampling.logprobs import LogprobRows, logprob_rows
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.xla import sample
 from tests.support.builders import sampling_columns
 
 ROWS = 6

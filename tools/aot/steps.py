@@ -20,8 +20,8 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import Part, StepConfig
+from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
-from jswa.exec.programs.verify import logits_at_once
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.panels import OUTPUTS_FIRST

@@ -163,10 +163,10 @@ def forget_kernels() -> None:
     from pallas_kernels.attention.triton.kernel import attend
     from pallas_kernels.experts.routing import kernel as routing
     from pallas_kernels.experts.triton.kernel import multiply
-    from pallas_kernels.sampling import kernel as sampling
+    from pallas_kernels.sampling.kernel_draw import draw
+    from pallas_kernels.sampling.kernel_survey import survey
 
-    drawing = sampling.scan, sampling.plan, sampling.collect, sampling.choose
-    for kernel in (attend, multiply, *drawing, routing.route, routing.choose, routing.place):
+    for kernel in (attend, multiply, survey, draw, routing.route, routing.choose, routing.place):
         kernel.__dict__.pop("_jT_kernel_cache", None)
     for dump in dumped():
         shutil.rmtree(dump)

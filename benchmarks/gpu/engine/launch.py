@@ -38,8 +38,8 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec, pack
-from jswa.exec.programs import verify
 from jswa.exec.programs.config import Part, StepConfig
+from jswa.exec.programs.sampling import verify
 from jswa.exec.programs.state import DeviceState, init_state, state_shapes
 from jswa.exec.programs.step import sampling_state
 from jswa.model.binding import head_names, param_shapes

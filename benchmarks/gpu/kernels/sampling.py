@@ -23,7 +23,8 @@ from jaxtyping import Array, Float, Int
 from benchmarks import result_file
 from benchmarks.gpu.kernels.device_time import calls_worth_timing, programs_of, time_programs
 from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.sampling import Sampling, few_rows, sample
+from jswa.exec.programs.sampling import kernels, xla
+from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING
 from pallas_kernels.sampling.api import Implementation
 from tools.cases.kernels.small.sampling import SHAPES
@@ -99,7 +100,9 @@ def _draw(
 ) -> Int[Array, " R"]:
     rows = len(logits)
     at = jnp.broadcast_to(position, rows)
-    return sample(logits, at, Sampling.of(columns), extras, few=few_rows(rows), sampler=implementation)
+    if implementation == "triton":
+        return kernels.sample(logits, at, Sampling.of(columns), extras, jnp.ones(rows, bool))[0]
+    return xla.sample(logits, at, Sampling.of(columns), extras, few=xla.few_rows(rows))
 
 
 def _logits(rows: int, vocab: int, seed: int) -> Float[Array, "R V"]:

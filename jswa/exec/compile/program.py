@@ -16,9 +16,9 @@ from jswa.exec.compile.store import ProgramStore, compiled
 from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
 from jswa.exec.pack import padding, unpack
 from jswa.exec.programs.config import Part, StepConfig
+from jswa.exec.programs.sampling.verify import ABSENT
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, finish_half, forward_half, propose_drafts, sampling_state, step
-from jswa.exec.programs.verify import ABSENT
 from jswa.model.binding import head_names, run_dtype
 from pallas_kernels.errors import (
     NoExpertKernel,

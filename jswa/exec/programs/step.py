@@ -20,10 +20,10 @@ from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
 from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices
-from jswa.exec.programs.logprobs import prompt_logprobs
-from jswa.exec.programs.sampling import Beside, Sampling, StepOutputs
+from jswa.exec.programs.sampling.logprobs import prompt_logprobs
+from jswa.exec.programs.sampling.rows import Beside, Sampling, StepOutputs
+from jswa.exec.programs.sampling.verify import Draws, accepted, draw, proposed
 from jswa.exec.programs.state import DeviceState, SamplingState
-from jswa.exec.programs.verify import Draws, accepted, draw, proposed
 from jswa.model.binding import bind_head
 from jswa.model.collectives import true_on_all
 from jswa.model.glue.projection import Projection

@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Array
 from triton.runtime import interpreter
 
-_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64"}
+_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int32": "i32", "int64": "i64", "uint16": "u16"}
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,32 @@ class _Tensor:
 
 
 def triton_call(
-    *, kernel: Any, out_type: list[Any], grid: tuple[int, ...], backend_options: Any, **arguments: Any
+    *,
+    kernel: Any,
+    out_type: list[Any],
+    grid: tuple[int, ...],
+    backend_options: Any,
+    input_output_aliases: dict[int, int] | None = None,
+    **arguments: Any,
 ) -> list[Array]:
     """Run a kernel, with the arguments of `jax_triton.triton_call` that are used.
 
-    Until they are written, outputs are NaN, or of integers the least there is.
+    Until they are written, outputs are NaN, or of integers the least there is. An output that is the same memory as an
+    operand has no argument of its own.
     """
     arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
     static = {name: value for name, value in arguments.items() if name not in arrays}
-    outputs = [name for name in kernel.arg_names if name not in arguments][: len(out_type)]
+    operands = [name for name in kernel.arg_names if name in arrays]
+    shared = {output: operands[number] for number, output in (input_output_aliases or {}).items()}
+    missing = iter([name for name in kernel.arg_names if name not in arguments])
+    outputs = [shared.get(number) or next(missing) for number in range(len(out_type))]
 
     def run(given: dict[str, Any]) -> list[np.ndarray]:
-        results = [np.full(out.shape, _unwritten(out.dtype), out.dtype) for out in out_type]
-        held = {name: np.array(value) for name, value in given.items()} | dict(zip(outputs, results, strict=True))
+        held = {name: np.array(value) for name, value in given.items()}
+        for name, out in zip(outputs, out_type, strict=True):
+            held.setdefault(name, np.full(out.shape, _unwritten(out.dtype), out.dtype))
         execute(kernel, grid, held, static)
-        return results
+        return [held[name] for name in outputs]
 
     found: list[Array] = jax.pure_callback(run, out_type, arrays)
     return found

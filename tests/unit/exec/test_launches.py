@@ -23,7 +23,7 @@ from jswa.exec.launches import (
     plan_launches,
 )
 from jswa.exec.pack import PackSpec
-from jswa.exec.programs.sampling import StepOutputs
+from jswa.exec.programs.sampling.rows import StepOutputs
 from jswa.plan import AllWords, RowMask
 from tests.support.builders import make_layout, make_plan, make_request
 from tests.support.loops.loop import Loop

@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import Limits
+from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.sampling import kernels
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.plan import SAMPLING
 from tools import gates
 from tools.aot import triton
 from tools.aot.triton_facts import TritonFacts, gpu
 from tools.cases.kernels.small.sampling import SHAPES
 
 GATES = "sampling.json"
-KERNELS = ("scan", "plan", "collect", "choose")
+KERNELS = ("survey", "draw")
 
 
 class Found(NamedTuple):
-    """A compiled call of both functions.
+    """A compiled call.
 
     Attributes:
         kernels: by name.
@@ -67,22 +69,22 @@ def main() -> None:
 
 
 def compile_call(rows: int, vocab: int) -> Found:
-    """Compile a summary of logits and the draws from it."""
+    """Compile the sampling of rows that may have constraints, with log probabilities: all that the kernels can do."""
     card = gpu("h200")
 
-    def sample(logits: jax.Array, keys: jax.Array, limits: Limits) -> Any:
-        summary = api.summarize(logits, limits)
-        return api.draw(logits, keys, limits, summary), summary.greedy, summary.finite
+    def sample(logits: jax.Array, positions: jax.Array, columns: jax.Array, extras: Any, finite: jax.Array) -> Any:
+        return kernels.sample(logits, positions, Sampling.of(columns), extras, finite, want_logprobs=True)
 
     with triton.compiling_for(card) as sharding:
 
         def of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
-        numbers: Any = of((rows,), jnp.float32)
-        limits = Limits(numbers, of((rows,), jnp.int32), numbers, numbers)  # type: ignore[arg-type]
+        tables = jax.tree.map(lambda table: of(table.shape, table.dtype), jax.eval_shape(lambda: init_extras(8, vocab)))
+        numbers, columns = of((rows,), jnp.int32), of((rows, len(SAMPLING)), jnp.int32)
         triton.forget_kernels()
-        compiled = jax.jit(sample).lower(of((rows, vocab), jnp.float32), of((rows, 2), jnp.uint32), limits).compile()
+        arguments = of((rows, vocab), jnp.float32), numbers, columns, tables, of((rows,), bool)
+        compiled = jax.jit(sample).lower(*arguments).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
     return Found(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jswa.exec.programs.sampling import Sampling, row_keys
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.xla import row_keys
 from jswa.model.collectives import argmax_columns, pmax, shard_columns
 
 

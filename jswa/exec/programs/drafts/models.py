@@ -18,7 +18,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
 from jswa.model.drafters.seam import FINAL, Attend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params

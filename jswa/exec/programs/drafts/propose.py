@@ -11,9 +11,9 @@ from jswa.exec.pack import Inputs
 from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales
 from jswa.exec.programs.drafts.lookup import look_up, note_tokens
 from jswa.exec.programs.indices import Spans, StepIndices, packed_first, row_spans
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.verify import ABSENT, proposed
 from jswa.exec.programs.state import DeviceState
-from jswa.exec.programs.verify import ABSENT, proposed
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, SAMPLING
 from jswa.text.speculation import Speculation

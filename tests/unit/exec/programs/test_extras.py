@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
-from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import (
     IN_PROMPT,
     ITEMS,
@@ -29,8 +28,9 @@ from jswa.exec.programs.extras import (
     set_extras,
     set_masks,
 )
-from jswa.exec.programs.logprobs import logprob_rows
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.sampling import xla as sampling
+from jswa.exec.programs.sampling.logprobs import logprob_rows
+from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import BAN_TOKENS, EVERY_TOKEN, AllWords, ExtrasEntry, Mask, RowMask, Words
 from jswa.sched.constraint import banned_at, make_constraint
 from jswa.types import MAX_LOGPROBS, SamplingParams

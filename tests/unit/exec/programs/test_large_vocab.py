@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.logprobs import logprob_rows
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.sampling import xla as sampling
+from jswa.exec.programs.sampling.logprobs import logprob_rows
+from jswa.exec.programs.sampling.rows import Sampling
 from tests.support import oracles
 from tests.support.builders import sampling_columns
 

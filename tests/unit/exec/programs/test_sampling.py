@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
-from jswa.exec.programs import sampling
 from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.sampling import Sampling
+from jswa.exec.programs.sampling import xla as sampling
+from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE
 from tests.support import oracles
 from tests.support.builders import NO_EXTRAS, sampling_columns

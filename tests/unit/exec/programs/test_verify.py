@@ -1,4 +1,4 @@
-"""A draft counts if the token drawn in its place is the same (jswa/exec/programs/verify.py)."""
+"""A draft counts if the token drawn in its place is the same (jswa/exec/programs/sampling/verify.py)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.exec.programs import verify
 from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.drafts.propose import shares
 from jswa.exec.programs.extras import Extras, count_tokens, init_extras
-from jswa.exec.programs.sampling import Sampling, sample
-from jswa.exec.programs.verify import ABSENT, Draws, accepted, draw, proposed
+from jswa.exec.programs.sampling import verify
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.verify import ABSENT, Draws, accepted, draw, proposed
+from jswa.exec.programs.sampling.xla import sample
 from jswa.plan import NOT_FINITE
 from tests.support.builders import sampling_columns
 

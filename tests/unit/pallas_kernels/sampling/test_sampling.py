@@ -1,4 +1,4 @@
-"""Tests of sampling on Triton's kernels: the same tokens as on XLA.
+"""Tests of sampling on Triton's kernels: the same tokens and log probabilities as on XLA.
 
 Tests marked `triton` interpret the kernels: `make test-triton` runs them in .venv-gpu, because Triton takes 1 GB.
 """
@@ -13,120 +13,193 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from jswa.exec.programs import sampling
-from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.sampling import Sampling
-from jswa.plan import NOT_FINITE
+from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.sampling import kernels, xla
+from jswa.exec.programs.sampling.logprobs import LogprobRows
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import Limits, Tuning
+from pallas_kernels.sampling.plan import Codes, Drawn, Tuning
+from pallas_kernels.sampling.plan import Rows as Given
 from tests.support.builders import sampling_columns
-from tools.cases.kernels.small.sampling import KINDS, ROWS, Row, make_logits
+from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
 
 VOCAB = 490
-SMALL = Tuning(sub=16, tile=8, cap=128)  # of VOCAB 31 blocks in 4 chunks, the last ones not full
+LISTS = Tuning(sub=16, tile=8, cap=128)  # of VOCAB 31 blocks in 4 chunks, the last ones not full
+AGAIN = LISTS._replace(cap=8, blocks=1)  # lists that are mostly too short, and one thread block a row
 POSITION = 7
+TABLE, DRAFTS = 3, 2
 
 
-def make(rows: Sequence[Row], seed: int = 0, vocab: int = VOCAB) -> tuple[Float[np.ndarray, "R V"], Sampling]:
+def make(
+    rows: Sequence[Row], seed: int = 0, vocab: int = VOCAB, **columns: Any
+) -> tuple[Float[np.ndarray, "R V"], Sampling]:
     """Return logits and parameters, with a key of its own for each row."""
     rng = np.random.default_rng(seed)
     logits = np.stack([make_logits(row.logits, vocab, rng) for row in rows])
     limits: dict[str, Any] = {
         name: [getattr(row, name) for row in rows] for name in ("temperature", "top_k", "top_p", "min_p")
     }
-    columns = sampling_columns(len(rows), key_low=np.arange(len(rows)) + 100 * seed, **limits)
-    return logits, Sampling.of(jnp.asarray(columns))
+    packed = sampling_columns(len(rows), key_low=np.arange(len(rows)) + 100 * seed, **limits, **columns)
+    return logits, Sampling.of(jnp.asarray(packed))
 
 
-def limits_of(rows: Sampling) -> Limits:
-    """The limits among the parameters."""
-    return Limits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+def constraints(seed: int, vocab: int = VOCAB) -> Extras:
+    """Return tables in which each row has counts, biases, masks, also behind drafts, and a banned token."""
+    rng, extras = np.random.default_rng(seed), init_extras(TABLE, vocab, DRAFTS)
+    words = extras["mask"].shape
+    assert extras["ahead"] is not None
+    bias_ids, bias = np.asarray(extras["bias_ids"]).copy(), np.asarray(extras["bias"]).copy()
+    bias_ids[:2, :40] = rng.permutation(vocab)[:40]
+    bias[:, :40] = rng.normal(0, 4, 40)
+    bans = np.asarray(extras["bans"]).copy()
+    bans[:, 0] = 2**30, *[-1] * (bans.shape[2] - 2), 5  # token 5, whatever stands before it
+    return {
+        **extras,
+        "seen": jnp.asarray(rng.choice([0, 0, 0, 1, 3, 2**15, 2**15 + 2], (TABLE, vocab)).astype(np.uint16)),
+        "bias_ids": jnp.asarray(bias_ids),
+        "bias": jnp.asarray(bias),
+        "mask": jnp.asarray(rng.integers(-(2**31), 2**31, words, np.int64).astype(np.int32)),
+        "ahead": jnp.asarray(rng.integers(-(2**31), 2**31, extras["ahead"].shape, np.int64).astype(np.int32)),
+        "bans": jnp.asarray(bans),
+    }
 
 
-def keys_of(rows: Sampling) -> Array:
-    """The keys of the draws."""
-    folded = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), POSITION))(rows.keys)
-    return jax.random.key_data(folded)
+def by_xla(
+    logits: Float[np.ndarray, "R V"], rows: Sampling, extras: Extras, drafts: Array | None = None
+) -> tuple[list[int], LogprobRows]:
+    """Return the tokens and log probabilities of the reference."""
+    at = jnp.full(len(logits), POSITION, jnp.int32)
+    tokens = xla.sample(jnp.asarray(logits), at, rows, extras, drafts=drafts)
+    return tokens.tolist(), xla.drawn_logprobs(jnp.asarray(logits), tokens, at, rows, extras, drafts=drafts)
 
 
-def sampled(logits: Float[np.ndarray, "R V"], rows: Sampling, **options: Any) -> list[int]:
-    """Sample a token of each row. Rows with extras may have the tokens of half of the vocabulary."""
-    at, extras = jnp.full(len(logits), POSITION, jnp.int32), init_extras(1, logits.shape[1])
-    extras = {**extras, "mask": jnp.full_like(extras["mask"], 0x0F0F0F0F)}
-    out: list[int] = sampling.sample(jnp.asarray(logits), at, rows, extras, **options).tolist()
-    return out
+def by_kernels(
+    logits: Float[np.ndarray, "R V"], rows: Sampling, extras: Extras, drafts: Array | None = None, **options: Any
+) -> tuple[list[int], LogprobRows | None]:
+    """Return the tokens and log probabilities of the kernels."""
+    at, finite = jnp.full(len(logits), POSITION, jnp.int32), jnp.ones(len(logits), bool)
+    tokens, logprobs = kernels.sample(jnp.asarray(logits), at, rows, extras, finite, drafts, **options)
+    return tokens.tolist(), logprobs
 
 
-def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> tuple[list[int], list[bool]]:
-    """Draw a token of each row by the kernels alone; return also which rows are undecided."""
-    limits = limits_of(rows)
-    summary = api.summarize(jnp.asarray(logits), limits, tuning=tuning)
-    tokens, undecided = api.draw(jnp.asarray(logits), keys_of(rows), limits, summary, tuning=tuning)
-    return tokens.tolist(), undecided.tolist()
+def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> Drawn:
+    """Draw a token of each row without constraints."""
+    count = len(logits)
+    none = jnp.zeros((count, 0), jnp.int32)
+    own = Given(
+        *rows[:7], rows.keys, jnp.full(count, POSITION), -jnp.ones(count, jnp.int32), rows.by_place,
+        jnp.ones(count, bool), none, none,
+    )  # fmt: skip
+    return api.sample(jnp.asarray(logits), own, None, Codes(NOT_FINITE, NOTHING_ALLOWED), tuning=tuning)
+
+
+@pytest.fixture(params=[LISTS, AGAIN], ids=["lists", "again"])
+def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the kernels keep long lists, or read rows again since these are too short."""
+    monkeypatch.setattr(api, "sample", partial(api.sample, tuning=request.param))
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_tokens_are_those_of_xla(interpreter: Any, seed: int) -> None:
-    """Of all cases; alone a nucleus that float32 cannot tell from everything is left undecided."""
+def test_tokens_and_log_probabilities_are_those_of_xla(interpreter: Any, tuned: None, seed: int) -> None:
+    """Of all cases, also of rows that are broken."""
     logits, rows = make(ROWS, seed)
-    tokens, undecided = drawn(logits, rows, SMALL)
-    for row, token, found, expected in zip(ROWS, tokens, undecided, sampled(logits, rows), strict=True):
-        if expected >= 0:  # the kernels say nothing of rows that are impossible or broken
-            assert token == expected or found, row
-            assert not found or row.top_p == 1 - 2**-24, row
+    extras = init_extras(1, VOCAB)
+    tokens, logprobs = by_kernels(logits, rows, extras, want_logprobs=True)
+    expected, reference = by_xla(logits, rows, extras)
+    assert tokens == expected
+    assert NOT_FINITE in tokens
+    assert logprobs is not None
+    there = np.array(expected) >= 0
+    assert logprobs.rank[there].tolist() == reference.rank[there].tolist()
+    # Equal log probabilities may follow from logits that differ, so the order of tokens is that of XLA but for these.
+    for name in ("chosen", "values", "drawn"):
+        own, wanted = (np.asarray(getattr(each, name))[there] for each in (logprobs, reference))
+        np.testing.assert_allclose(own, wanted, rtol=2e-6, atol=2e-6, err_msg=name)
+    assert (logprobs.ids == reference.ids)[there].mean() > 0.97
 
 
 @pytest.mark.triton
-def test_rows_that_the_kernels_leave_undecided_are_drawn_on_xla(
-    interpreter: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here since more tokens can be drawn than a chunk holds. Impossible and broken rows say so."""
-    few = SMALL._replace(cap=8)
-    for name in ("summarize", "draw"):
-        monkeypatch.setattr(api, name, partial(getattr(api, name), tuning=few))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_constraints_are_those_of_xla(interpreter: Any, tuned: None, seed: int) -> None:
+    """Bias, penalties, masks of rows and of places behind drafts, bans; beside rows that have none."""
+    cases = [Row(kind, temperature, top_p=share) for kind in ("wide", "ties", "broken", "forbidden")
+             for temperature, share in ((0.0, 1.0), (1.0, 1.0), (0.8, 0.9))]  # fmt: skip
+    count = len(cases)
+    rng = np.random.default_rng(seed)
+    penalties = {
+        name: rng.uniform(0.2, 1.5, count).astype(np.float32) for name in ("repetition", "presence", "frequency")
+    }
+    tables = np.arange(count) % (TABLE + 1)
+    logits, rows = make(cases, seed, extras=tables, by_place=np.arange(count) // 2 % 2, **penalties)
+    drafts = jnp.asarray(rng.integers(0, VOCAB, (count, DRAFTS)), jnp.int32)
+    drafts = drafts.at[::2, 1].set(-3).at[::4].set(-3)
+    extras = constraints(seed)
+    tokens, logprobs = by_kernels(logits, rows, extras, drafts, want_logprobs=True)
+    expected, reference = by_xla(logits, rows, extras, drafts)
+    assert tokens == expected
+    there = np.array(expected) >= 0
+    assert logprobs is not None
+    assert reference.drawn is not None
+    assert logprobs.drawn is not None
+    np.testing.assert_allclose(logprobs.drawn[there], reference.drawn[there], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logprobs.chosen[there], reference.chosen[there], rtol=1e-5, atol=1e-5)
+    assert by_xla(logits, rows, init_extras(TABLE, VOCAB, DRAFTS), drafts)[0] != expected
+
+
+@pytest.mark.triton
+def test_the_reach_and_the_mass_are_those_of_the_kept_tokens(interpreter: Any) -> None:
+    """From lists, and from rows that are read again."""
     cases = [
-        Row("flat", top_p=0.9),
-        Row("wide", top_k=100),
-        Row("wide", top_k=2),
-        *map(Row, KINDS[-2:]),
-        Row(),
-        Row("wide", 0.0),
+        Row("wide", 0.7, 40, 0.95),
+        Row("wide", top_p=0.9),
+        Row("wide", 1.5, min_p=0.05),
+        Row("wide"),
+        Row("flat", top_p=0.5),
     ]
     logits, rows = make(cases)
-    assert drawn(logits, rows, few)[1][:3] == [True, True, False]
-    rows = rows._replace(extras=rows.extras.at[jnp.array([1, 4, 5])].set(0))  # the broken row too: it still is
-    tokens = sampled(logits, rows, sampler="triton")
-    assert tokens == sampled(logits, rows)
-    assert tokens[4] == NOT_FINITE
-    assert tokens[5] % 8 < 4
+    scaled = (logits - logits.max(axis=1, keepdims=True)) / np.asarray(rows.temperature)[:, None]
+    kept = np.asarray(xla.within_limits(jnp.asarray(scaled), rows))
+    for tuning in (LISTS, AGAIN):
+        found = drawn(logits, rows, tuning)
+        assert ((-scaled <= np.asarray(found.reach)[:, None]) == kept).all()
+        np.testing.assert_allclose(found.mass, np.where(kept, np.exp(scaled), 0).sum(axis=1), rtol=1e-5)
 
 
 @pytest.mark.triton
 def test_the_second_reading_reads_only_blocks_with_tokens_that_can_be_drawn(interpreter: Any) -> None:
     """Of a row with one likely token one block; of a greedy row nothing."""
-    logits, rows = make([Row("peaked", top_p=0.9), Row("peaked", 0.0)])
-    limits = limits_of(rows)
-    summary = api.summarize(jnp.asarray(logits), limits, SMALL)
-    assert interpreter.READS["logits"] == 2 * VOCAB + 2 * SMALL.sub
-    interpreter.READS.clear()
-    api.draw(jnp.asarray(logits), keys_of(rows), limits, summary, SMALL)
-    assert interpreter.READS["logits"] == SMALL.sub
+    drawn(*make([Row("peaked", top_p=0.9), Row("peaked", 0.0)]), LISTS)
+    assert interpreter.READS["logits"] == 2 * VOCAB + LISTS.sub
 
 
 @pytest.mark.triton
 def test_noise_is_that_of_jax(interpreter: Any) -> None:
     """Without limits and with flat logits the token is the one with the most noise."""
     logits, rows = make([Row("flat")] * 4)
-    noise = [jax.random.gumbel(jax.random.wrap_key_data(key), (VOCAB,)) for key in keys_of(rows)]
-    assert drawn(logits, rows, SMALL)[0] == [int(row.argmax()) for row in noise]
+    keys = xla.row_keys(rows.keys, jnp.full(4, POSITION, jnp.int32))
+    noise = [jax.random.gumbel(key, (VOCAB,)) for key in keys]
+    assert drawn(logits, rows, LISTS).tokens.tolist() == [int(row.argmax()) for row in noise]
+
+
+@pytest.mark.triton
+def test_rows_that_are_broken_or_may_have_no_token_say_so(interpreter: Any) -> None:
+    """What is not finite besides the logits comes first."""
+    logits, rows = make([Row(), Row("wide", 0.0), Row(), Row(), Row()], extras=[9, 9, 9, 0, 0])
+    at, extras = jnp.full(5, POSITION, jnp.int32), init_extras(1, VOCAB)
+    extras = {**extras, "mask": jnp.zeros_like(extras["mask"])}
+    finite = jnp.array([False, False, True, True, False])
+    tokens, _ = kernels.sample(jnp.asarray(logits), at, rows, extras, finite)
+    assert tokens.tolist() == [NOT_FINITE, NOT_FINITE, int(tokens[2]), NOTHING_ALLOWED, NOT_FINITE]
+    assert tokens[2] >= 0
 
 
 def test_what_the_kernels_cannot_serve_is_refused() -> None:
     """By its type and by its size."""
-    limits = limits_of(make([Row()])[1])
+    rows = make([Row()])[1]
     with pytest.raises(NoSamplingKernel, match="bfloat16"):
-        api.summarize(jnp.zeros((1, 64), jnp.bfloat16), limits)
+        drawn(jnp.zeros((1, 64), jnp.bfloat16), rows, LISTS)  # type: ignore[arg-type]
     with pytest.raises(NoSamplingKernel, match="vocabulary of 600000"):
-        api.summarize(jnp.zeros((1, 600_000)), limits)
+        drawn(np.zeros((1, 600_000), np.float32), rows, Tuning())

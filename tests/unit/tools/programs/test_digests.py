@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from jswa.exec.programs import sampling, verify
+from jswa.exec.programs.sampling import verify
+from jswa.exec.programs.sampling import xla as sampling
 from tools.programs import committed
 from tools.programs.__main__ import missing_for
 from tools.programs.configurations import CONFIGURATIONS

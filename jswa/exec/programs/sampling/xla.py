@@ -1,13 +1,14 @@
-"""Sampling inside the step, by row: penalties and constraints, then greedy or temperature with min-p, top-k and top-p.
+"""Sampling inside the step on XLA: penalties and constraints, then greedy or temperature with min-p, top-k and top-p.
 
 There is no sort: the k-th largest logit, and the logit that completes the nucleus, are found digit by digit in the
-ordered bit patterns of float32, in 16 passes of compare and sum. A step whose rows are all greedy, or use no limit,
-skips this. A row's draw depends on its key, its position and its logits alone. `pallas_kernels.sampling` makes the same
-draws in fewer readings of the logits.
+ordered bit patterns of float32, in passes of compare and sum. A step whose rows are all greedy, or use no limit, skips
+this. A row's draw depends on its key, its position and its logits alone. This runs on CPUs, and where several devices
+share the vocabulary; `kernels` makes the same draws on one GPU.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
 from jswa.exec.programs.extras import Extras, allowed_tokens, banned_tokens, masks_of, seen_tokens
-from jswa.exec.programs.logprobs import LogprobRows, log_softmax, logprob_rows
+from jswa.exec.programs.sampling.logprobs import LogprobRows, log_softmax, logprob_rows
+from jswa.exec.programs.sampling.rows import Sampling
 from jswa.model.collectives import (
     argmax_columns,
     gather_column,
@@ -26,74 +28,11 @@ from jswa.model.collectives import (
     true_on_all,
     true_on_any,
 )
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, SAMPLING
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.glue.sums import apart, softmax, sums_from
-from pallas_kernels.sampling import api as kernels
-from pallas_kernels.sampling.plan import Limits
 
 _TINY = 2.0**-126  # smallest normal float32
-
-
-class Sampling(NamedTuple):
-    """Sampling parameters by row, [R] each; `keys` [R, 2]. The columns of `plan.SAMPLING`."""
-
-    temperature: Float[Array, " R"]
-    top_k: Int[Array, " R"]
-    top_p: Float[Array, " R"]
-    min_p: Float[Array, " R"]
-    repetition: Float[Array, " R"]
-    presence: Float[Array, " R"]
-    frequency: Float[Array, " R"]
-    keys: UInt[Array, "R 2"]
-    extras: Int[Array, " R"]
-    prompt_length: Int[Array, " R"]
-    by_place: Int[Array, " R"]
-
-    @staticmethod
-    def of(columns: Int[Array, "R C"]) -> "Sampling":
-        """Read the packed columns; floats and keys are stored as their bits."""
-        column = {name: columns[:, index] for index, name in enumerate(SAMPLING)}
-        floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-        real = {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in floats}
-        keys = jnp.stack([column["key_high"], column["key_low"]], axis=-1)
-        return Sampling(
-            **real,
-            top_k=column["top_k"],
-            keys=lax.bitcast_convert_type(keys, jnp.uint32),
-            extras=column["extras"],
-            prompt_length=column["prompt_length"],
-            by_place=column["by_place"],
-        )
-
-
-class StepOutputs(NamedTuple):
-    """Outputs for the host: tokens of each row, and requested log probabilities.
-
-    The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
-
-    Attributes:
-        tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
-            and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
-        sampled: of each token drawn, in the order of `tokens`.
-        prompt: of the token behind each token of the step.
-        experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
-            experts; −1 where a layer has fewer than k.
-    """
-
-    tokens: Int[Array, " R"] | Int[Array, "R n"]
-    sampled: LogprobRows | None
-    prompt: LogprobRows | None = None
-    experts: Int[Array, "N L k"] | None = None
-    prompt_experts: Int[Array, "T L k"] | None = None
-
-
-class Beside(NamedTuple):
-    """The outputs of the first half; see `StepOutputs`."""
-
-    prompt: LogprobRows | None = None
-    experts: Int[Array, "N L k"] | None = None
-    prompt_experts: Int[Array, "T L k"] | None = None
 
 
 def sample(
@@ -104,7 +43,6 @@ def sample(
     devices: int = 1,
     finite: Bool[Array, " R"] | bool = True,
     few: int = 0,
-    sampler: kernels.Implementation = "xla",
     drafts: Int[Array, "R K"] | None = None,
     sums: Sums = "xla",
 ) -> Int[Array, " R"]:
@@ -118,7 +56,6 @@ def sample(
         finite: whether what this device has computed for the row besides its logits is finite.
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
-        sampler: the implementation of what follows the constraints. "triton" and "cpu" are for one device.
         sums: the implementation of sums along rows where XLA draws.
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
@@ -133,8 +70,6 @@ def sample(
 
     logits, own = _for_rows(constrained, (given, jnp.ones(len(given), bool)), constrain, few)
     finite &= own
-    if sampler == "triton":
-        return _sample_on_kernels(logits, positions, rows, finite, constrained, few, sums)
     finite = true_on_all(finite & (constrained | jnp.isfinite(logits).all(axis=-1)), devices)
     greedy = argmax_columns(logits, devices)
     random = rows.temperature > 0
@@ -279,35 +214,6 @@ def row_keys(keys: UInt[Array, "n 2"], positions: Int[Array, " n"]) -> Shaped[Ar
     return keyed
 
 
-def _sample_on_kernels(
-    logits: Float[Array, "R V"],
-    positions: Int[Array, " R"],
-    rows: Sampling,
-    finite: Bool[Array, " R"],
-    constrained: Bool[Array, " R"],
-    few: int,
-    sums: Sums,
-) -> Int[Array, " R"]:
-    """Sample from logits under constraints. Rows that the kernels leave undecided are drawn on XLA."""
-    limits = Limits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-    summary = kernels.summarize(logits, limits)
-    finite &= constrained | summary.finite
-    random = rows.temperature > 0
-
-    def draws() -> Int[Array, " R"]:
-        keys = jax.random.key_data(row_keys(rows.keys, positions))
-        tokens, undecided = kernels.draw(logits, keys, limits, summary)
-
-        def plain(take: _Take) -> Int[Array, " n"]:
-            scores, greedy, at, own, warm = take((logits, summary.greedy, positions, rows, random))
-            return _draw(scores, greedy, at, own, warm, devices=1, few=0, sums=sums)
-
-        return _for_rows(undecided & finite, tokens, plain, few)
-
-    drawn = lax.cond(random.any(), draws, lambda: summary.greedy)
-    return jnp.where(finite & summary.possible, drawn, jnp.where(finite, NOTHING_ALLOWED, NOT_FINITE))
-
-
 def _kept(
     logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int, sums: Sums
 ) -> Float[Array, "R V"]:
@@ -367,24 +273,23 @@ def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
 def _largest(holds: Callable[[UInt[Array, "R N"]], Bool[Array, "R N"]], rows: int) -> UInt[Array, " R"]:
     """Return per row the largest threshold that `holds`. It holds at 0, and stops holding once as thresholds grow.
 
-    Each pass finds two bits: with more bits, passes cost more than they save.
+    A pass finds two bits on a CPU, where more cost more than they save. On GPUs it finds four, because passes are
+    unrolled: a loop cannot be part of a CUDA graph, and the host would wait for the step at its condition.
     """
 
-    def one_pass(number: int | Int[Array, ""], threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
-        shift = jnp.asarray(30 - 2 * number, jnp.uint32)
-        candidates = threshold[:, None] | (jnp.arange(1, 4, dtype=jnp.uint32) << shift)[None]
+    def one_pass(bits: int, number: int | Int[Array, ""], threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
+        shift = jnp.asarray(32 - bits - bits * number, jnp.uint32)
+        candidates = threshold[:, None] | (jnp.arange(1, 2**bits, dtype=jnp.uint32) << shift)[None]
         # The digit is the number of candidates for which it holds, as it holds for all smaller ones.
         return threshold | (holds(candidates).sum(axis=-1, dtype=jnp.uint32) << shift)
 
     def unrolled(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
-        # A loop cannot be part of a CUDA graph, and the host would wait for the step at its condition.
-        for number in range(16):
-            threshold = one_pass(number, threshold)
+        for number in range(8):
+            threshold = one_pass(4, number, threshold)
         return threshold
 
     def loop(threshold: UInt[Array, " R"]) -> UInt[Array, " R"]:
-        # On a CPU the unrolled passes would take most of the time in which a step is compiled.
-        found: UInt[Array, " R"] = lax.fori_loop(0, 16, one_pass, threshold)
+        found: UInt[Array, " R"] = lax.fori_loop(0, 16, partial(one_pass, 2), threshold)
         return found
 
     found: UInt[Array, " R"] = lax.platform_dependent(jnp.zeros(rows, jnp.uint32), cpu=loop, default=unrolled)

@@ -13,8 +13,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.extras import Extras
-from jswa.exec.programs.logprobs import LogprobRows
-from jswa.exec.programs.sampling import Sampling, drawn_logprobs, few_rows, sample
+from jswa.exec.programs.sampling import kernels
+from jswa.exec.programs.sampling.logprobs import LogprobRows
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.programs.sampling.xla import drawn_logprobs, few_rows, sample
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampler
 
@@ -90,9 +92,12 @@ def draw(
         ahead = drafted if places > 1 else None
         with jax.named_scope("logits"):
             scores = logits(vectors)
+        if sampler == "triton":
+            with jax.named_scope("sampling"):
+                return Draws(*kernels.sample(scores, positions, own, extras, whole, ahead, want_logprobs=want_logprobs))
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, extras, devices, whole, few, sampler, ahead, sums)
+            tokens = sample(scores, positions, own, extras, devices, whole, few, ahead, sums)
         with jax.named_scope("logprobs"):
             return Draws(
                 tokens,

@@ -1,0 +1,1 @@
+"""Sampling inside the step: tokens, log probabilities and which drafts are right."""

@@ -1,0 +1,54 @@
+"""Sampling inside the step on the kernels of `pallas_kernels.sampling`, for one GPU: the draws of `xla`."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jswa.exec.programs.extras import Extras, banned_tokens
+from jswa.exec.programs.sampling.logprobs import LogprobRows
+from jswa.exec.programs.sampling.rows import Sampling
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
+from jswa.types import MAX_LOGPROBS
+from pallas_kernels.sampling import api
+from pallas_kernels.sampling.plan import Codes, Rows, Tables
+
+_CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
+
+
+def sample(
+    logits: Float[Array, "R V"],
+    positions: Int[Array, " R"],
+    rows: Sampling,
+    extras: Extras,
+    finite: Bool[Array, " R"],
+    drafts: Int[Array, "R K"] | None = None,
+    *,
+    want_logprobs: bool = False,
+) -> tuple[Int[Array, " R"], LogprobRows | None]:
+    """Sample a token per row, and its log probabilities if they are wanted; arguments as of `xla.sample`.
+
+    Raises NoSamplingKernel if the kernels cannot serve the logits.
+    """
+    constrained = rows.extras < len(extras["seen"])
+    table = jnp.where(constrained, rows.extras, -1)
+    none = jnp.zeros((len(logits), 0), jnp.int32)
+    own = Rows(
+        temperature=rows.temperature,
+        top_k=rows.top_k,
+        top_p=rows.top_p,
+        min_p=rows.min_p,
+        repetition=rows.repetition,
+        presence=rows.presence,
+        frequency=rows.frequency,
+        keys=rows.keys,
+        positions=positions,
+        table=table,
+        by_place=rows.by_place,
+        finite=finite,
+        drafts=none if drafts is None else drafts,
+        banned=banned_tokens(extras, jnp.maximum(table, 0), positions, rows.prompt_length),
+    )
+    ahead = None if drafts is None else extras["ahead"]
+    tables = Tables(extras["seen"], extras["mask"], ahead, extras["bias_ids"], extras["bias"])
+    top = min(MAX_LOGPROBS, logits.shape[1]) if want_logprobs else None
+    drawn = api.sample(logits, own, tables, _CODES, top)
+    return drawn.tokens, None if drawn.logprobs is None else LogprobRows(*drawn.logprobs)
