@@ -46,8 +46,6 @@ from jswa.model.binding import head_names, param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from pallas_kernels.experts.mxfp4 import TILE, tile_scales
-from pallas_kernels.sampling import api as kernels
-from pallas_kernels.sampling.plan import Limits as DrawLimits
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 
@@ -136,9 +134,9 @@ class Setting:
         """Trace a program for arguments that `place` puts on a device."""
         config = self.config(variant)
         module: Any = verify
-        own = module.sample
+        own = module.sample, module.kernels
         if not variant.draws:
-            module.sample = _largest
+            module.sample, module.kernels = _largest, SimpleNamespace(sample=_largest_and_none)
         try:
             arguments = step_arguments(config, self.params, self.state)
             shapes = place(jax.eval_shape(lambda: arguments[2:]))
@@ -148,7 +146,7 @@ class Setting:
                 function = jit_step(config, place(self.params), self.state)
                 return function.lower(*place(arguments[:2]), *shapes)
         finally:
-            module.sample = own
+            module.sample, module.kernels = own
 
     def half(self, variant: Variant) -> Any:
         """Return the shapes of what a first half gives to the second."""
@@ -168,14 +166,15 @@ class Setting:
         return make
 
 
-def _largest(logits: jax.Array, positions: jax.Array, rows: Any, *rest: Any, **more: Any) -> jax.Array:
-    """Stand in for `sample`: the largest logit of each row, from one reading of the logits."""
-    del positions, more
-    if "triton" not in rest:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    limits = DrawLimits(rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-    greedy: jax.Array = kernels.summarize(logits, limits).greedy
-    return greedy
+def _largest(logits: jax.Array, *rest: Any, **more: Any) -> jax.Array:
+    """Stand in for `sample`: the largest logit of each row."""
+    del rest, more
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def _largest_and_none(logits: jax.Array, *rest: Any, **more: Any) -> tuple[jax.Array, None]:
+    """Stand in for the kernels' `sample`."""
+    return _largest(logits, *rest, **more), None
 
 
 def filled(name: str, shape: Any, seed: int) -> jax.Array:

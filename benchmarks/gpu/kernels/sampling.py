@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.kernels.sampling [--json FILE] [--implementations xla triton] [--smoke]
 
-Logits are a bulk of normal numbers with a few dozen likely tokens above it; all rows have the same limits. Limits are
-arguments, so each implementation is compiled twice for each shape. Triton is left out where jax-triton is not
+Logits are a bulk of normal numbers with a few dozen likely tokens above it, or none where they are flat; all rows have
+the same limits. Limits are
+arguments, so each implementation is compiled four times for each shape. Triton is left out where jax-triton is not
 installed, which the result file says. Needs a GPU, except for --smoke.
 """
 
@@ -35,6 +36,8 @@ LIMITS: dict[str, dict[str, float]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.95},
     "top-k and top-p": {"temperature": 0.7, "top_k": 40, "top_p": 0.95},
     "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "flat, top-p": {"temperature": 1.0, "top_p": 0.95},
+    "greedy, log probabilities": {},
 }
 SMOKE = {"smoke, 2 rows": (2, 500)}
 Programs = list[tuple[int, Callable[..., Any]]]  # see `programs_of`
@@ -58,9 +61,10 @@ def main() -> None:
     if left_out:
         print(f"left out, without a GPU or jax-triton: {', '.join(left_out)}", flush=True)
     for name, (rows, vocab) in (SMOKE if args.smoke else SHAPES).items():
-        logits = [_logits(rows, vocab, seed) for seed in range(_COPIES)]
-        programs = {each: programs_for(vocab, each) for each in chosen}
+        peaked, flat = ([_logits(rows, vocab, seed, likely) for seed in range(_COPIES)] for likely in (60, 0))
+        plain, logs = ({each: programs_for(vocab, each, logs) for each in chosen} for logs in (False, True))
         for limits, values in LIMITS.items():
+            programs, logits = logs if "log" in limits else plain, flat if "flat" in limits else peaked
             if time.monotonic() > end:
                 return
             row = {"logits": name, "limits": limits, **compared(programs, logits, _columns(rows, values))}
@@ -70,9 +74,9 @@ def main() -> None:
                 result_file.write(args.json, results)
 
 
-def programs_for(vocab: int, implementation: Implementation) -> Programs:
+def programs_for(vocab: int, implementation: Implementation, logprobs: bool) -> Programs:
     """Return the programs to time, which are compiled when they first run."""
-    draw = partial(_draw, extras=init_extras(1, vocab), implementation=implementation)
+    draw = partial(_draw, extras=init_extras(1, vocab), implementation=implementation, logprobs=logprobs)
     return programs_of(draw, calls_worth_timing(_GUESS))
 
 
@@ -84,7 +88,7 @@ def compared(
     for implementation, own in programs.items():
         given = [(logits[n % len(logits)], jnp.int32(n), columns) for n in range(own[-1][0])]
         timing = time_programs(own, given)
-        found.append(own[0][1](*given[: own[0][0]])[0])
+        found.append(own[0][1](*given[: own[0][0]])[0][0])
         row[f"{implementation}, us"] = round(1e6 * timing.median, 1)
         row[f"{implementation}, tokens that differ"] = int((found[-1] != found[0]).sum())
     return row
@@ -97,19 +101,20 @@ def _draw(
     *,
     extras: Any,
     implementation: Implementation,
-) -> Int[Array, " R"]:
-    rows = len(logits)
-    at = jnp.broadcast_to(position, rows)
+    logprobs: bool,
+) -> tuple[Int[Array, " R"], Any]:
+    rows, at = Sampling.of(columns), jnp.broadcast_to(position, len(logits))
     if implementation == "triton":
-        return kernels.sample(logits, at, Sampling.of(columns), extras, jnp.ones(rows, bool))[0]
-    return xla.sample(logits, at, Sampling.of(columns), extras, few=xla.few_rows(rows))
+        return kernels.sample(logits, at, rows, extras, jnp.ones(len(logits), bool), want_logprobs=logprobs)
+    tokens = xla.sample(logits, at, rows, extras, few=xla.few_rows(len(logits)))
+    return tokens, xla.drawn_logprobs(logits, tokens, at, rows, extras) if logprobs else None
 
 
-def _logits(rows: int, vocab: int, seed: int) -> Float[Array, "R V"]:
+def _logits(rows: int, vocab: int, seed: int, likely: int) -> Float[Array, "R V"]:
     rng = np.random.default_rng(seed)
     out = rng.standard_normal((rows, vocab), np.float32) * 2.5
-    likely = rng.integers(0, vocab, (rows, 60))
-    np.add.at(out, (np.arange(rows)[:, None], likely), 18 - rng.exponential(3.0, likely.shape))
+    chosen = rng.integers(0, vocab, (rows, likely))
+    np.add.at(out, (np.arange(rows)[:, None], chosen), 18 - rng.exponential(3.0, chosen.shape))
     return jnp.asarray(out)
 
 

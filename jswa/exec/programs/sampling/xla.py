@@ -265,8 +265,8 @@ def _softmax(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Arr
 
 
 def _ordered_bits(x: Float[Array, "R V"]) -> UInt[Array, "R V"]:
-    """Return unsigned integers in the same order as the floats."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    """Return unsigned integers in the same order as the floats; both zeros are the same number."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0.0, 0.0, x).astype(jnp.float32), jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
