@@ -33,13 +33,13 @@ def sample(
     found = triton.call(
         survey,
         {"rows": records, **given, **({"raw_tops": None, "raw_masses": None} if top is None else {})},
-        [_like(records), *blocks, _out((count, 5)), _out((count, 2), jnp.int32), *raw],
+        [*blocks, _out((count, 5)), _out((count, 2), jnp.int32), *raw],
         (count, chunks),
         sizes,
         warps=8,
-        aliases={0: 0},
+        in_place="rows",
     )
-    records, tops, _, _, _, numbers, choices = found[:7]
+    tops, _, _, _, numbers, choices, *logs_of_model, records = found
     lists = [
         _out((count, chunks), jnp.int32),
         _out((count, chunks, tuning.cap)),
@@ -66,10 +66,10 @@ def sample(
             "tops": tops,
             "numbers": numbers,
             "choices": choices,
-            "raw_tops": None if top is None else found[7],
+            "raw_tops": None if top is None else logs_of_model[0],
             **(dict.fromkeys(names) if top is None else {}),
         },
-        [_like(records), *lists, _out((count,), jnp.int32), _out((count,)), _out((count,)), *logs],
+        [*lists, _out((count,), jnp.int32), _out((count,)), _out((count,)), *logs],
         (count, splits),
         {
             **sizes,
@@ -80,12 +80,12 @@ def sample(
             "NONE_ALLOWED": codes.none_allowed,
         },
         warps=16,
-        aliases={0: 0},
+        in_place="rows",
     )
-    tokens, reach, mass = result[4:7]
+    tokens, reach, mass = result[3:6]
     if top is None:
         return Drawn(tokens, reach, mass, None)
-    chosen, drawn, rank, ids, values = result[7:]
+    chosen, drawn, rank, ids, values = result[6:11]
     return Drawn(tokens, reach, mass, Logprobs(chosen, rank, ids, values, drawn))
 
 
@@ -129,10 +129,6 @@ def _sizes(logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, tunin
         "SUBS_PAD": _power_of_two(subs),
         "CHUNKS_PAD": _power_of_two(chunks),
     }
-
-
-def _like(array: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
 
 
 def _out(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
