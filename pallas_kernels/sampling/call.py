@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import triton
 from pallas_kernels.sampling.plan import Codes, Drawn, Logprobs, Rows, Tables, Tuning
 
+_MOST_SPLITS = 32
+
 
 def sample(
     logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, codes: Codes, top: int | None, tuning: Tuning
@@ -19,61 +21,50 @@ def sample(
     from pallas_kernels.sampling.kernel_draw import draw  # imports Triton
     from pallas_kernels.sampling.kernel_survey import survey
 
-    count, sizes = len(logits), _sizes(logits, rows, tables, tuning)
-    subs, chunks = sizes["SUBS"], sizes["CHUNKS"]
-    records = packed(rows)
-    given = {"logits": logits, **_operands(tables)}
-    raw = [] if top is None else [_out((count, subs)), _out((count, subs))]
-    blocks = [
-        _out((count, subs)),
-        _out((count, subs)),
-        _out((count, subs), jnp.int32),
-        _out((count, chunks), jnp.int32),
-    ]
+    count, vocab = logits.shape
+    records, subs = packed(rows), -(-vocab // tuning.sub)
+    chunks, splits = -(-subs // tuning.tile), splits_of(count, tuning)
+    sizes = {
+        "VOCAB": vocab,
+        "SUBS": subs,
+        "CHUNKS": chunks,
+        "SUB": tuning.sub,
+        "TILE": tuning.tile,
+        "RECORD": records.shape[1],
+    }
+    floats, whole = _out((count, subs)), _out((count, chunks), jnp.int32)
+    raw = {} if top is None else {"raw_tops": floats, "raw_masses": floats}
+    changed = {} if tables is None else {"changed": _out(logits.shape)}
     found = triton.call(
         survey,
-        {"rows": records, **given, **({"raw_tops": None, "raw_masses": None} if top is None else {})},
-        [*blocks, _out((count, 5)), _out((count, 2), jnp.int32), *raw],
+        {"rows": records, "logits": logits, **_operands(tables), **_absent(changed, raw)},
+        [floats, floats, _out((count, subs), jnp.int32), whole, *changed.values(), *raw.values()],
         (count, chunks),
-        sizes,
-        warps=8,
-        in_place="rows",
+        {**sizes, **_sizes_of(rows, tables)},
+        warps=16,
     )
-    tops, _, _, _, numbers, choices, *logs_of_model, records = found
-    lists = [
-        _out((count, chunks), jnp.int32),
-        _out((count, chunks, tuning.cap)),
-        _out((count, chunks, tuning.cap), jnp.int32),
-    ]
-    logs = (
-        []
-        if top is None
-        else [
-            _out((count,)),
-            _out((count,)),
-            _out((count,), jnp.int32),
-            _out((count, top), jnp.int32),
-            _out((count, top)),
-        ]
-    )
-    names = ("chosen_logs", "drawn_logs", "ranks", "top_ids", "top_logs")
-    splits = max(1, min(chunks, tuning.blocks // count))
+    names = ("tops", "masses", "firsts", "finite", *changed, *raw)
+    logs = {} if top is None else _log_shapes(count, top)
     result = triton.call(
         draw,
         {
             "rows": records,
-            **given,
-            "tops": tops,
-            "numbers": numbers,
-            "choices": choices,
-            "raw_tops": None if top is None else logs_of_model[0],
-            **(dict.fromkeys(names) if top is None else {}),
+            "logits": logits,
+            **dict(zip(names, found, strict=True)),
+            **_absent(changed, raw, logs),
         },
-        [*lists, _out((count,), jnp.int32), _out((count,)), _out((count,)), *logs],
+        [
+            *(_out((count, subs), jnp.int32), _out((count, splits, tuning.listed))),
+            *(_out((count, splits, tuning.listed), jnp.int32), _out((count, splits, 2))),
+            *(_out((count, splits), jnp.int32), _out((count,), jnp.int32), _out((count,)), _out((count,))),
+            *logs.values(),
+        ],
         (count, splits),
         {
             **sizes,
-            "CAP": tuning.cap,
+            "SUBS_PAD": _power_of_two(subs),
+            "CHUNKS_PAD": _power_of_two(chunks),
+            "LIST": tuning.listed,
             "SPLITS": splits,
             "TOP": top or 1,
             "NOT_FINITE": codes.not_finite,
@@ -82,15 +73,20 @@ def sample(
         warps=16,
         in_place="rows",
     )
-    tokens, reach, mass = result[3:6]
+    tokens, reach, mass, *more = result[5:-1]
     if top is None:
         return Drawn(tokens, reach, mass, None)
-    chosen, drawn, rank, ids, values = result[6:11]
+    chosen, drawn, rank, ids, values = more
     return Drawn(tokens, reach, mass, Logprobs(chosen, rank, ids, values, drawn))
 
 
+def splits_of(rows: int, tuning: Tuning) -> int:
+    """Return how many thread blocks draw a row without limits: a power of two."""
+    return 1 << (max(1, min(_MOST_SPLITS, tuning.blocks // rows)).bit_length() - 1)
+
+
 def packed(rows: Rows) -> Int[Array, "R C"]:
-    """Return the records of rows: the columns of `kernel_rows`, of which the last two count arrivals, drafts, bans."""
+    """Return the records of rows: the columns of `kernel_rows`, then drafts and banned tokens."""
 
     def bits(values: Array) -> Array:
         return values if values.dtype == jnp.int32 else lax.bitcast_convert_type(values, jnp.int32)
@@ -100,35 +96,41 @@ def packed(rows: Rows) -> Int[Array, "R C"]:
         *(rows.keys[:, 0], rows.keys[:, 1], rows.positions, rows.table, rows.by_place, rows.finite.astype(jnp.int32)),
     ]
     fixed = jnp.stack([bits(column) for column in columns], axis=1)
-    none = jnp.zeros((len(fixed), 2), jnp.int32)
-    return jnp.concatenate([fixed, none, rows.drafts, rows.banned], axis=1)
+    return jnp.concatenate([fixed, jnp.zeros((len(fixed), 1), jnp.int32), rows.drafts, rows.banned], axis=1)
 
 
 def _operands(tables: Tables | None) -> dict[str, Array | int | None]:
     return dict.fromkeys(Tables._fields) if tables is None else dict(tables._asdict())
 
 
-def _sizes(logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, tuning: Tuning) -> dict[str, int]:
-    vocab = logits.shape[1]
-    subs = -(-vocab // tuning.sub)
-    chunks = -(-subs // tuning.tile)
-    drafts, bans = rows.drafts.shape[1], rows.banned.shape[1]
-    ahead = None if tables is None else tables.ahead
+def _absent(changed: dict[str, Any], raw: dict[str, Any], logs: dict[str, Any] | None = None) -> dict[str, None]:
+    """Return None for the arguments of arrays that there are not."""
+    names = [] if changed else ["changed"]
+    names += [] if raw else ["raw_tops", "raw_masses"]
+    names += [] if logs is None or logs else ["chosen_logs", "drawn_logs", "ranks", "top_ids", "top_logs"]
+    return dict.fromkeys(names)
+
+
+def _log_shapes(count: int, top: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of log probabilities by argument, in the order of the kernel's."""
+    each, of_top = _out((count,)), (count, top)
     return {
-        "VOCAB": vocab,
-        "SUBS": subs,
-        "CHUNKS": chunks,
-        "SUB": tuning.sub,
-        "TILE": tuning.tile,
-        "RECORD": 15 + drafts + bans,
-        "WORDS": 1 if tables is None else tables.mask.shape[1],
-        "PLACES": 0 if ahead is None else ahead.shape[1],
-        "DRAFTS": drafts,
-        "BANS": bans,
-        "BIASES": 1 if tables is None else tables.bias.shape[1],
-        "SUBS_PAD": _power_of_two(subs),
-        "CHUNKS_PAD": _power_of_two(chunks),
+        "chosen_logs": each,
+        "drawn_logs": each,
+        "ranks": _out((count,), jnp.int32),
+        "top_ids": _out(of_top, jnp.int32),
+        "top_logs": _out(of_top),
     }
+
+
+def _sizes_of(rows: Rows, tables: Tables | None) -> dict[str, int]:
+    """Return the static sizes of what constraints read."""
+    drafts, bans = rows.drafts.shape[1], rows.banned.shape[1]
+    if tables is None:
+        return {"WORDS": 1, "PLACES": 0, "DRAFTS": drafts, "BANS": bans, "BIASES": 1}
+    places = 0 if tables.ahead is None else tables.ahead.shape[1]
+    words, biases = tables.mask.shape[1], tables.bias.shape[1]
+    return {"WORDS": words, "PLACES": places, "DRAFTS": drafts, "BANS": bans, "BIASES": biases}
 
 
 def _out(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
-"""Draws from a row that has more tokens within reach than the lists hold. Importing this module imports Triton.
+"""Draws from a row that has more tokens within reach than the list holds. Importing this module imports Triton.
 
 One thread block reads the row some twenty times. Such rows are rare: distributions that are nearly flat, and top-k of
-thousands. It draws the same tokens as from lists.
+thousands. It draws the same tokens as from a list.
 """
 
 from typing import no_type_check
@@ -20,68 +20,40 @@ from pallas_kernels.sampling.kernel_rows import (
     floor_of,
     kind_of,
     noise,
-    read,
     real,
     top_k_of,
 )
 
 _EVERY = tl.constexpr(0x7FFFFFFE)
+_LINES = tl.constexpr(64)  # of 128 columns, which are read at a time: so many that memory is busy
+_NOISY = tl.constexpr(32)  # the same where noise is computed, which takes registers
 
 
 @triton.jit
 @no_type_check
-def draw_again(
-    record: tl.tensor,
-    scores: tl.tensor,
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    most: tl.tensor,
-    total: tl.tensor,
-    VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SUB: tl.constexpr,
-    TILE: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
-) -> tuple:
+def draw_again(record: tl.tensor, scores: tl.tensor, most: tl.tensor, total: tl.tensor, VOCAB: tl.constexpr) -> tuple:
     """Return a token, the reach of the limits, the mass within it, and the token's distance."""
     floor, wanted, share = floor_of(record), top_k_of(record, VOCAB), real(record, TOP_P)
+    warmth = real(record, TEMPERATURE)
     edge, every = tl.full([], _EVERY, tl.int32), total
     if wanted > 0:
-        edge = _edge_of_row(
-            record, scores, seen, mask, ahead, bias_ids, bias, most, floor, edge, wanted.to(tl.float32), 0.0,
-            VOCAB, CHUNKS, SUB, TILE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-        )  # fmt: skip
+        edge = _edge_of_row(scores, most, warmth, floor, edge, wanted.to(tl.float32), 0.0, VOCAB)
     if share < 1.0:
         if kind_of(record, VOCAB) == COUNTED:
             every = tl.zeros([], tl.float32)
-            for chunk in range(CHUNKS):
-                distance, _columns, inside = _distances(
-                    record, scores, seen, mask, ahead, bias_ids, bias, most, chunk,
-                    VOCAB, SUB, TILE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-                )  # fmt: skip
-                kept = inside & (distance <= floor) & (distance.to(tl.int32, bitcast=True) <= edge)
-                every += tl.sum(tl.sum(tl.where(kept, tl.exp(-distance), 0.0), axis=1), axis=0)
-        goal, scale = tl.maximum(share, TINY), tl.where(every > 0.0, every, 1.0)
-        edge = _edge_of_row(
-            record, scores, seen, mask, ahead, bias_ids, bias, most, floor, edge, goal, scale,
-            VOCAB, CHUNKS, SUB, TILE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-        )  # fmt: skip
+            for start in range(0, VOCAB, _LINES * 128):
+                distance = _distances(_read(scores, start, VOCAB, _LINES), most, warmth, floor)
+                kept = distance.to(tl.int32, bitcast=True) <= edge
+                every += _sum(tl.where(kept, tl.exp(-distance), 0.0))
+        scale = tl.where(every > 0.0, every, 1.0)
+        edge = _edge_of_row(scores, most, warmth, floor, edge, tl.maximum(share, TINY), scale, VOCAB)
     token, mass = tl.full([], VOCAB, tl.int32), tl.zeros([], tl.float32)
     its, best = tl.full([], INFINITY, tl.float32), tl.full([], -INFINITY, tl.float32)
-    for chunk in range(CHUNKS):
-        distance, columns, inside = _distances(
-            record, scores, seen, mask, ahead, bias_ids, bias, most, chunk,
-            VOCAB, SUB, TILE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-        )  # fmt: skip
-        kept = inside & (distance <= floor) & (distance.to(tl.int32, bitcast=True) <= edge)
-        mass += tl.sum(tl.sum(tl.where(kept, tl.exp(-distance), 0.0), axis=1), axis=0)
+    for start in range(0, VOCAB, _NOISY * 128):
+        columns = start + tl.arange(0, _NOISY)[:, None] * 128 + tl.arange(0, 128)[None]
+        distance = _distances(_read(scores, start, VOCAB, _NOISY), most, warmth, floor)
+        kept = (columns < VOCAB) & (distance.to(tl.int32, bitcast=True) <= edge)
+        mass += _sum(tl.where(kept, tl.exp(-distance), 0.0))
         score = tl.where(kept, noise(record, columns) - distance, -INFINITY)
         token, best, its = better(score, columns, distance, token, best, its)
     reach = tl.where(edge >= 0x7F800000, INFINITY, edge.to(tl.float32, bitcast=True))
@@ -91,54 +63,39 @@ def draw_again(
 @triton.jit
 @no_type_check
 def _edge_of_row(
-    record: tl.tensor,
     scores: tl.tensor,
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
     most: tl.tensor,
+    warmth: tl.tensor,
     floor: tl.tensor,
     edge: tl.tensor,  # bits: no token beyond it counts
     goal: tl.tensor,
     scale: tl.tensor,  # a token weighs exp(-distance) / scale; 0: one
     VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SUB: tl.constexpr,
-    TILE: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
 ) -> tl.tensor:
     """Return the bits of the smallest distance within which the tokens weigh as much as `goal`; at most `edge`.
 
-    Each reading of the row finds two bits.
+    Each reading of the row finds two bits. What is read next is on its way while weights are added.
     """
     found = edge * 0
     for number in range(16):
         shift = 30 - 2 * number
         bit = 1 << shift
-        one = tl.zeros([TILE, SUB], tl.float32)
-        two = tl.zeros([TILE, SUB], tl.float32)
-        three = tl.zeros([TILE, SUB], tl.float32)
-        for chunk in range(CHUNKS):
-            distance, _columns, inside = _distances(
-                record, scores, seen, mask, ahead, bias_ids, bias, most, chunk,
-                VOCAB, SUB, TILE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-            )  # fmt: skip
+        one, two, three = tl.zeros([], tl.float32), tl.zeros([], tl.float32), tl.zeros([], tl.float32)
+        x = _read(scores, 0, VOCAB, _LINES)
+        for start in range(0, VOCAB, _LINES * 128):
+            following = _read(scores, start + _LINES * 128, VOCAB, _LINES)
+            distance = _distances(x, most, warmth, floor)
             bits = distance.to(tl.int32, bitcast=True)
             weight = tl.where(scale > 0.0, tl.exp(-distance) / tl.where(scale > 0.0, scale, 1.0), 1.0)
-            weight = tl.where(inside & (distance <= floor) & (bits <= edge), weight, 0.0)
-            one += tl.where(bits <= (found | (bit - 1)), weight, 0.0)
-            two += tl.where(bits <= (found | (2 * bit - 1)), weight, 0.0)
-            three += tl.where(bits <= (found | (3 * bit - 1)), weight, 0.0)
+            weight = tl.where(bits <= edge, weight, 0.0)
+            one += _sum(tl.where(bits <= (found | (bit - 1)), weight, 0.0))
+            two += _sum(tl.where(bits <= (found | (2 * bit - 1)), weight, 0.0))
+            three += _sum(tl.where(bits <= (found | (3 * bit - 1)), weight, 0.0))
+            x = following
         # Of the first digit, whose highest bit is the sign's, all tokens are within the second number.
-        digit = tl.where(_sum(three) >= goal, 2, 3)
-        digit = tl.where(_sum(two) >= goal, 1, digit)
-        digit = tl.where(_sum(one) >= goal, 0, digit)
+        digit = tl.where(three >= goal, 2, 3)
+        digit = tl.where(two >= goal, 1, digit)
+        digit = tl.where(one >= goal, 0, digit)
         found = found | (digit << shift)
     return tl.where((found < 0) | (found > edge), edge, found)
 
@@ -151,30 +108,16 @@ def _sum(weights: tl.tensor) -> tl.tensor:
 
 @triton.jit
 @no_type_check
-def _distances(
-    record: tl.tensor,
-    scores: tl.tensor,
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    most: tl.tensor,
-    chunk: tl.tensor,
-    VOCAB: tl.constexpr,
-    SUB: tl.constexpr,
-    TILE: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
-) -> tuple:
-    """Return the distances of a chunk's tokens, their columns, and which of these there are."""
-    columns = (chunk * TILE + tl.arange(0, TILE))[:, None] * SUB + tl.arange(0, SUB)[None]
-    inside = columns < VOCAB
-    x = read(
-        record, scores, seen, mask, ahead, bias_ids, bias, chunk, columns, inside,
-        VOCAB, TILE * SUB, WORDS, PLACES, DRAFTS, BANS, BIASES,
-    )  # fmt: skip
-    return distance_of(x, most, real(record, TEMPERATURE)), columns, inside
+def _read(scores: tl.tensor, start: tl.tensor, VOCAB: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
+    """Return logits from a column on; NaN past the vocabulary."""
+    columns = start + tl.arange(0, LINES)[:, None] * 128 + tl.arange(0, 128)[None]
+    return tl.load(scores + columns, mask=columns < VOCAB, other=float("nan"))
+
+
+@triton.jit
+@no_type_check
+def _distances(x: tl.tensor, most: tl.tensor, warmth: tl.tensor, floor: tl.tensor) -> tl.tensor:
+    """Return distances; those that min-p does not keep, and those past the vocabulary, are beyond every edge."""
+    distance = distance_of(x, most, warmth)
+    nowhere = tl.full(x.shape, 0x7FFFFFFF, tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(distance <= floor, distance, nowhere)

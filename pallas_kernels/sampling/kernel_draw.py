@@ -1,8 +1,13 @@
 """The second Triton kernel of sampling: it draws. Importing this module imports Triton.
 
-The blocks within reach are read again. Without limits, each thread block keeps the token with the best score, the noise
-less the distance. With limits, the tokens of a chunk within reach go to a list of CAP, and the row's last thread block
-looks for the limits' edge in these lists; if one of them is too short, it reads the row again (`kernel_again`).
+It knows logits by their distance from the row's largest: d = (largest - logit) / temperature, in float32. A token with
+a smaller distance is more likely. Distances are not negative, so their bits are in the same order as they.
+
+    numbers of blocks  →  reach: no token that can be drawn is farther  →  near blocks, which alone are read again
+    near blocks        →  list of the tokens within reach               →  edge of the limits  →  the best score
+
+A token's score is its noise less its distance. If the list is too short, the row is read again (`kernel_again`). A row
+without limits is drawn by several thread blocks, each with a part of the near blocks and a list of its own.
 """
 
 from typing import no_type_check
@@ -12,55 +17,49 @@ import triton.language as tl
 
 from pallas_kernels.sampling.kernel_again import draw_again
 from pallas_kernels.sampling.kernel_logprobs import write_logprobs
+from pallas_kernels.sampling.kernel_reach import free_reach, near_blocks, reach_of
 from pallas_kernels.sampling.kernel_rows import (
-    CHOICE,
-    COUNTED,
     DONE,
     FINITE,
     FREE,
     GREEDY,
     INFINITY,
-    MOST,
+    LEAST,
     NUCLEUS,
-    NUMBERS,
-    REACH,
-    STATE,
+    TABLE,
     TEMPERATURE,
     TINY,
     TOP_P,
-    TOTAL,
     better,
     distance_of,
     floor_of,
     kind_of,
     last_of,
     noise,
-    read,
     real,
     top_k_of,
 )
 
 _EVERY = tl.constexpr(0x7FFFFFFE)  # an edge that no token is beyond
-_SLOTS = tl.constexpr(8)  # of each chunk whose noise is computed at a time
 
 
 @triton.jit
 @no_type_check
 def draw(
-    rows: tl.tensor,  # in and out [R, RECORD]; the arrivals are counted in it
+    rows: tl.tensor,  # in and out [R, RECORD]; the thread blocks of a row are counted in it
     logits: tl.tensor,
-    seen: tl.tensor,  # None: no row has constraints; likewise the others of the tables
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
+    changed: tl.tensor,  # None: no row has constraints
     tops: tl.tensor,
-    numbers: tl.tensor,
-    choices: tl.tensor,
+    masses: tl.tensor,
+    firsts: tl.tensor,
+    finite: tl.tensor,
     raw_tops: tl.tensor,  # None: without log probabilities
-    counts: tl.tensor,  # out [R, CHUNKS]: tokens within reach
-    distances: tl.tensor,  # out [R, CHUNKS, CAP]: of the first CAP; without limits, the best score and its distance
-    tokens: tl.tensor,  # out [R, CHUNKS, CAP]: their columns
+    raw_masses: tl.tensor,
+    near: tl.tensor,  # out [R, SUBS]: numbers of the near blocks
+    distances: tl.tensor,  # out [R, SPLITS, LIST]
+    tokens: tl.tensor,  # out [R, SPLITS, LIST]
+    bests: tl.tensor,  # out [R, SPLITS, 2]: the best score of a part, and the distance of its token
+    best_tokens: tl.tensor,  # out [R, SPLITS]
     drawn: tl.tensor,  # out [R]
     reaches: tl.tensor,  # out [R]
     kept: tl.tensor,  # out [R]
@@ -74,206 +73,287 @@ def draw(
     CHUNKS: tl.constexpr,
     SUB: tl.constexpr,
     TILE: tl.constexpr,
-    CAP: tl.constexpr,
-    SPLITS: tl.constexpr,  # thread blocks of a row
+    LIST: tl.constexpr,
+    SPLITS: tl.constexpr,  # thread blocks of a row, a power of two
     RECORD: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
     SUBS_PAD: tl.constexpr,  # powers of two
     CHUNKS_PAD: tl.constexpr,
     TOP: tl.constexpr,
     NOT_FINITE: tl.constexpr,
     NONE_ALLOWED: tl.constexpr,
 ) -> None:
-    """Read the chunks of a part of a row; the row's last thread block draws its token."""
+    """Draw the token of a row, or a part of a row without limits."""
     row, split = tl.program_id(0), tl.program_id(1)
-    record = rows + row * RECORD
-    scores = logits + row.to(tl.int64) * VOCAB
+    record, part = rows + row * RECORD, row * SPLITS + split
     own, last = kind_of(record, VOCAB), split == 0
-    if own != GREEDY:
-        for chunk in range(split, CHUNKS, SPLITS):
-            _collect(
-                row, record, scores, own, chunk, seen, mask, ahead, bias_ids, bias, tops, numbers,
-                counts, distances, tokens,
-                VOCAB, SUBS, CHUNKS, SUB, TILE, CAP, WORDS, PLACES, DRAFTS, BANS, BIASES,
-            )  # fmt: skip
-        if SPLITS > 1:
-            last = last_of(record + DONE, SPLITS)
-        else:
-            tl.debug_barrier()
-    if last:
-        token, reach, mass, distance = tl.load(choices + row * 2 + CHOICE), 0.0, 1.0, 0.0
-        if own == FREE:
-            token, distance = _best_of_chunks(row, counts, distances, tokens, VOCAB, CHUNKS, CHUNKS_PAD, CAP)
-            reach, mass = tl.full([], INFINITY, tl.float32), tl.load(numbers + row * NUMBERS + TOTAL)
-        if own >= COUNTED:
-            token, reach, mass, distance, enough = _draw_listed(
-                row, record, own, numbers, counts, distances, tokens, VOCAB, CHUNKS, CHUNKS_PAD, CAP
-            )
-            if enough == 0:
-                token, reach, mass, distance = draw_again(
-                    record, scores, seen, mask, ahead, bias_ids, bias,
-                    tl.load(numbers + row * NUMBERS + MOST), tl.load(numbers + row * NUMBERS + TOTAL),
-                    VOCAB, 2 * CHUNKS, SUB, TILE // 2, WORDS, PLACES, DRAFTS, BANS, BIASES,
+    if last | (own == FREE):
+        scores = logits + row.to(tl.int64) * VOCAB
+        if changed is not None:  # noqa: SIM102 - Triton compiles both sides of an `and`
+            if tl.load(record + TABLE) >= 0:
+                scores = changed + row.to(tl.int64) * VOCAB
+        subs = tl.arange(0, SUBS_PAD)
+        top = tl.load(tops + row * SUBS + subs, mask=subs < SUBS, other=-INFINITY)
+        largest = tl.max(top, axis=0)
+        first = tl.minimum(tl.min(tl.where(top == largest, subs, SUBS_PAD), axis=0), SUBS - 1)
+        token = tl.load(firsts + row * SUBS + first)
+        reach, mass, its = tl.zeros([], tl.float32), tl.full([], 1.0, tl.float32), tl.zeros([], tl.float32)
+        if own != GREEDY:
+            most, warmth = tl.maximum(largest, LEAST), real(record, TEMPERATURE)
+            block_distance = tl.where(subs < SUBS, distance_of(top, most, warmth), INFINITY)
+            block_mass = tl.load(masses + row * SUBS + subs, mask=subs < SUBS, other=0.0)
+            mass = tl.sum(block_mass * tl.exp(-block_distance), axis=0)
+            if own == FREE:
+                reach = tl.full([], INFINITY, tl.float32)
+                token, its, last = _draw_free(
+                    row, split, record, scores, block_distance, firsts, near, distances, tokens, bests, best_tokens,
+                    most, warmth, VOCAB, SUBS, SUB, TILE, LIST, SPLITS, SUBS_PAD,
                 )  # fmt: skip
-        state = tl.load(choices + row * 2 + STATE)
-        whole = (state % 2 == 1) & (tl.load(record + FINITE) != 0)
-        final = tl.where(whole & (state >= 2), token, tl.where(whole, NONE_ALLOWED, NOT_FINITE))
-        tl.store(drawn + row, final)
-        tl.store(reaches + row, reach)
-        tl.store(kept + row, mass)
-        if raw_tops is not None:
-            tl.store(drawn_logs + row, tl.where(own == GREEDY, 0.0, -distance - tl.log(tl.maximum(mass, TINY))))
-            write_logprobs(
-                row, scores, tl.maximum(final, 0), raw_tops, numbers, chosen_logs, ranks, top_ids, top_logs,
-                VOCAB, SUBS, CHUNKS, SUB, TILE, SUBS_PAD, TOP,
-            )  # fmt: skip
+            else:
+                bound = reach_of(record, own, block_distance, block_mass, mass, VOCAB, SUBS, SUB)
+                count = near_blocks(near + row * SUBS, block_distance, bound, SUBS, SUBS_PAD)
+                listed = _list(
+                    scores, near + row * SUBS, count, distances + part * LIST, tokens + part * LIST,
+                    most, warmth, bound, VOCAB, SUB, TILE, LIST,
+                )  # fmt: skip
+                token, reach, listed_mass, its, enough = _draw_listed(
+                    record, own, distances + part * LIST, tokens + part * LIST, listed, mass, VOCAB, LIST
+                )
+                if enough:
+                    mass = listed_mass
+                else:
+                    token, reach, mass, its = draw_again(record, scores, most, mass, VOCAB)
+        if last:
+            chunks = tl.arange(0, CHUNKS_PAD)
+            whole = tl.min(tl.load(finite + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=1), axis=0)
+            whole = (whole == 1) & (tl.load(record + FINITE) != 0)
+            final = tl.where(largest > -INFINITY, token, NONE_ALLOWED)
+            final = tl.where(whole, final, NOT_FINITE)
+            tl.store(drawn + row, final)
+            tl.store(reaches + row, reach)
+            tl.store(kept + row, mass)
+            if raw_tops is not None:
+                tl.store(drawn_logs + row, tl.where(own == GREEDY, 0.0, -its - tl.log(tl.maximum(mass, TINY))))
+                write_logprobs(
+                    row, logits + row.to(tl.int64) * VOCAB, tl.maximum(final, 0), raw_tops, raw_masses,
+                    chosen_logs, ranks, top_ids, top_logs, VOCAB, SUBS, CHUNKS, SUB, TILE, SUBS_PAD, TOP,
+                )  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _collect(
+def _draw_free(
     row: tl.tensor,
+    split: tl.tensor,
     record: tl.tensor,
     scores: tl.tensor,
-    own: tl.tensor,
-    chunk: tl.tensor,
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    tops: tl.tensor,
-    numbers: tl.tensor,
-    counts: tl.tensor,
+    block_distance: tl.tensor,
+    firsts: tl.tensor,
+    near: tl.tensor,
     distances: tl.tensor,
     tokens: tl.tensor,
+    bests: tl.tensor,
+    best_tokens: tl.tensor,
+    most: tl.tensor,
+    warmth: tl.tensor,
     VOCAB: tl.constexpr,
     SUBS: tl.constexpr,
-    CHUNKS: tl.constexpr,
     SUB: tl.constexpr,
     TILE: tl.constexpr,
-    CAP: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
-) -> None:
-    """List the tokens of a chunk within reach, or the best of them if the row has no limits."""
-    subs = chunk * TILE + tl.arange(0, TILE)
-    most, farthest = tl.load(numbers + row * NUMBERS + MOST), tl.load(numbers + row * NUMBERS + REACH)
-    warmth = real(record, TEMPERATURE)
-    top = tl.load(tops + row * SUBS + subs, mask=subs < SUBS, other=-INFINITY)
-    near = (subs < SUBS) & (distance_of(top, most, warmth) <= farthest)
-    place = row * CHUNKS + chunk
-    found = 0
-    if tl.max(near.to(tl.int32), axis=0) > 0:
-        columns = subs[:, None] * SUB + tl.arange(0, SUB)[None]
-        inside = (columns < VOCAB) & near[:, None]
-        x = read(
-            record, scores, seen, mask, ahead, bias_ids, bias, chunk, columns, inside,
-            VOCAB, TILE * SUB, WORDS, PLACES, DRAFTS, BANS, BIASES,
-        )  # fmt: skip
-        distance = distance_of(x, most, warmth)
-        within = inside & (distance <= farthest)
-        if own == FREE:
-            score = tl.where(within, noise(record, columns) - distance, -INFINITY)
-            best = tl.max(tl.max(score, axis=1), axis=0)
-            first = tl.min(tl.min(tl.where(score == best, columns, VOCAB), axis=1), axis=0)
-            its = tl.where(columns == first, distance, INFINITY)
-            tl.store(distances + place * CAP, best)
-            tl.store(distances + place * CAP + 1, tl.min(tl.min(its, axis=1), axis=0))
-            tl.store(tokens + place * CAP, first)
-            found = 1
-        else:
-            flags = within.to(tl.int32)
-            in_block = tl.sum(flags, axis=1)
-            before = tl.cumsum(in_block, axis=0) - in_block
-            slot = before[:, None] + tl.cumsum(flags, axis=1) - 1
-            fits = within & (slot < CAP)
-            tl.store(distances + place * CAP + slot, distance, mask=fits)
-            tl.store(tokens + place * CAP + slot, columns, mask=fits)
-            found = tl.sum(in_block, axis=0)
-    tl.store(counts + place, found)
+    LIST: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SUBS_PAD: tl.constexpr,
+) -> tuple:
+    """Draw a part of a row without limits; return token, distance, and whether all parts are drawn.
+
+    If they are, the token is that of the row.
+    """
+    subs, part, last = tl.arange(0, SUBS_PAD), row * SPLITS + split, split == 0
+    column = tl.load(firsts + row * SUBS + subs, mask=subs < SUBS, other=0)
+    bound = free_reach(record, block_distance, column)
+    count = near_blocks(near + row * SUBS, block_distance, bound, SUBS, SUBS_PAD)
+    token, best, its = _best_near(
+        record, scores, near + row * SUBS, count, distances + part * LIST, tokens + part * LIST,
+        most, warmth, bound, split, VOCAB, SUB, TILE, LIST, SPLITS,
+    )  # fmt: skip
+    if SPLITS > 1:
+        tl.store(bests + 2 * part, best)
+        tl.store(bests + 2 * part + 1, its)
+        tl.store(best_tokens + part, token)
+        last = last_of(record + DONE, SPLITS)
+        if last:
+            token, its = _best_of_parts(bests + 2 * row * SPLITS, best_tokens + row * SPLITS, VOCAB, SPLITS)
+    return token, its, last
 
 
 @triton.jit
 @no_type_check
-def _best_of_chunks(
-    row: tl.tensor,
-    counts: tl.tensor,
+def _near_distances(
+    scores: tl.tensor,
+    near: tl.tensor,
+    count: tl.tensor,
+    most: tl.tensor,
+    warmth: tl.tensor,
+    reach: tl.tensor,
+    group: tl.tensor,
+    VOCAB: tl.constexpr,
+    SUB: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple:
+    """Return the distances of the tokens of TILE near blocks, their columns, and which of them are within reach."""
+    slots = group * TILE + tl.arange(0, TILE)
+    blocks = tl.load(near + slots, mask=slots < count, other=0)
+    columns = blocks[:, None] * SUB + tl.arange(0, SUB)[None]
+    inside = (slots < count)[:, None] & (columns < VOCAB)
+    x = tl.load(scores + columns, mask=inside, other=-INFINITY)
+    distance = distance_of(x, most, warmth)
+    return distance, columns, inside & (distance <= reach)
+
+
+@triton.jit
+@no_type_check
+def _append(
     distances: tl.tensor,
     tokens: tl.tensor,
+    distance: tl.tensor,
+    columns: tl.tensor,
+    within: tl.tensor,
+    size: tl.tensor,
+    LIST: tl.constexpr,
+) -> None:
+    """Append the tokens within reach to a list that has `size`, as far as it holds them."""
+    flags = within.to(tl.int32)
+    in_block = tl.sum(flags, axis=1)
+    before = tl.cumsum(in_block, axis=0) - in_block
+    slot = size + before[:, None] + tl.cumsum(flags, axis=1) - 1
+    fits = within & (slot < LIST)
+    tl.store(distances + slot, distance, mask=fits)
+    tl.store(tokens + slot, columns, mask=fits)
+
+
+@triton.jit
+@no_type_check
+def _list(
+    scores: tl.tensor,
+    near: tl.tensor,
+    count: tl.tensor,
+    distances: tl.tensor,
+    tokens: tl.tensor,
+    most: tl.tensor,
+    warmth: tl.tensor,
+    reach: tl.tensor,
     VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr,
-    CAP: tl.constexpr,
+    SUB: tl.constexpr,
+    TILE: tl.constexpr,
+    LIST: tl.constexpr,
+) -> tl.tensor:
+    """List the tokens within reach; return how many there are. If there are more than LIST, not all are counted."""
+    size, group = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    while (group * TILE < count) & (size <= LIST):
+        distance, columns, within = _near_distances(scores, near, count, most, warmth, reach, group, VOCAB, SUB, TILE)
+        _append(distances, tokens, distance, columns, within, size, LIST)
+        size += tl.sum(tl.sum(within.to(tl.int32), axis=1), axis=0)
+        group += 1
+    tl.debug_barrier()
+    return size
+
+
+@triton.jit
+@no_type_check
+def _best_near(
+    record: tl.tensor,
+    scores: tl.tensor,
+    near: tl.tensor,
+    count: tl.tensor,
+    distances: tl.tensor,
+    tokens: tl.tensor,
+    most: tl.tensor,
+    warmth: tl.tensor,
+    reach: tl.tensor,
+    split: tl.tensor,
+    VOCAB: tl.constexpr,
+    SUB: tl.constexpr,
+    TILE: tl.constexpr,
+    LIST: tl.constexpr,
+    SPLITS: tl.constexpr,
 ) -> tuple:
-    """Return the token with the best score of a row without limits, and its distance."""
-    chunks = tl.arange(0, CHUNKS_PAD)
-    place = row * CHUNKS + chunks
-    count = tl.load(counts + place, mask=chunks < CHUNKS, other=0, cache_modifier=".cg")
-    score = tl.load(distances + place * CAP, mask=count > 0, other=-INFINITY, cache_modifier=".cg")
-    column = tl.load(tokens + place * CAP, mask=count > 0, other=VOCAB, cache_modifier=".cg")
+    """Return the best token of a part of the near blocks, its score and its distance.
+
+    Noise takes more time than all else. So it is computed of the list, and of blocks only if the list is full.
+    """
+    size, group = tl.zeros([], tl.int32), split
+    token, best = tl.full([], VOCAB, tl.int32), tl.full([], -INFINITY, tl.float32)
+    its = tl.full([], INFINITY, tl.float32)
+    while group * TILE < count:
+        distance, columns, within = _near_distances(scores, near, count, most, warmth, reach, group, VOCAB, SUB, TILE)
+        found = tl.sum(tl.sum(within.to(tl.int32), axis=1), axis=0)
+        if size + found <= LIST:
+            _append(distances, tokens, distance, columns, within, size, LIST)
+            size += found
+        else:
+            score = tl.where(within, noise(record, columns) - distance, -INFINITY)
+            token, best, its = better(score, columns, distance, token, best, its)
+        group += SPLITS
+    tl.debug_barrier()
+    start = tl.zeros([], tl.int32)
+    while start < size:
+        slots = start + tl.arange(0, 8)[:, None] * 128 + tl.arange(0, 128)[None]
+        some = tl.load(distances + slots, mask=slots < size, other=INFINITY)
+        column = tl.load(tokens + slots, mask=slots < size, other=VOCAB)
+        listed = tl.where(slots < size, noise(record, column) - some, -INFINITY)
+        token, best, its = better(listed, column, some, token, best, its)
+        start += 1024
+    return token, best, its
+
+
+@triton.jit
+@no_type_check
+def _best_of_parts(bests: tl.tensor, best_tokens: tl.tensor, VOCAB: tl.constexpr, SPLITS: tl.constexpr) -> tuple:
+    """Return the token with the best score of all parts of a row, and its distance."""
+    parts = tl.arange(0, SPLITS)
+    score = tl.load(bests + 2 * parts, cache_modifier=".cg")
+    column = tl.load(best_tokens + parts, cache_modifier=".cg")
+    distance = tl.load(bests + 2 * parts + 1, cache_modifier=".cg")
     token = tl.min(tl.where(score == tl.max(score, axis=0), column, VOCAB), axis=0)
-    distance = tl.load(distances + place * CAP + 1, mask=count > 0, other=INFINITY, cache_modifier=".cg")
     return token, tl.min(tl.where(column == token, distance, INFINITY), axis=0)
 
 
 @triton.jit
 @no_type_check
 def _draw_listed(
-    row: tl.tensor,
     record: tl.tensor,
     own: tl.tensor,
-    numbers: tl.tensor,
-    counts: tl.tensor,
     distances: tl.tensor,
     tokens: tl.tensor,
+    size: tl.tensor,
+    total: tl.tensor,
     VOCAB: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr,
-    CAP: tl.constexpr,
+    LIST: tl.constexpr,
 ) -> tuple:
-    """Draw from the lists: return token, reach, mass, the token's distance, and 1 if the lists hold what is needed."""
-    chunks = tl.arange(0, CHUNKS_PAD)
-    place = row * CHUNKS + chunks
-    count = tl.load(counts + place, mask=chunks < CHUNKS, other=0, cache_modifier=".cg")
-    enough = (tl.max(count, axis=0) <= CAP).to(tl.int32)
-    slots = tl.arange(0, CAP)
-    held = slots[None] < tl.minimum(count, CAP)[:, None]
-    at = place[:, None] * CAP + slots[None]
-    distance = tl.load(distances + at, mask=held, other=INFINITY, cache_modifier=".cg")
+    """Draw from the list: return token, reach, mass, the token's distance, and whether the list has what is needed."""
+    slots = tl.arange(0, LIST // 128)[:, None] * 128 + tl.arange(0, 128)[None]
+    held = slots < size
+    distance = tl.load(distances + slots, mask=held, other=INFINITY)
     bits = tl.where(held, distance.to(tl.int32, bitcast=True), 0x7FFFFFFF)
-    wanted, share = top_k_of(record, VOCAB), real(record, TOP_P)
+    wanted, share, enough = top_k_of(record, VOCAB), real(record, TOP_P), size <= LIST
     edge = tl.full([], _EVERY, tl.int32)
-    if wanted > 0:
+    if enough & (wanted > 0):
         edge = _edge(bits, held.to(tl.float32), wanted.to(tl.float32))
-    likely = tl.where(held & (bits <= edge), tl.exp(-distance), 0.0)
-    if share < 1.0:
+    likely = tl.where(bits <= edge, tl.exp(-distance), 0.0)
+    if enough & (share < 1.0):
         every = tl.sum(tl.sum(likely, axis=1), axis=0)
         if own == NUCLEUS:
-            every = tl.load(numbers + row * NUMBERS + TOTAL)
+            every = total
         nearest = _edge(bits, likely / tl.where(every > 0.0, every, 1.0), tl.maximum(share, TINY))
         if own == NUCLEUS:
-            enough = enough & (nearest <= _EVERY).to(tl.int32)
+            enough = enough & (nearest <= _EVERY)
         edge = tl.minimum(edge, nearest)
     mass = tl.sum(tl.sum(tl.where(bits <= edge, likely, 0.0), axis=1), axis=0)
     token, best = tl.full([], VOCAB, tl.int32), tl.full([], -INFINITY, tl.float32)
     its = tl.full([], INFINITY, tl.float32)
-    for start in range(0, CAP, _SLOTS):  # a part after the other, since noise takes many registers
-        few = start + tl.arange(0, _SLOTS)
-        there = few[None] < tl.minimum(count, CAP)[:, None]
-        line = place[:, None] * CAP + few[None]
-        own_distance = tl.load(distances + line, mask=there, other=INFINITY, cache_modifier=".cg")
-        column = tl.load(tokens + line, mask=there, other=VOCAB, cache_modifier=".cg")
-        kept = there & (own_distance.to(tl.int32, bitcast=True) <= edge)
-        score = tl.where(kept, noise(record, column) - own_distance, -INFINITY)
-        token, best, its = better(score, column, own_distance, token, best, its)
+    if enough:
+        column = tl.load(tokens + slots, mask=held, other=VOCAB)
+        score = tl.where(held & (bits <= edge), noise(record, column) - distance, -INFINITY)
+        token, best, its = better(score, column, distance, token, best, its)
     reach = tl.where(edge >= 0x7F800000, INFINITY, edge.to(tl.float32, bitcast=True))
     return token, tl.minimum(reach, floor_of(record)), mass, its, enough
 

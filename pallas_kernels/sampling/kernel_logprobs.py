@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.sampling.kernel_rows import INFINITY, NUMBERS, RAW_LOG, RAW_MOST
+from pallas_kernels.sampling.kernel_rows import INFINITY, LEAST, TINY
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def write_logprobs(
     scores: tl.tensor,  # the row's logits
     token: tl.tensor,
     raw_tops: tl.tensor,
-    numbers: tl.tensor,
+    raw_masses: tl.tensor,
     chosen_logs: tl.tensor,
     ranks: tl.tensor,
     top_ids: tl.tensor,
@@ -32,7 +32,11 @@ def write_logprobs(
 
     Only blocks whose largest logit is more likely than the token are read for its rank.
     """
-    most, log = tl.load(numbers + row * NUMBERS + RAW_MOST), tl.load(numbers + row * NUMBERS + RAW_LOG)
+    every = tl.arange(0, SUBS_PAD)
+    tops = tl.load(raw_tops + row * SUBS + every, mask=every < SUBS, other=-INFINITY)
+    masses = tl.load(raw_masses + row * SUBS + every, mask=every < SUBS, other=0.0)
+    most = tl.maximum(tl.max(tops, axis=0), LEAST)
+    log = tl.log(tl.maximum(tl.sum(masses * tl.exp(tops - most), axis=0), TINY))
     own = tl.load(scores + token) - most - log
     tl.store(chosen_logs + row, own)
     rank = 1
@@ -45,7 +49,7 @@ def write_logprobs(
             x = tl.load(scores + columns, mask=(columns < VOCAB) & near[:, None], other=-INFINITY)
             rank += tl.sum(tl.sum((x - most - log > own).to(tl.int32), axis=1), axis=0)
     tl.store(ranks + row, rank)
-    _write_top(row, scores, most, log, raw_tops, top_ids, top_logs, VOCAB, SUBS, SUB, SUBS_PAD, TOP)
+    _write_top(row, scores, most, log, tops, top_ids, top_logs, VOCAB, SUBS, SUB, SUBS_PAD, TOP)
 
 
 @triton.jit
@@ -55,7 +59,7 @@ def _write_top(
     scores: tl.tensor,
     most: tl.tensor,
     log: tl.tensor,
-    raw_tops: tl.tensor,
+    tops: tl.tensor,
     top_ids: tl.tensor,
     top_logs: tl.tensor,
     VOCAB: tl.constexpr,
@@ -69,7 +73,6 @@ def _write_top(
     What is left of the block follows from the token: smaller logits, and equal ones in later columns.
     """
     subs = tl.arange(0, SUBS_PAD)
-    tops = tl.load(raw_tops + row * SUBS + subs, mask=subs < SUBS, other=-INFINITY)
     taken = tl.full([SUBS_PAD], -1, tl.int32)  # the last column that was taken of each block with its largest logit
     for place in range(TOP):
         largest = tl.max(tops, axis=0)

@@ -9,15 +9,11 @@ import triton
 import triton.language as tl
 
 GREEDY, FREE, COUNTED, NUCLEUS = (tl.constexpr(kind) for kind in range(4))
-# Columns of a record. ARRIVED and DONE count the thread blocks that have finished their part of the row.
-_FIELDS = tuple(tl.constexpr(column) for column in range(15))
+# Columns of a record. DONE counts the thread blocks that have finished their part of the row.
+_FIELDS = tuple(tl.constexpr(column) for column in range(14))
 TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = _FIELDS[:7]
-KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, ARRIVED, DONE = _FIELDS[7:]
-FIXED = tl.constexpr(15)  # then the drafts, then the banned tokens
-# Columns of the numbers, and of the choices, that the first kernel hands to the second.
-MOST, REACH, TOTAL, RAW_MOST, RAW_LOG = (tl.constexpr(column) for column in range(5))
-NUMBERS = tl.constexpr(5)
-CHOICE, STATE = tl.constexpr(0), tl.constexpr(1)
+KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, DONE = _FIELDS[7:]
+FIXED = tl.constexpr(14)  # then the drafts, then the banned tokens
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 INFINITY = tl.constexpr(float("inf"))
 LEAST = tl.constexpr(-3.4028234663852886e38)
@@ -63,111 +59,6 @@ def floor_of(record: tl.tensor) -> tl.tensor:
 def distance_of(x: tl.tensor, most: tl.tensor, warmth: tl.tensor) -> tl.tensor:
     """Return how far logits are from the largest, by temperature."""
     return tl.div_rn(most - x, warmth)
-
-
-@triton.jit
-@no_type_check
-def read(
-    record: tl.tensor,
-    logits: tl.tensor,  # of the row
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    chunk: tl.tensor,
-    columns: tl.tensor,  # of the chunk
-    wanted: tl.tensor,  # which of them
-    VOCAB: tl.constexpr,
-    SIZE: tl.constexpr,  # columns of a chunk
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
-) -> tl.tensor:
-    """Return logits of a chunk under the row's constraints, and -inf for columns that are not wanted."""
-    x = tl.load(logits + columns, mask=wanted, other=-INFINITY)
-    if seen is not None:  # noqa: SIM102 - Triton compiles both sides of an `and`
-        if tl.load(record + TABLE) >= 0:
-            x = constrain(
-                x, record, seen, mask, ahead, bias_ids, bias, chunk, columns, wanted,
-                VOCAB, SIZE, WORDS, PLACES, DRAFTS, BANS, BIASES,
-            )  # fmt: skip
-    return x
-
-
-@triton.jit
-@no_type_check
-def constrain(
-    x: tl.tensor,
-    record: tl.tensor,
-    seen: tl.tensor,
-    mask: tl.tensor,
-    ahead: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    chunk: tl.tensor,
-    columns: tl.tensor,
-    wanted: tl.tensor,
-    VOCAB: tl.constexpr,
-    SIZE: tl.constexpr,
-    WORDS: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BANS: tl.constexpr,
-    BIASES: tl.constexpr,
-) -> tl.tensor:
-    """Apply bias, penalties, mask and bans, in this order, to logits of a row that has constraints."""
-    table = tl.load(record + TABLE).to(tl.int64)
-    x = _with_bias(x, table, bias_ids, bias, chunk, columns, VOCAB, SIZE, BIASES)
-    noted = tl.load(seen + table * VOCAB + columns, mask=wanted, other=0).to(tl.int32)
-    times, place = noted & _COUNTED_BITS, 0
-    for number in tl.static_range(DRAFTS):
-        draft = tl.load(record + FIXED + number)
-        times += (columns == draft).to(tl.int32)
-        place += (draft >= 0).to(tl.int32)
-    penalty = tl.where((noted > 0) | (times > 0), real(record, REPETITION), 1.0)
-    x = tl.where(x > 0.0, tl.div_rn(x, penalty), x * penalty)
-    x -= real(record, FREQUENCY) * times.to(tl.float32)
-    x -= real(record, PRESENCE) * (times > 0).to(tl.float32)
-    words = mask + table * WORDS
-    if PLACES > 0:  # noqa: SIM102
-        if (tl.load(record + BY_PLACE) != 0) & (place > 0):
-            words = ahead + (table * PLACES + place - 1) * WORDS
-    bits = tl.load(words + columns // 32, mask=wanted, other=0)
-    x = tl.where(((bits >> (columns % 32)) & 1) == 1, x, -INFINITY)
-    for number in tl.static_range(BANS):
-        x = tl.where(columns == tl.load(record + FIXED + DRAFTS + number), -INFINITY, x)
-    return x
-
-
-@triton.jit
-@no_type_check
-def _with_bias(
-    x: tl.tensor,
-    table: tl.tensor,
-    bias_ids: tl.tensor,
-    bias: tl.tensor,
-    chunk: tl.tensor,
-    columns: tl.tensor,
-    VOCAB: tl.constexpr,
-    SIZE: tl.constexpr,
-    BIASES: tl.constexpr,  # a power of two
-) -> tl.tensor:
-    """Add the biases of a chunk's tokens, one token after the other: mostly there are none."""
-    ids = tl.load(bias_ids + table * BIASES + tl.arange(0, BIASES))
-    here = (ids >= chunk * SIZE) & (ids < tl.minimum(chunk * SIZE + SIZE, VOCAB))
-    left = tl.sum(here.to(tl.int32), axis=0)
-    if left > 0:
-        values = tl.load(bias + table * BIASES + tl.arange(0, BIASES))
-        while left > 0:
-            token = tl.min(tl.where(here, ids, VOCAB), axis=0)
-            own = here & (ids == token)
-            x = tl.where(columns == token, x + tl.sum(tl.where(own, values, 0.0), axis=0), x)
-            here = here & (ids != token)
-            left -= tl.sum(own.to(tl.int32), axis=0)
-    return x
 
 
 @triton.jit

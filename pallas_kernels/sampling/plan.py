@@ -105,14 +105,14 @@ class Tuning(NamedTuple):
 
     Attributes:
         sub: columns of a block.
-        tile: blocks of a chunk, which a thread block reads at a time.
-        cap: tokens of a chunk within reach that are kept in a list. If a chunk has more, the row is read again.
-        blocks: thread blocks that the second kernel should have, if there are so many chunks.
+        tile: blocks that a thread block reads at a time.
+        listed: tokens within reach that a thread block lists, a multiple of 128. If there are more, it reads again.
+        blocks: thread blocks that draw, if rows are fewer: those without limits are drawn by several.
     """
 
     sub: int = 128
     tile: int = 32
-    cap: int = 128
+    listed: int = 4_096
     blocks: int = 256
 
 

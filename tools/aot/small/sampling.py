@@ -2,8 +2,8 @@
 
     .venv-gpu/bin/python -m tools.aot.small.sampling [--only NAME] [--write]
 
-Checked: no spilled registers, no temporaries as large as the logits, and that nothing is worse than in
-gates/sampling.json, which `--write` writes. The speed is not measured.
+Checked: no spilled registers, no temporaries but lists and one array as large as the logits, and that nothing is worse
+than in gates/sampling.json, which `--write` writes. The speed is not measured.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from tools.cases.kernels.small.sampling import SHAPES
 
 GATES = "sampling.json"
 KERNELS = ("survey", "draw")
+_LISTS = 2_000_000  # bytes, of the thread blocks that share rows
 
 
 class Found(NamedTuple):
@@ -61,7 +62,7 @@ def main() -> None:
             figures[f"{kernel}, {name}"] = {"spills": facts.spills, "smem": facts.smem, "blocks_per_sm": blocks}
             faults += [f"{kernel}, {name}: {facts.spills} bytes spilled"] if facts.spills else []
         figures[name] = {"temporaries": found.temporaries}
-        if found.temporaries >= 4 * rows * vocab:
+        if found.temporaries >= 1.1 * 4 * rows * vocab + _LISTS:
             faults.append(f"{name}: {found.temporaries} bytes of temporaries, and the logits have {4 * rows * vocab}")
     if options.write:
         gates.write(figures, GATES, {"jax": jax.__version__})
