@@ -26,7 +26,7 @@ from tools.cases.kernels.small.sampling import SHAPES
 
 GATES = "sampling.json"
 KERNELS = ("survey", "draw")
-_LISTS = 2_000_000  # bytes, of the thread blocks that share rows
+_LISTS = 12_000_000  # bytes
 
 
 class Found(NamedTuple):
