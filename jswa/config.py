@@ -91,9 +91,9 @@ class EngineConfig:
             and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer on Hopper.
         routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert; auto as above. xla
             runs on any device. triton does it in one kernel, on one NVIDIA GPU since Ampere.
-        sampling_backend: Draw tokens with these kernels; the draws are the same. auto and xla run on any device. triton
-            reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the compiled
-            kernels of a CPU, so that they do not depend on other rows.
+        sampling_backend: Draw tokens with these kernels; the draws are the same. auto chooses by device; xla runs on
+            any. triton reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the
+            compiled kernels of a CPU, so that they do not depend on other rows.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
             this costs nothing for most models. With linear_backend and glue_backend mosaic and sampling_backend triton
             steps on Hopper keep their batch shapes. Elsewhere they have one, which is slow.

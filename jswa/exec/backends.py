@@ -23,6 +23,7 @@ from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import Ptxas
+from pallas_kernels.sampling.api import MOST_TOKENS
 from pallas_kernels.sampling.api import Implementation as Sampling
 
 _log = logging.getLogger("jswa")
@@ -85,12 +86,12 @@ def choose_backends(
     """Return the kernels to run.
 
     Mosaic is for Hopper and 16-bit types, Triton for other NVIDIA GPUs since Ampere, "cpu" for a CPU where its library
-    is built; XLA runs anywhere. One Hopper GPU has glue on Mosaic and routing on Triton, unless the engine is
-    deterministic; `for_model` says whether they can serve a model. A named kernel is never replaced: if it cannot serve
-    the model, compiling it raises an error. Raises ConfigError if the package or library of a named kernel is missing,
-    if "cpu" is named for a GPU or several devices, if "fp8" is named for an older GPU, if linear layers on Mosaic are
-    named for another GPU than Hopper or another type than bfloat16, if attention that splits keys is named for a
-    deterministic engine, and if Mosaic's compiler is known to give wrong code.
+    is built; XLA runs anywhere. One GPU since Ampere samples on Triton. One Hopper GPU has glue on Mosaic and routing
+    on Triton, unless the engine is deterministic. `for_model` says whether these can serve a model. A named kernel is
+    never replaced: if it cannot serve the model, compiling it raises an error. Raises ConfigError if the package or
+    library of a named kernel is missing, if "cpu" is named for a GPU or several devices, if "fp8" is named for an older
+    GPU, if linear layers on Mosaic are named for another GPU than Hopper or another type than bfloat16, if attention
+    that splits keys is named for a deterministic engine, and if Mosaic's compiler is known to give wrong code.
 
     Args:
         platform: of the device: "gpu", "cpu", …
@@ -117,7 +118,7 @@ def choose_backends(
         attention = _WHOLE.get(attention, attention)
     experts: Experts = ("mosaic_overlap" if mxfp4 else "mosaic") if hopper else "xla"
     linear: Linear = "xla"
-    sampling: Sampling = "xla"
+    sampling = _sampling(options, platform, capability, installed=triton)
     one = hopper and options.tensor_parallel_size == 1 and not options.deterministic
     glue: Glue = "mosaic" if one else "xla"
     routing = _routing(installed=triton) if one and options.routing_backend == "auto" else "xla"
@@ -157,7 +158,7 @@ def on_hopper(platform: str, capability: str | None, dtype: jnp.dtype) -> bool:
 
 
 def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dtype: jnp.dtype) -> Backends:
-    """Return the kernels for a model: glue and routing that are not named, and cannot serve the model, become XLA's.
+    """Return the kernels for a model: glue, routing and sampling that cannot serve it become XLA's, if not named.
 
     The log says so, and why.
     """
@@ -175,6 +176,9 @@ def for_model(chosen: Backends, options: EngineConfig, model: ModelConfig, kv_dt
         except NoRoutingKernel as error:
             _log.info("experts are chosen by plain XLA: %s", error)
             chosen = chosen._replace(routing="xla")
+    if options.sampling_backend == "auto" and chosen.sampling == "triton" and model.vocab_size > MOST_TOKENS:
+        _log.info("tokens are drawn by plain XLA: a vocabulary of %d, of %d at most", model.vocab_size, MOST_TOKENS)
+        chosen = chosen._replace(sampling="xla")
     return chosen
 
 
@@ -240,6 +244,18 @@ def _sums_of(chosen: Backends, options: EngineConfig) -> Sums:
     if chosen.sampling == "cpu":
         return "cpu"
     return "triton" if options.deterministic and chosen.sampling == "triton" and _kernels_alone(chosen) else "xla"
+
+
+def _sampling(options: EngineConfig, platform: str, capability: str | None, *, installed: bool) -> Sampling:
+    """Return the sampling of a device: Triton's on one GPU since Ampere, if jax-triton is installed.
+
+    The log says if it is not.
+    """
+    if platform != "gpu" or float(capability or 0) < 8.0 or options.tensor_parallel_size > 1:
+        return "xla"
+    if not installed and options.sampling_backend == "auto":
+        _log.info("jax-triton is not installed: tokens are drawn by plain XLA; install jswa[cuda12] or jswa[cuda13]")
+    return "triton" if installed else "xla"
 
 
 def _routing(*, installed: bool) -> Routing:

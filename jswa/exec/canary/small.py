@@ -14,9 +14,7 @@ from jaxtyping import Array, Float, Int, Num
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
-from jswa.exec.programs.extras import init_extras
-from jswa.exec.programs.sampling import kernels, xla
-from jswa.exec.programs.sampling.rows import Sampling
+from jswa.exec.canary.draws import sampling_results
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
 from jswa.model.glue.routing import route, router_of
@@ -24,7 +22,6 @@ from jswa.model.layers import Mlp
 from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.transformer import Params
 from jswa.model.weights.kv_scales import scales_of
-from jswa.plan import SAMPLING
 from pallas_kernels import fp8
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
@@ -40,13 +37,6 @@ _COLUMNS = 256  # of an MLP: more are further thread blocks of the same code
 # More rows and tokens run the same code, but for the parts of a product, of which more than 256 tokens have one.
 _ROWS, _TOKENS = 16, 300
 _OUTPUTS = 512  # of a product that are compared: few, since they are widened
-_LIMITS: tuple[dict[str, float], ...] = (
-    {},
-    {"temperature": 1.0},
-    {"temperature": 0.8, "top_k": 5},
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 1.2, "min_p": 0.1},
-)
 
 
 class Case(NamedTuple):
@@ -80,7 +70,7 @@ def small_cases(
     """Yield the checks of the small kernels of one device, in the smallest and the largest of the chosen buckets."""
     if backends.sampling == "triton":
         rows = min(_ROWS, max(bucket.rows for bucket in buckets))
-        run = partial(_sampling_results, rows, model.vocab_size)
+        run = partial(sampling_results, rows, model.vocab_size)
         yield Case(f"sampling kernels {backends.sampling!r}, {rows} rows of {model.vocab_size} logits", run)
     sizes = sorted({bucket.tokens for bucket in (buckets[0], buckets[-1])})
     if backends.routing != "xla":
@@ -122,37 +112,6 @@ def _fp8_results(weights: Fp8Rows, tokens: int, dtype: np.dtype) -> tuple[Float[
         return sums * scales[:, None] * few.scales[None]
 
     return jax.jit(fp8.matmul)(x, weights)[:, :_OUTPUTS], expected(x, few)
-
-
-def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Return the tokens of rows with all kinds of limits, drawn by the kernels and by XLA."""
-    rng = np.random.default_rng(0)
-    logits = 2.5 * rng.standard_normal((rows, vocab), np.float32)
-    likely = rng.integers(0, vocab, (rows, 20))
-    np.add.at(logits, (np.arange(rows)[:, None], likely), 18 - np.arange(20, dtype=np.float32))
-    given = Sampling.of(jnp.asarray(_columns(rows))), jnp.arange(rows, dtype=jnp.int32), init_extras(1, vocab)
-
-    @jax.jit
-    def by_kernels(logits: Array, rows: Sampling, at: Array, extras: Any) -> Int[Array, " R"]:
-        return kernels.sample(logits, at, rows, extras, jnp.ones(len(logits), bool))[0]
-
-    @jax.jit
-    def by_xla(logits: Array, rows: Sampling, at: Array, extras: Any) -> Int[Array, " R"]:
-        return xla.sample(logits, at, rows, extras)
-
-    return by_kernels(jnp.asarray(logits), *given), by_xla(jnp.asarray(logits), *given)
-
-
-def _columns(rows: int) -> Int[np.ndarray, "R C"]:
-    """Return packed parameters of rows whose limits take turns, each with a key of its own."""
-    columns = []
-    for name in SAMPLING:
-        default = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30}.get(name, 0)
-        values = [_LIMITS[row % len(_LIMITS)].get(name, default) for row in range(rows)]
-        values = list(range(rows)) if name == "key_low" else values
-        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-        columns.append(np.array(values, np.float32 if real else np.int32).view(np.int32))
-    return np.stack(columns, axis=1)
 
 
 def _routing_results(

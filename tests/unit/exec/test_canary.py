@@ -338,8 +338,13 @@ def test_sampling_and_routing_are_checked_if_they_are_tritons(
 
     monkeypatch.setitem(sys.modules, "jax_triton", triton_interpreter)
     if fault == "sampling":
-        right = sampling_api.draw
-        monkeypatch.setattr(sampling_api, "draw", lambda *given: (right(*given)[0] ^ 1, right(*given)[1]))
+        right = sampling_api.sample
+
+        def another(*given: Any) -> Any:
+            found = right(*given)
+            return found._replace(tokens=found.tokens ^ 1)
+
+        monkeypatch.setattr(sampling_api, "sample", another)
     if fault in ("routing", "copies"):
         route = routing_api.route
 

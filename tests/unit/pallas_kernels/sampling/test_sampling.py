@@ -129,7 +129,7 @@ def test_constraints_are_those_of_xla(interpreter: Any, tuned: None, seed: int) 
              for temperature, share in ((0.0, 1.0), (1.0, 1.0), (0.8, 0.9))]  # fmt: skip
     count = len(cases)
     rng = np.random.default_rng(seed)
-    penalties = {
+    penalties: dict[str, Any] = {
         name: rng.uniform(0.2, 1.5, count).astype(np.float32) for name in ("repetition", "presence", "frequency")
     }
     tables = np.arange(count) % (TABLE + 1)
