@@ -95,8 +95,8 @@ class EngineConfig:
             any. triton reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the
             compiled kernels of a CPU, so that they do not depend on other rows.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
-            this costs nothing for most models. With linear_backend and glue_backend mosaic and sampling_backend triton
-            steps on Hopper keep their batch shapes. Elsewhere they have one, which is slow.
+            this costs nothing for most models. With linear_backend and glue_backend mosaic steps on Hopper keep their
+            batch shapes. Elsewhere they have one, which is slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the

@@ -30,15 +30,20 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
       multiprocessors busy with few experts. Beyond, two consumers share the rows of x, whose part of the bytes that
       come from the L2 cache grows.
     * Weights of 4 bits: two consumers in any case, since unpacking is work, and up to 6 KB per copy.
+    * MXFP4 that is unpacked meanwhile, in tiles of up to 16 rows: two thread blocks per multiprocessor, measured on an
+      H200 (gpt-oss-20b, gates and ups + down, µs, with two and with one): 34 and 41 for 1 token, 103 and 113 for 8, 160
+      and 174 for 64 (benchmarks/results/h200/points.json).
     * As many stages as fit.
     * Bands of columns if groups have several tiles; else whole rows of the weights, as they lie in memory.
 
     Args:
         sms: multiprocessors of the GPU.
     """
-    mean = -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
+    mean = _mean_rows(shape)
     if shape.overlaps:
-        return _overlap_tuning(shape, mean, sms)
+        tuning = _overlap_tuning(shape, mean, sms)
+        few = shape.held == "mxfp4_joined" and shape.experts > 1 and tuning.rows <= FEW_ROWS
+        return _shared(shape, tuning) if few else tuning
     rows = min(_MOST_ROWS, max(ALIGN, 1 << (2 * mean - 1).bit_length()))
     if shape.experts == 1:
         rows = min(_MOST_ROWS, shape.rows)
@@ -60,9 +65,9 @@ def default_tuning(shape: Shape, sms: int = SMS) -> Tuning:
 def clustered_tuning(shape: Shape, sms: int = SMS) -> Tuning:
     """Return the default tuning with clusters of two thread blocks: tiles have 16 rows or a multiple.
 
-    Never a default: it is not timed.
+    Never a default: it wins nowhere.
     """
-    first = default_tuning(shape, sms)
+    first = _overlap_tuning(shape, _mean_rows(shape), sms) if shape.overlaps else default_tuning(shape, sms)
     tuning = first._replace(rows=-(-first.rows // (2 * ALIGN)) * 2 * ALIGN, cluster=2)
     while tuning.stages > 2 and Launch.of_shape(shape, tuning).smem_bytes > SMEM_BYTES:
         tuning = tuning._replace(stages=tuning.stages - 1)
@@ -70,14 +75,21 @@ def clustered_tuning(shape: Shape, sms: int = SMS) -> Tuning:
 
 
 def shared_tuning(shape: Shape, sms: int = SMS) -> Tuning:
-    """Return a tuning with two thread blocks on a multiprocessor, for weights that are unpacked in tiles of few rows.
+    """Return the default tuning with two thread blocks on a multiprocessor, for weights that are unpacked meanwhile."""
+    return _shared(shape, default_tuning(shape, sms))
 
-    Never a default: it is not timed. "mosaic", which has two, takes 107 µs where one takes it 131 (gates and ups of
-    gpt-oss-20b, 64 tokens), and 14 µs for the down matrix of one token where the default of "mosaic_overlap" takes 21.
+
+def _mean_rows(shape: Shape) -> int:
+    """Return the rows of an expert on average, without those that align groups."""
+    return -(-(shape.rows - (ALIGN - 1) * min(shape.experts, shape.rows // ALIGN)) // shape.experts)
+
+
+def _shared(shape: Shape, first: Tuning) -> Tuning:
+    """Return a tuning with two thread blocks on a multiprocessor.
+
     Two parts of a single matrix take more registers than two thread blocks have. Numbers of stages are powers of two,
     as others cost registers.
     """
-    first = default_tuning(shape, sms)
     tuning = first._replace(shared=True, stages=4, parts=first.parts if shape.gated is not None else 1)
     fits = 2 * (Launch.of_shape(shape, tuning).smem_bytes + BLOCK_SMEM_BYTES) <= SM_SMEM_BYTES
     return tuning if fits else tuning._replace(stages=2)

@@ -42,10 +42,10 @@ OPTIONS = ("attention_backend", "moe_backend", "linear_backend", "glue_backend",
     [
         (("cpu", None), "float32", Backends("cpu", "cpu", None, "cpu", "cpu")),
         (("cpu", None), "float16", Backends("cpu", "cpu", None, "cpu", "cpu")),
-        (("gpu", "9.0"), "bfloat16", Backends("mosaic", "mosaic", glue="mosaic", routing="triton")),
-        (("gpu", "9.0"), "float32", Backends("triton", "xla")),
-        (("gpu", "8.0"), "bfloat16", Backends("triton", "xla")),
-        (("gpu", "10.0"), "float16", Backends("triton", "xla")),
+        (("gpu", "9.0"), "bfloat16", Backends("mosaic", "mosaic", glue="mosaic", sampling="triton", routing="triton")),
+        (("gpu", "9.0"), "float32", Backends("triton", "xla", sampling="triton")),
+        (("gpu", "8.0"), "bfloat16", Backends("triton", "xla", sampling="triton")),
+        (("gpu", "10.0"), "float16", Backends("triton", "xla", sampling="triton")),
         (("gpu", "7.5"), "float16", Backends("xla", "xla")),
     ],
 )
@@ -140,11 +140,11 @@ def test_a_deterministic_engine_on_a_cpu_adds_by_its_library(monkeypatch: pytest
         assert not computes_rows_alone(other, params, model)
 
 
-HOPPER_ALONE: dict[str, Any] = {"linear_backend": "mosaic", "glue_backend": "mosaic", "sampling_backend": "triton"}
+HOPPER_ALONE: dict[str, Any] = {"linear_backend": "mosaic", "glue_backend": "mosaic"}
 
 
 def test_a_deterministic_engine_on_hopper_adds_by_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all of them are named; sums along rows are Triton's then. Keys are not split in any case."""
+    """If both are named; sums along rows are Triton's then, as its sampling is. Keys are not split in any case."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     given = jnp.dtype("bfloat16"), "gpu", "9.0"
     chosen = choose_backends(EngineConfig(deterministic=True, **HOPPER_ALONE), *given)
@@ -182,11 +182,13 @@ def test_kernels_that_split_keys_by_the_step_are_not_deterministic(
 
 
 @pytest.mark.parametrize("part", ["sampling", "routing"])
-def test_kernels_on_triton_run_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """On one GPU since Ampere, with jax-triton."""
+def test_kernels_on_triton_are_for_one_gpu_since_ampere(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """With jax-triton. Elsewhere they are an error if they are named, and XLA's otherwise."""
     given = jnp.dtype("bfloat16"), "gpu", "8.0"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert getattr(choose_backends(EngineConfig(), *given), part) == "xla"
+    assert choose_backends(EngineConfig(), *given).sampling == "triton"
+    assert choose_backends(EngineConfig(tensor_parallel_size=2), *given).sampling == "xla"
+    assert choose_backends(EngineConfig(), given[0], "gpu", "7.5").sampling == "xla"
     named: dict[str, Any] = {f"{part}_backend": "triton"}
     assert getattr(choose_backends(EngineConfig(**named), *given), part) == "triton"
     with pytest.raises(ConfigError, match=rf"{part}_backend = 'triton': .* compute capability 7\.5"):
@@ -196,6 +198,7 @@ def test_kernels_on_triton_run_only_if_they_are_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"{part}_backend = 'triton': needs jax-triton"):
         choose_backends(EngineConfig(**named), *given)
+    assert choose_backends(EngineConfig(), *given).sampling == "xla"
 
 
 def test_experts_run_on_triton_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
