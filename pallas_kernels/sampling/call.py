@@ -23,13 +23,13 @@ def sample(
 
     count, vocab = logits.shape
     records, subs = packed(rows), -(-vocab // tuning.sub)
-    chunks, splits = -(-subs // tuning.tile), splits_of(count, tuning)
+    chunks, splits = -(-subs // tuning.chunk), splits_of(count, tuning)
+    parts = max(1, min(chunks, tuning.readers // count))
     sizes = {
         "VOCAB": vocab,
         "SUBS": subs,
         "CHUNKS": chunks,
         "SUB": tuning.sub,
-        "TILE": tuning.tile,
         "RECORD": records.shape[1],
     }
     floats, whole = _out((count, subs)), _out((count, chunks), jnp.int32)
@@ -39,9 +39,9 @@ def sample(
         survey,
         {"rows": records, "logits": logits, **_operands(tables), **_absent(changed, raw)},
         [floats, floats, _out((count, subs), jnp.int32), whole, *changed.values(), *raw.values()],
-        (count, chunks),
-        {**sizes, **_sizes_of(rows, tables)},
-        warps=16,
+        (count, parts),
+        {**sizes, **_sizes_of(rows, tables), "TILE": tuning.chunk, "PARTS": parts},
+        warps=8,
     )
     names = ("tops", "masses", "firsts", "finite", *changed, *raw)
     logs = {} if top is None else _log_shapes(count, top)
@@ -62,6 +62,7 @@ def sample(
         (count, splits),
         {
             **sizes,
+            "TILE": tuning.tile,
             "SUBS_PAD": _power_of_two(subs),
             "CHUNKS_PAD": _power_of_two(chunks),
             "LIST": tuning.listed,
@@ -82,7 +83,7 @@ def sample(
 
 def splits_of(rows: int, tuning: Tuning) -> int:
     """Return how many thread blocks draw a row without limits: a power of two."""
-    return 1 << (max(1, min(_MOST_SPLITS, tuning.blocks // rows)).bit_length() - 1)
+    return 1 << (max(1, min(_MOST_SPLITS, tuning.drawers // rows)).bit_length() - 1)
 
 
 def packed(rows: Rows) -> Int[Array, "R C"]:

@@ -37,7 +37,7 @@ def draw_again(record: tl.tensor, scores: tl.tensor, most: tl.tensor, total: tl.
     warmth = real(record, TEMPERATURE)
     edge, every = tl.full([], _EVERY, tl.int32), total
     if wanted > 0:
-        edge = _edge_of_row(scores, most, warmth, floor, edge, wanted.to(tl.float32), 0.0, VOCAB)
+        edge = _edge_of_row(scores, most, warmth, floor, edge, wanted.to(tl.float32), True, VOCAB)
     if share < 1.0:
         if kind_of(record, VOCAB) == COUNTED:
             every = tl.zeros([], tl.float32)
@@ -45,8 +45,7 @@ def draw_again(record: tl.tensor, scores: tl.tensor, most: tl.tensor, total: tl.
                 distance = _distances(_read(scores, start, VOCAB, _LINES), most, warmth, floor)
                 kept = distance.to(tl.int32, bitcast=True) <= edge
                 every += _sum(tl.where(kept, tl.exp(-distance), 0.0))
-        scale = tl.where(every > 0.0, every, 1.0)
-        edge = _edge_of_row(scores, most, warmth, floor, edge, tl.maximum(share, TINY), scale, VOCAB)
+        edge = _edge_of_row(scores, most, warmth, floor, edge, tl.maximum(share, TINY) * every, False, VOCAB)
     token, mass = tl.full([], VOCAB, tl.int32), tl.zeros([], tl.float32)
     its, best = tl.full([], INFINITY, tl.float32), tl.full([], -INFINITY, tl.float32)
     for start in range(0, VOCAB, _NOISY * 128):
@@ -69,7 +68,7 @@ def _edge_of_row(
     floor: tl.tensor,
     edge: tl.tensor,  # bits: no token beyond it counts
     goal: tl.tensor,
-    scale: tl.tensor,  # a token weighs exp(-distance) / scale; 0: one
+    COUNTS: tl.constexpr,  # a token weighs one; else exp(-distance)
     VOCAB: tl.constexpr,
 ) -> tl.tensor:
     """Return the bits of the smallest distance within which the tokens weigh as much as `goal`; at most `edge`.
@@ -86,8 +85,7 @@ def _edge_of_row(
             following = _read(scores, start + _LINES * 128, VOCAB, _LINES)
             distance = _distances(x, most, warmth, floor)
             bits = distance.to(tl.int32, bitcast=True)
-            weight = tl.where(scale > 0.0, tl.exp(-distance) / tl.where(scale > 0.0, scale, 1.0), 1.0)
-            weight = tl.where(bits <= edge, weight, 0.0)
+            weight = tl.where(bits <= edge, 1.0 if COUNTS else tl.exp(-distance), 0.0)
             one += _sum(tl.where(bits <= (found | (bit - 1)), weight, 0.0))
             two += _sum(tl.where(bits <= (found | (2 * bit - 1)), weight, 0.0))
             three += _sum(tl.where(bits <= (found | (3 * bit - 1)), weight, 0.0))

@@ -135,7 +135,7 @@ def draw(
                 tl.store(drawn_logs + row, tl.where(own == GREEDY, 0.0, -its - tl.log(tl.maximum(mass, TINY))))
                 write_logprobs(
                     row, logits + row.to(tl.int64) * VOCAB, tl.maximum(final, 0), raw_tops, raw_masses,
-                    chosen_logs, ranks, top_ids, top_logs, VOCAB, SUBS, CHUNKS, SUB, TILE, SUBS_PAD, TOP,
+                    chosen_logs, ranks, top_ids, top_logs, VOCAB, SUBS, SUB, TILE, SUBS_PAD, TOP,
                 )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ def write_logprobs(
     top_logs: tl.tensor,
     VOCAB: tl.constexpr,
     SUBS: tl.constexpr,
-    CHUNKS: tl.constexpr,
     SUB: tl.constexpr,
     TILE: tl.constexpr,
     SUBS_PAD: tl.constexpr,
@@ -40,8 +39,8 @@ def write_logprobs(
     own = tl.load(scores + token) - most - log
     tl.store(chosen_logs + row, own)
     rank = 1
-    for chunk in range(CHUNKS):
-        subs = chunk * TILE + tl.arange(0, TILE)
+    for start in range(0, SUBS, TILE):
+        subs = start + tl.arange(0, TILE)
         top = tl.load(raw_tops + row * SUBS + subs, mask=subs < SUBS, other=-INFINITY)
         near = (subs < SUBS) & (top - most - log > own)
         if tl.max(near.to(tl.int32), axis=0) > 0:

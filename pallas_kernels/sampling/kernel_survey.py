@@ -1,6 +1,6 @@
 """The first Triton kernel of sampling: it reads the logits once. Importing this module imports Triton.
 
-    logits of a row        |  block  |  block  |  block  | ...   a thread block reads TILE of SUB columns
+    logits of a row        |  block  |  block  |  block  | ...      TILE blocks of SUB columns are read at a time
     changed                   logits under constraints              of rows that have any
     tops, masses, firsts      one number of each block              of the changed logits, if there are
     raw tops, raw masses      one number of each block              of the model's own logits, for log probabilities
@@ -58,32 +58,45 @@ def survey(
     DRAFTS: tl.constexpr,
     BANS: tl.constexpr,
     BIASES: tl.constexpr,
+    PARTS: tl.constexpr,  # thread blocks of a row
 ) -> None:
-    """Read a chunk of a row."""
-    row, chunk = tl.program_id(0), tl.program_id(1)
+    """Read the chunks of a part of a row. The next chunk is on its way meanwhile."""
+    row, part = tl.program_id(0), tl.program_id(1)
     record, line = rows + row * RECORD, row.to(tl.int64) * VOCAB
-    subs = chunk * TILE + tl.arange(0, TILE)
-    columns = subs[:, None] * SUB + tl.arange(0, SUB)[None]
-    inside, place = columns < VOCAB, row * SUBS + subs
-    x = tl.load(logits + line + columns, mask=inside, other=-INFINITY)
-    whole = (tl.abs(x) < INFINITY) | ~inside
-    tl.store(finite + row * CHUNKS + chunk, tl.min(tl.min(whole.to(tl.int32), axis=1), axis=0))
-    if raw_tops is not None:
+    own, warmth, table = kind_of(record, VOCAB), real(record, TEMPERATURE), tl.load(record + TABLE)
+    following = _read(logits + line, part, VOCAB, SUB, TILE)
+    for chunk in range(part, CHUNKS, PARTS):
+        x = following
+        following = _read(logits + line, chunk + PARTS, VOCAB, SUB, TILE)
+        subs = chunk * TILE + tl.arange(0, TILE)
+        columns = subs[:, None] * SUB + tl.arange(0, SUB)[None]
+        inside, place = columns < VOCAB, row * SUBS + subs
+        whole = (tl.abs(x) < INFINITY) | ~inside
+        tl.store(finite + row * CHUNKS + chunk, tl.min(tl.min(whole.to(tl.int32), axis=1), axis=0))
+        if raw_tops is not None:
+            raw_top = tl.max(x, axis=1)
+            tl.store(raw_tops + place, raw_top, mask=subs < SUBS)
+            tl.store(raw_masses + place, _mass(x, raw_top, 1.0), mask=subs < SUBS)
+        if seen is not None:  # noqa: SIM102 - Triton compiles both sides of an `and`
+            if table >= 0:
+                x = _constrained(
+                    x, record, seen, mask, ahead, bias_ids, bias, chunk, columns, inside,
+                    VOCAB, TILE * SUB, WORDS, PLACES, DRAFTS, BANS, BIASES,
+                )  # fmt: skip
+                tl.store(changed + line + columns, x, mask=inside)
         top = tl.max(x, axis=1)
-        tl.store(raw_tops + place, top, mask=subs < SUBS)
-        tl.store(raw_masses + place, _mass(x, top, 1.0), mask=subs < SUBS)
-    if seen is not None:  # noqa: SIM102 - Triton compiles both sides of an `and`
-        if tl.load(record + TABLE) >= 0:
-            x = _constrained(
-                x, record, seen, mask, ahead, bias_ids, bias, chunk, columns, inside,
-                VOCAB, TILE * SUB, WORDS, PLACES, DRAFTS, BANS, BIASES,
-            )  # fmt: skip
-            tl.store(changed + line + columns, x, mask=inside)
-    top = tl.max(x, axis=1)
-    tl.store(tops + place, top, mask=subs < SUBS)
-    tl.store(firsts + place, tl.min(tl.where(x == top[:, None], columns, VOCAB - 1), axis=1), mask=subs < SUBS)
-    if kind_of(record, VOCAB) != GREEDY:
-        tl.store(masses + place, _mass(x, top, real(record, TEMPERATURE)), mask=subs < SUBS)
+        tl.store(tops + place, top, mask=subs < SUBS)
+        tl.store(firsts + place, tl.min(tl.where(x == top[:, None], columns, VOCAB - 1), axis=1), mask=subs < SUBS)
+        if own != GREEDY:
+            tl.store(masses + place, _mass(x, top, warmth), mask=subs < SUBS)
+
+
+@triton.jit
+@no_type_check
+def _read(logits: tl.tensor, chunk: tl.tensor, VOCAB: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr) -> tl.tensor:
+    """Return the logits of a chunk, and -inf past the vocabulary."""
+    columns = (chunk * TILE + tl.arange(0, TILE))[:, None] * SUB + tl.arange(0, SUB)[None]
+    return tl.load(logits + columns, mask=columns < VOCAB, other=-INFINITY)
 
 
 @triton.jit

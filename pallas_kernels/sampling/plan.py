@@ -105,15 +105,20 @@ class Tuning(NamedTuple):
 
     Attributes:
         sub: columns of a block.
-        tile: blocks that a thread block reads at a time.
-        listed: tokens within reach that a thread block lists, a multiple of 128. If there are more, it reads again.
-        blocks: thread blocks that draw, if rows are fewer: those without limits are drawn by several.
+        chunk: blocks that a thread block of the first kernel reads at a time: few, so that several thread blocks fit on
+            a multiprocessor.
+        readers: thread blocks of the first kernel, if rows are fewer.
+        tile: blocks that a thread block of the second kernel reads at a time.
+        listed: tokens within reach that it lists, a multiple of 128. If there are more, it reads again.
+        drawers: thread blocks of the second kernel, if rows are fewer: rows without limits are drawn by several.
     """
 
     sub: int = 128
+    chunk: int = 8
+    readers: int = 512
     tile: int = 32
     listed: int = 4_096
-    blocks: int = 256
+    drawers: int = 256
 
 
 DEFAULT = Tuning()

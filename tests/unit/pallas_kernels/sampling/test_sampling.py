@@ -26,8 +26,8 @@ from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
 
 VOCAB = 490
-LISTS = Tuning(sub=16, tile=8, listed=512)  # of VOCAB 31 blocks in 4 chunks, the last ones not full
-AGAIN = LISTS._replace(listed=128, blocks=1)  # lists that are often too short, and one thread block a row
+LISTS = Tuning(sub=16, chunk=4, tile=8, listed=512)  # of VOCAB 31 blocks in 8 chunks, the last ones not full
+AGAIN = LISTS._replace(listed=128, readers=1, drawers=1)  # lists that are often too short, one thread block a row
 POSITION = 7
 TABLE, DRAFTS = 3, 2
 
