@@ -115,11 +115,12 @@ def packed_first(inputs: Inputs, bucket: Bucket) -> Int[Array, " R"]:
 
 def running(inputs: Inputs, spans: Spans, drafts: Int[Array, " R"]) -> Inputs:
     """Return the inputs of a step whose rows run only so many of their drafts."""
-    fewer = (spans.drafts - drafts)[:, None]
-    columns = jnp.array([COLUMNS.index("count"), COLUMNS.index("samples")])
-    records = inputs.rows.at[:, columns[0]].set(spans.counts)
-    records = records.at[:, columns[1]].set(jnp.minimum(inputs.column("samples"), 1 + spans.drafts))
-    return inputs._replace(rows=records.at[:, columns].add(-fewer))
+    fewer, records = spans.drafts - drafts, inputs.rows
+    changed = {"count": spans.counts, "samples": jnp.minimum(inputs.column("samples"), 1 + spans.drafts)}
+    number = jnp.arange(len(COLUMNS), dtype=jnp.int32)[None]
+    for name, values in changed.items():
+        records = jnp.where(number == COLUMNS.index(name), (values - fewer)[:, None], records)
+    return inputs._replace(rows=records)
 
 
 def by_token(values: Shaped[Array, " R"], token_rows: Int[Array, " T"], bucket: Bucket) -> Shaped[Array, " T"]:
@@ -147,9 +148,9 @@ def _tokens_of_rows(
     token = jnp.arange(bucket.tokens, dtype=jnp.int32)
     if in_places:
         return first_token, token, token // bucket.per_row
-    # "compare_all": a binary search is a loop, and a loop cannot be part of a CUDA graph.
-    found = jnp.searchsorted(ends, token, side="right", method="compare_all")
-    return first_token, token, jnp.minimum(found.astype(jnp.int32), bucket.rows - 1)
+    # All ends are compared: a binary search is a loop, and a loop cannot be part of a CUDA graph.
+    found = (ends[None] <= token[:, None]).sum(axis=1, dtype=jnp.int32)
+    return first_token, token, jnp.minimum(found, bucket.rows - 1)
 
 
 def step_indices(
