@@ -5,6 +5,7 @@ a step does not depend on the number of layers (a test counts them).
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -153,6 +154,16 @@ def _tokens_of_rows(
     return first_token, token, jnp.minimum(found, bucket.rows - 1)
 
 
+def _pages_from(
+    table: Int[Array, "max_rows N"], row_ids: Int[Array, " R"], first: Int[Array, " R"], width: int
+) -> Int[Array, "R W"]:
+    """Return so many pages of each row from page position `first` on; 0 where the table has none."""
+    columns = first[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    # With mode="fill" XLA would compute in a kernel of its own which are there.
+    there = (row_ids < len(table))[:, None] & (columns < table.shape[1])
+    return jnp.where(there, table.at[row_ids[:, None], columns].get(mode="clip"), 0)
+
+
 def step_indices(
     inputs: Inputs,
     state: DeviceState,
@@ -175,10 +186,7 @@ def step_indices(
     row_ids, starts, counts, drafts = row_spans(inputs, state, known=known)
     row = jnp.arange(bucket.rows, dtype=jnp.int32)
     first_token, token, token_row = _tokens_of_rows(inputs.column("count"), row, bucket)
-
-    def spread(values: Int[Array, " R"]) -> Int[Array, " T"]:
-        return by_token(values, token_row, bucket)
-
+    spread = partial(by_token, token_rows=token_row, bucket=bucket)
     real = token < spread(first_token + counts)
     positions = jnp.where(real, spread(starts - first_token) + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
@@ -204,10 +212,7 @@ def step_indices(
         first_page = first // layout.page_size
         table = state["local_table"]
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
-        columns = first_page[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-        # With mode="fill" XLA would compute `there` in a kernel of its own.
-        there = (row_ids < len(table))[:, None] & (columns < table.shape[1])
-        page_rows = jnp.where(there, table.at[row_ids[:, None], columns].get(mode="clip"), 0)
+        page_rows = _pages_from(table, row_ids, first_page, width)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
         local = kind(table, num_blocks, rows, real)
     most = bucket.per_row if bucket.decode else None
