@@ -41,11 +41,6 @@ class Bucket:
         return self.decode and self.tokens < self.rows * self.per_row
 
     @property
-    def one_each(self) -> bool:
-        """Whether each row has one token, in its place."""
-        return self.decode and not self.drafts
-
-    @property
     def mean_drafts(self) -> int:
         """The drafts of each row for which a decode bucket has tokens."""
         return self.tokens // self.rows - 1

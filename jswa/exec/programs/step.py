@@ -293,7 +293,7 @@ def forward(
         return out
 
     # The tokens of a decode step without drafts are each row's last.
-    select = None if every or config.bucket.one_each else indices.last_tokens
+    select = None if every or (config.bucket.decode and not config.bucket.drafts) else indices.last_tokens
     adapters = None if inputs.adapters is None else spread(inputs.adapters)
     tap = None if placed is None or placed.only_last else taps.__setitem__
     chosen = dict[int, Array]()
