@@ -186,6 +186,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             return [random.integers(3, llm.engine.model.vocab_size, n).tolist() for n in lengths]
 
         engine = llm.engine
+        if jax.default_backend() == "gpu":
+            engine.prepare(SamplingParams())  # no size is compiled while it is measured
         engine.stepping.runner = timed = TimedRunner(engine.runner)
         run(engine, timed, fresh()[:2], 4)
         by_output = {

@@ -1,7 +1,8 @@
 """Binds a flat dict of parameters to the decoder: names say how a matrix is held, shapes what a model needs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ def bind(
     """
     held = Experts(experts, storage_of(params), sms, routing)
     alone = sums != "xla" and routing == "xla"
-    made = bound(lambda: Decoder(config, run_dtype(params), held, linear, glue), params, None, sms, linear, alone=alone)
+    made = _filled(_decoder(config, run_dtype(params), held, linear, glue), params, None, sms, linear, alone=alone)
     return _with_sums(sums, made)
 
 
@@ -86,8 +87,36 @@ def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
     return decoder
 
 
-def bound[M: nnx.Module](
-    make: Callable[[], M],
+class _Unfilled[M: nnx.Module](NamedTuple):
+    """A module without parameters, as nnx splits it."""
+
+    graph: nnx.GraphDef[M]
+    leaves: Any  # shapes by their paths
+
+
+def _split[M: nnx.Module](make: Callable[[], M]) -> _Unfilled[M]:
+    graph, state = nnx.split(nnx.eval_shape(make))
+    return _Unfilled(graph, nnx.to_flat_state(state))
+
+
+@lru_cache(maxsize=16)
+def _decoder(
+    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
+) -> _Unfilled[Decoder]:
+    """Return the decoder of a model, made once: that takes 0.3 s for 62 layers, and a program needs two or three."""
+    return _split(lambda: Decoder(config, dtype, experts, linear, glue))
+
+
+def bound[M: nnx.Module](make: Callable[[], M], params: Params) -> M:
+    """Return the module that `make` builds, with its parameters by their names; called at trace time only.
+
+    See `bind` for how a matrix may be held. The inputs of a matrix may be other than `make` says.
+    """
+    return _filled(_split(make), params)
+
+
+def _filled[M: nnx.Module](
+    module: _Unfilled[M],
     params: Params,
     names: frozenset[str] | None = None,
     sms: int | None = None,
@@ -95,9 +124,7 @@ def bound[M: nnx.Module](
     *,
     alone: bool = False,
 ) -> M:
-    """Return the module that `make` builds, with its parameters by their names; called at trace time only.
-
-    See `bind` for how a matrix may be held. The inputs of a matrix may be other than `make` says.
+    """Return a module with its parameters by their names.
 
     Args:
         names: the parameters that there are, if some are missing; modules that lack theirs cannot be called.
@@ -105,39 +132,44 @@ def bound[M: nnx.Module](
         linear: the implementation of the products with matrices in 16 bits; other than for Hopper it is not asked.
         alone: whether it has routers and the head too.
     """
-    graph, state = nnx.split(nnx.eval_shape(make))
-
-    def value(name: str, shape: tuple[int, ...]) -> Matrix | Weights | QuantizedRows | Adapted:
-        matrix: Array | Quantized | Int4
-        if name in params:
-            matrix = stored = params[name]
-            if linear == "mosaic" and len(shape) == 2 and runs_on_mosaic(name, shape, alone=alone):
-                return with_adapters(name, DensePlain(stored, sms), params)
-        elif f"{name}.codes" in params:
-            stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
-            matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
-        elif (tiles := tiles_of(name, params)) is not None:
-            return tiles if len(shape) == 3 else with_adapters(name, DenseTiles(tiles, sms), params)
-        elif f"{name}.rows" in params:
-            return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
-        elif f"{name}.block_scales" in params:
-            return QuantizedBlocks(params[f"{name}.values"], params[f"{name}.block_scales"])
-        else:
-            stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
-            if name == "embed":
-                return QuantizedRows(stored, scales)
-            matrix = Quantized(stored, scales)
-        return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
 
     def wanted(name: str) -> bool:
         return names is None or any(held == name or held.startswith(f"{name}.") for held in names)
 
-    values = {
-        path: leaf.replace(value(_name(path), leaf.get_value().shape)) if wanted(_name(path)) else leaf
-        for path, leaf in nnx.to_flat_state(state)
-    }
-    module: M = nnx.merge(graph, nnx.from_flat_state(values))
-    return module
+    def filling(name: str, leaf: Any) -> Any:
+        shape = leaf.get_value()
+        own = _held(name, shape.shape, params, sms, linear, alone=alone) if wanted(name) else shape
+        return leaf.replace(own)
+
+    values = {path: filling(_name(path), leaf) for path, leaf in module.leaves}
+    filled: M = nnx.merge(module.graph, nnx.from_flat_state(values))
+    return filled
+
+
+def _held(
+    name: str, shape: tuple[int, ...], params: Params, sms: int | None, linear: Linear, *, alone: bool
+) -> Matrix | Weights | QuantizedRows | Adapted:
+    """Return a parameter, as its names in `params` say that it is held; see `_filled`."""
+    matrix: Array | Quantized | Int4
+    if name in params:
+        matrix = stored = params[name]
+        if linear == "mosaic" and len(shape) == 2 and runs_on_mosaic(name, shape, alone=alone):
+            return with_adapters(name, DensePlain(stored, sms), params)
+    elif f"{name}.codes" in params:
+        stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
+        matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
+    elif (tiles := tiles_of(name, params)) is not None:
+        return tiles if len(shape) == 3 else with_adapters(name, DenseTiles(tiles, sms), params)
+    elif f"{name}.rows" in params:
+        return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
+    elif f"{name}.block_scales" in params:
+        return QuantizedBlocks(params[f"{name}.values"], params[f"{name}.block_scales"])
+    else:
+        stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
+        if name == "embed":
+            return QuantizedRows(stored, scales)
+        matrix = Quantized(stored, scales)
+    return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
 
 
 def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
@@ -161,7 +193,7 @@ def bind_head(
         linear, sums, sms: see `bind`.
     """
     names, held = frozenset(head_names(config, params)), Experts(sms=sms)
-    made = bound(lambda: Decoder(config, dtype, held, linear), params, names, sms, linear, alone=sums != "xla")
+    made = _filled(_decoder(config, dtype, held, linear), params, names, sms, linear, alone=sums != "xla")
     return _with_sums(sums, made)
 
 
