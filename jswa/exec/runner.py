@@ -64,6 +64,7 @@ from jswa.model.transformer import Params
 from jswa.plan import Feature, RowMask, StepPlan
 
 _log = logging.getLogger("jswa")
+_BESIDE = 2  # programs at a time beside the steps of a GPU: one is traced, and XLA takes all processors for the other
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
@@ -141,7 +142,6 @@ class Runner:
             self.compiled.update((number, future.result()) for number, future in steps.items())
         finally:
             pool.shutdown(cancel_futures=True)  # of a start that has failed, or was interrupted
-        self.state: DeviceState
         self.allocate_arena()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
@@ -189,7 +189,7 @@ class Runner:
             _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
         if self._more_after_warm_up:
-            compile_beside(self._steps, self, together())
+            compile_beside(self._steps, self, min(_BESIDE, together()))
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan, or the first half of its step if it has late masks, and return at once.
@@ -243,7 +243,7 @@ class Runner:
 
     def free_arena(self) -> None:
         """Free the device state; no step may run until `allocate_arena`."""
-        self.state = cast(DeviceState, {})
+        self.state: DeviceState = cast(DeviceState, {})
 
     def allocate_arena(self) -> None:
         """Allocate a device state that has run nothing."""
