@@ -72,9 +72,8 @@ class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     At start it compiles the fewest programs that hold every plan, on a GPU also the smallest for decode steps; or all
-    of the steps without log probabilities. Others follow beside the steps; on a GPU behind `warm_up`, unasked. Those of
-    log probabilities and late masks are compiled by `prepare`, or bucket by bucket when they are first used, those that
-    copy pages to the host and back by `prepare_copies`.
+    of the steps without log probabilities. Others follow beside the steps; on a GPU behind `warm_up`, unasked.
+    `prepare` compiles those of log probabilities and late masks, `prepare_copies` those that copy pages to the host.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -120,10 +119,10 @@ class Runner:
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
         self._adapters = adapters
         self._store = store
-        kv_dtype = kv_dtype or run_dtype(params)
         self._mesh = mesh_of(next(iter(params.values())))
         self._on_cpu = self._mesh is None and jax.default_backend() == "cpu"
         self._carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
+        kv_dtype = kv_dtype or run_dtype(params)
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
         self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
@@ -167,12 +166,13 @@ class Runner:
     def warm_up(self) -> None:
         """Check all kernels, then run every compiled program three times without rows: nothing on the device changes.
 
-        Afterwards no request waits until kernels of these are loaded and CUDA graphs recorded. With several hosts, each
-        calls this before the first launch. Raises KernelError if a kernel gives wrong numbers.
+        Then no request waits until their kernels are loaded and CUDA graphs recorded. With several hosts, each calls
+        this before the first launch. Raises KernelError if a kernel gives wrong numbers.
         """
         from jswa.exec.canary.kernels import check_kernels  # imports Mosaic, which takes 0.5 s
 
-        check_kernels(self._model, self.params, self.layout, self.limits, self.buckets, self._backends, self.kv_dtype)
+        sizes = self.layout, self.limits, self.buckets
+        check_kernels(self._model, self.params, *sizes, self._backends, self.kv_dtype, self._store)
         begin = time.perf_counter()
         for _ in range(_WARM_UPS):
             self._run(list(idle_launches(self.layout, self._shapes)))

@@ -4,6 +4,7 @@ The shapes are those of the engine's steps, so the code that is checked is the c
 few pages, and only a few rows and experts have tokens. A compiler that gives wrong code is found before a request is.
 """
 
+import dataclasses
 import logging
 import re
 import time
@@ -25,6 +26,7 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.dense import dense_cases, head_cases
 from jswa.exec.canary.small import Case, fp8_cases, small_cases
+from jswa.exec.compile.store import ProgramStore
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
@@ -64,8 +66,11 @@ def check_kernels(
     buckets: Sequence[Bucket],
     backends: Backends,
     kv_dtype: np.dtype,
+    store: ProgramStore | None = None,
 ) -> int:
     """Compare the kernels with XLA's on one device of this host; return how many.
+
+    Not again if the store knows that they agreed: of the same sources, compilers and device, in the same shapes.
 
     Attention is checked in the smallest, the middle and the largest decode bucket, in the largest for each number of
     drafts, and in the smallest and the largest other one, for each kind of layer; experts, and linear
@@ -77,6 +82,22 @@ def check_kernels(
 
     Raises KernelError that names the first kernel whose numbers differ by more than rounding.
     """
+    compare = partial(_compare, model, params, layout, limits, buckets, backends, kv_dtype)
+    if store is None:
+        return compare()
+    fixed = dataclasses.replace(limits, num_blocks=0)  # as the memory that is free is never the same
+    return store.figure(f"kernels {model} {layout} {fixed} {buckets} {backends} {kv_dtype}", (params,), "", compare)
+
+
+def _compare(
+    model: ModelConfig,
+    params: Params,
+    layout: KVLayout,
+    limits: Limits,
+    buckets: Sequence[Bucket],
+    backends: Backends,
+    kv_dtype: np.dtype,
+) -> int:
     begin = time.perf_counter()
     local = {name: value.addressable_shards[0].data for name, value in params.items()}
     cases: list[Case] = []

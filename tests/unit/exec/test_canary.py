@@ -18,6 +18,7 @@ from jswa.errors import JswaError, KernelError
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
+from jswa.exec.compile.store import ProgramStore
 from jswa.model.panels import OUTPUTS_FIRST, lay_out
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.kv_scales import scales_name
@@ -38,13 +39,13 @@ from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, pl
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
-def checked(backends: Backends, buckets: Sequence[Bucket]) -> int:
+def checked(backends: Backends, buckets: Sequence[Bucket], store: ProgramStore | None = None, blocks: int = 4) -> int:
     """Check the kernels of a small hybrid model; return how many."""
     model = small_model("LF", window=64)
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
-    layout = KVLayout.of(model, limits.page_size)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=blocks)
+    layout, kind = KVLayout.of(model, limits.page_size), np.dtype(np.float32)
     with quick_compiles():
-        return check_kernels(model, random_params(model), layout, limits, buckets, backends, np.dtype(np.float32))
+        return check_kernels(model, random_params(model), layout, limits, buckets, backends, kind, store)
 
 
 PAIRS = Rope(tuple(0.5**i for i in range(32)), interleaved=True)
@@ -55,6 +56,20 @@ def test_right_kernels_pass() -> None:
     """Full and local layers, in a decode bucket and with prefill; XLA's own kernel is not compared with itself."""
     assert checked(Backends("reference"), [DECODE, MIXED]) == 4
     assert checked(Backends(), [DECODE, MIXED]) == 0
+
+
+def test_kernels_that_agreed_are_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the free memory is; kernels of other sources or in other shapes are."""
+    folder, devices, own = tmp_path / "programs", jax.devices()[:1], Backends("reference")
+    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources")) == 2
+    monkeypatch.setattr(reference, "paged_attention", lambda q, *_, **__: jnp.zeros_like(q))
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources"), blocks=5) == 2
+    for sources, buckets in (("others", [DECODE]), ("sources", [DECODE, MIXED])):
+        with pytest.raises(KernelError):
+            checked(own, buckets, ProgramStore(folder, devices, sources))
+    with pytest.raises(KernelError):
+        checked(own, [DECODE])
 
 
 @pytest.mark.parametrize("fault", [1.0, 1.1])
