@@ -183,7 +183,7 @@ nightly-gpu: .venv-gpu/installed
 	$(call compile,$(shell expr $(NIGHT) % 3)/6 $(shell expr $(NIGHT) % 3 + 3)/6)
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, and the graphs of two decode steps
-	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6 --without-sampler
+	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6
 	.venv-gpu/bin/python -m tools.aot.hopper --sample --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.experts --sample --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.small.glue --only $(SAMPLE)

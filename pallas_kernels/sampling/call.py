@@ -1,4 +1,7 @@
-"""The calls of the Triton kernels of sampling, through jax-triton, an optional package."""
+"""The calls of the Triton kernels of sampling, through jax-triton, an optional package.
+
+The kernels do not depend on the number of rows, so that a process compiles them once for all its programs.
+"""
 
 from typing import Any
 
@@ -23,7 +26,7 @@ def sample(
 
     count, vocab = logits.shape
     records, subs = packed(rows), -(-vocab // tuning.sub)
-    chunks, splits = -(-subs // tuning.chunk), splits_of(count, tuning)
+    chunks, splits = -(-subs // tuning.chunk), max(1, min(_MOST_SPLITS, tuning.drawers // count))
     parts = max(1, min(chunks, tuning.readers // count))
     sizes = {
         "VOCAB": vocab,
@@ -40,7 +43,7 @@ def sample(
         {"rows": records, "logits": logits, **_operands(tables), **_absent(changed, raw)},
         [floats, floats, _out((count, subs), jnp.int32), whole, *changed.values(), *raw.values()],
         (count, parts),
-        {**sizes, **_sizes_of(rows, tables), "TILE": tuning.chunk, "PARTS": parts},
+        {**sizes, **_sizes_of(rows, tables), "TILE": tuning.chunk},
         warps=8,
     )
     names = ("tops", "masses", "firsts", "finite", *changed, *raw)
@@ -66,7 +69,7 @@ def sample(
             "SUBS_PAD": _power_of_two(subs),
             "CHUNKS_PAD": _power_of_two(chunks),
             "LIST": tuning.listed,
-            "SPLITS": splits,
+            "MOST_SPLITS": _MOST_SPLITS,
             "TOP": top or 1,
             "NOT_FINITE": codes.not_finite,
             "NONE_ALLOWED": codes.none_allowed,
@@ -79,11 +82,6 @@ def sample(
         return Drawn(tokens, reach, mass, None)
     chosen, drawn, rank, ids, values = more
     return Drawn(tokens, reach, mass, Logprobs(chosen, rank, ids, values, drawn))
-
-
-def splits_of(rows: int, tuning: Tuning) -> int:
-    """Return how many thread blocks draw a row without limits: a power of two."""
-    return 1 << (max(1, min(_MOST_SPLITS, tuning.drawers // rows)).bit_length() - 1)
 
 
 def packed(rows: Rows) -> Int[Array, "R C"]:

@@ -74,7 +74,7 @@ def draw(
     SUB: tl.constexpr,
     TILE: tl.constexpr,
     LIST: tl.constexpr,
-    SPLITS: tl.constexpr,  # thread blocks of a row, a power of two
+    MOST_SPLITS: tl.constexpr,  # thread blocks of a row, at most; a power of two
     RECORD: tl.constexpr,
     SUBS_PAD: tl.constexpr,  # powers of two
     CHUNKS_PAD: tl.constexpr,
@@ -83,8 +83,8 @@ def draw(
     NONE_ALLOWED: tl.constexpr,
 ) -> None:
     """Draw the token of a row, or a part of a row without limits."""
-    row, split = tl.program_id(0), tl.program_id(1)
-    record, part = rows + row * RECORD, row * SPLITS + split
+    row, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    record, part = rows + row * RECORD, row * splits + split
     own, last = kind_of(record, VOCAB), split == 0
     if last | (own == FREE):
         scores = logits + row.to(tl.int64) * VOCAB
@@ -106,7 +106,7 @@ def draw(
                 reach = tl.full([], INFINITY, tl.float32)
                 token, its, last = _draw_free(
                     row, split, record, scores, block_distance, firsts, near, distances, tokens, bests, best_tokens,
-                    most, warmth, VOCAB, SUBS, SUB, TILE, LIST, SPLITS, SUBS_PAD,
+                    most, warmth, VOCAB, SUBS, SUB, TILE, LIST, MOST_SPLITS, SUBS_PAD,
                 )  # fmt: skip
             else:
                 bound = reach_of(record, own, block_distance, block_mass, mass, VOCAB, SUBS, SUB)
@@ -160,28 +160,31 @@ def _draw_free(
     SUB: tl.constexpr,
     TILE: tl.constexpr,
     LIST: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
     SUBS_PAD: tl.constexpr,
 ) -> tuple:
     """Draw a part of a row without limits; return token, distance, and whether all parts are drawn.
 
     If they are, the token is that of the row.
     """
-    subs, part, last = tl.arange(0, SUBS_PAD), row * SPLITS + split, split == 0
+    subs, splits, last = tl.arange(0, SUBS_PAD), tl.num_programs(1), split == 0
+    part = row * splits + split
     column = tl.load(firsts + row * SUBS + subs, mask=subs < SUBS, other=0)
     bound = free_reach(record, block_distance, column)
     count = near_blocks(near + row * SUBS, block_distance, bound, SUBS, SUBS_PAD)
     token, best, its = _best_near(
         record, scores, near + row * SUBS, count, distances + part * LIST, tokens + part * LIST,
-        most, warmth, bound, split, VOCAB, SUB, TILE, LIST, SPLITS,
+        most, warmth, bound, split, splits, VOCAB, SUB, TILE, LIST,
     )  # fmt: skip
-    if SPLITS > 1:
+    if splits > 1:
         tl.store(bests + 2 * part, best)
         tl.store(bests + 2 * part + 1, its)
         tl.store(best_tokens + part, token)
-        last = last_of(record + DONE, SPLITS)
+        last = last_of(record + DONE, splits)
         if last:
-            token, its = _best_of_parts(bests + 2 * row * SPLITS, best_tokens + row * SPLITS, VOCAB, SPLITS)
+            token, its = _best_of_parts(
+                bests + 2 * row * splits, best_tokens + row * splits, splits, VOCAB, MOST_SPLITS
+            )
     return token, its, last
 
 
@@ -270,11 +273,11 @@ def _best_near(
     warmth: tl.tensor,
     reach: tl.tensor,
     split: tl.tensor,
+    splits: tl.tensor,
     VOCAB: tl.constexpr,
     SUB: tl.constexpr,
     TILE: tl.constexpr,
     LIST: tl.constexpr,
-    SPLITS: tl.constexpr,
 ) -> tuple:
     """Return the best token of a part of the near blocks, its score and its distance.
 
@@ -292,7 +295,7 @@ def _best_near(
         else:
             score = tl.where(within, noise(record, columns) - distance, -INFINITY)
             token, best, its = better(score, columns, distance, token, best, its)
-        group += SPLITS
+        group += splits
     tl.debug_barrier()
     start = tl.zeros([], tl.int32)
     while start < size:
@@ -307,12 +310,15 @@ def _best_near(
 
 @triton.jit
 @no_type_check
-def _best_of_parts(bests: tl.tensor, best_tokens: tl.tensor, VOCAB: tl.constexpr, SPLITS: tl.constexpr) -> tuple:
+def _best_of_parts(
+    bests: tl.tensor, best_tokens: tl.tensor, splits: tl.tensor, VOCAB: tl.constexpr, MOST_SPLITS: tl.constexpr
+) -> tuple:
     """Return the token with the best score of all parts of a row, and its distance."""
-    parts = tl.arange(0, SPLITS)
-    score = tl.load(bests + 2 * parts, cache_modifier=".cg")
-    column = tl.load(best_tokens + parts, cache_modifier=".cg")
-    distance = tl.load(bests + 2 * parts + 1, cache_modifier=".cg")
+    parts = tl.arange(0, MOST_SPLITS)
+    there = parts < splits
+    score = tl.load(bests + 2 * parts, mask=there, other=-INFINITY, cache_modifier=".cg")
+    column = tl.load(best_tokens + parts, mask=there, other=VOCAB, cache_modifier=".cg")
+    distance = tl.load(bests + 2 * parts + 1, mask=there, other=INFINITY, cache_modifier=".cg")
     token = tl.min(tl.where(score == tl.max(score, axis=0), column, VOCAB), axis=0)
     return token, tl.min(tl.where(column == token, distance, INFINITY), axis=0)
 

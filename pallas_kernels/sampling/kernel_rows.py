@@ -79,13 +79,13 @@ def better(
 
 @triton.jit
 @no_type_check
-def last_of(counter: tl.tensor, OF: tl.constexpr) -> tl.tensor:
+def last_of(counter: tl.tensor, count: tl.tensor) -> tl.tensor:
     """Count this thread block's arrival; return whether all others have arrived.
 
     The last one sees what the others have stored, if it loads it past the L1 cache (`cache_modifier=".cg"`).
     """
     tl.debug_barrier()
-    last = tl.atomic_add(counter, 1, sem="acq_rel") == OF - 1
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
     tl.debug_barrier()
     return last
 

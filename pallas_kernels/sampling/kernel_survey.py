@@ -58,16 +58,15 @@ def survey(
     DRAFTS: tl.constexpr,
     BANS: tl.constexpr,
     BIASES: tl.constexpr,
-    PARTS: tl.constexpr,  # thread blocks of a row
 ) -> None:
     """Read the chunks of a part of a row. The next chunk is on its way meanwhile."""
-    row, part = tl.program_id(0), tl.program_id(1)
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record, line = rows + row * RECORD, row.to(tl.int64) * VOCAB
     own, warmth, table = kind_of(record, VOCAB), real(record, TEMPERATURE), tl.load(record + TABLE)
     following = _read(logits + line, part, VOCAB, SUB, TILE)
-    for chunk in range(part, CHUNKS, PARTS):
+    for chunk in range(part, CHUNKS, parts):
         x = following
-        following = _read(logits + line, chunk + PARTS, VOCAB, SUB, TILE)
+        following = _read(logits + line, chunk + parts, VOCAB, SUB, TILE)
         subs = chunk * TILE + tl.arange(0, TILE)
         columns = subs[:, None] * SUB + tl.arange(0, SUB)[None]
         inside, place = columns < VOCAB, row * SUBS + subs
