@@ -3,7 +3,7 @@
 The kernels do not depend on the number of rows, so that a process compiles them once for all its programs.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,17 @@ from pallas_kernels import triton
 from pallas_kernels.sampling.plan import Codes, Drawn, Logprobs, Rows, Tables, Tuning
 
 _MOST_SPLITS = 32
+_BLOCKS = ("tops", "masses", "firsts", "finite", "changed", "raw_tops", "raw_masses")
+_ROWS = ("drawn", "reaches", "kept", "chosen_logs", "ranks", "top_ids", "top_logs", "drawn_logs")
+_Shapes = dict[str, jax.ShapeDtypeStruct]
+
+
+class _Arrays(NamedTuple):
+    """Shapes of what the kernels write, by argument in the kernels' order; those that there are not are missing."""
+
+    blocks: _Shapes
+    parts: _Shapes
+    rows: _Shapes
 
 
 def sample(
@@ -24,64 +35,72 @@ def sample(
     from pallas_kernels.sampling.kernel_draw import draw  # imports Triton
     from pallas_kernels.sampling.kernel_survey import survey
 
-    count, vocab = logits.shape
-    records, subs = packed(rows), -(-vocab // tuning.sub)
+    (count, vocab), records = logits.shape, packed(rows)
+    subs = -(-vocab // tuning.sub)
     chunks, splits = -(-subs // tuning.chunk), max(1, min(_MOST_SPLITS, tuning.drawers // count))
-    parts = max(1, min(chunks, tuning.readers // count))
-    sizes = {
-        "VOCAB": vocab,
-        "SUBS": subs,
-        "CHUNKS": chunks,
-        "SUB": tuning.sub,
-        "RECORD": records.shape[1],
-    }
-    floats, whole = _out((count, subs)), _out((count, chunks), jnp.int32)
-    raw = {} if top is None else {"raw_tops": floats, "raw_masses": floats}
-    changed = {} if tables is None else {"changed": _out(logits.shape)}
+    arrays = _arrays(count, vocab, subs, chunks, splits, tuning, top, changed=tables is not None)
+    sizes = {"VOCAB": vocab, "SUBS": subs, "CHUNKS": chunks, "SUB": tuning.sub, "RECORD": records.shape[1]}
+    given = {"rows": records, "logits": logits}
     found = triton.call(
         survey,
-        {"rows": records, "logits": logits, **_operands(tables), **_absent(changed, raw)},
-        [floats, floats, _out((count, subs), jnp.int32), whole, *changed.values(), *raw.values()],
-        (count, parts),
+        {**given, **_operands(tables), **_missing(_BLOCKS, arrays.blocks)},
+        list(arrays.blocks.values()),
+        (count, max(1, min(chunks, tuning.readers // count))),
         {**sizes, **_sizes_of(rows, tables), "TILE": tuning.chunk},
         warps=8,
     )
-    names = ("tops", "masses", "firsts", "finite", *changed, *raw)
-    logs = {} if top is None else _log_shapes(count, top)
     result = triton.call(
         draw,
         {
-            "rows": records,
-            "logits": logits,
-            **dict(zip(names, found, strict=True)),
-            **_absent(changed, raw, logs),
+            **given,
+            **_missing(_BLOCKS, arrays.blocks),
+            **dict(zip(arrays.blocks, found, strict=True)),
+            **_missing(_ROWS, arrays.rows),
         },
-        [
-            *(_out((count, subs), jnp.int32), _out((count, splits, tuning.listed))),
-            *(_out((count, splits, tuning.listed), jnp.int32), _out((count, splits, 2))),
-            *(_out((count, splits), jnp.int32), _out((count,), jnp.int32), _out((count,)), _out((count,))),
-            *logs.values(),
-        ],
+        [*arrays.parts.values(), *arrays.rows.values()],
         (count, splits),
-        {
-            **sizes,
-            "TILE": tuning.tile,
-            "SUBS_PAD": _power_of_two(subs),
-            "CHUNKS_PAD": _power_of_two(chunks),
-            "LIST": tuning.listed,
-            "MOST_SPLITS": _MOST_SPLITS,
-            "TOP": top or 1,
-            "NOT_FINITE": codes.not_finite,
-            "NONE_ALLOWED": codes.none_allowed,
-        },
+        {**sizes, **_sizes_of_draw(subs, chunks, codes, top, tuning)},
         warps=16,
         in_place="rows",
     )
-    tokens, reach, mass, *more = result[5:-1]
+    of_rows = dict(zip(arrays.rows, result[len(arrays.parts) : -1], strict=True))
+    tokens, reach, mass = (of_rows[name] for name in _ROWS[:3])
     if top is None:
         return Drawn(tokens, reach, mass, None)
-    chosen, drawn, rank, ids, values = more
-    return Drawn(tokens, reach, mass, Logprobs(chosen, rank, ids, values, drawn))
+    return Drawn(tokens, reach, mass, Logprobs(*(of_rows[name] for name in _ROWS[3:])))
+
+
+def _sizes_of_draw(subs: int, chunks: int, codes: Codes, top: int | None, tuning: Tuning) -> dict[str, int]:
+    """Return the further static sizes of the second kernel."""
+    return {
+        "SUBS_PAD": _power_of_two(subs),
+        "CHUNKS_PAD": _power_of_two(chunks),
+        "TILE": tuning.tile,
+        "LIST": tuning.listed,
+        "MOST_SPLITS": _MOST_SPLITS,
+        "TOP": top or 1,
+        "NOT_FINITE": codes.not_finite,
+        "NONE_ALLOWED": codes.none_allowed,
+    }
+
+
+def _arrays(
+    count: int, vocab: int, subs: int, chunks: int, splits: int, tuning: Tuning, top: int | None, *, changed: bool
+) -> _Arrays:
+    """Return the shapes of what the kernels write. `changed`: rows may have constraints."""
+    each, block, part = (count,), (count, subs), (count, splits)
+    blocks = {"tops": _out(block), "masses": _out(block), "firsts": _whole(block), "finite": _whole((count, chunks))}
+    if changed:
+        blocks["changed"] = _out((count, vocab))
+    listed = (*part, tuning.listed)
+    parts = {"near": _whole(block), "distances": _out(listed), "tokens": _whole(listed)}
+    parts |= {"bests": _out((*part, 2)), "best_tokens": _whole(part)}
+    rows = {"drawn": _whole(each), "reaches": _out(each), "kept": _out(each)}
+    if top is not None:
+        blocks |= {"raw_tops": _out(block), "raw_masses": _out(block)}
+        rows |= {"chosen_logs": _out(each), "drawn_logs": _out(each), "ranks": _whole(each)}
+        rows |= {"top_ids": _whole((count, top)), "top_logs": _out((count, top))}
+    return _Arrays(blocks, parts, rows)
 
 
 def packed(rows: Rows) -> Int[Array, "R C"]:
@@ -102,24 +121,9 @@ def _operands(tables: Tables | None) -> dict[str, Array | int | None]:
     return dict.fromkeys(Tables._fields) if tables is None else dict(tables._asdict())
 
 
-def _absent(changed: dict[str, Any], raw: dict[str, Any], logs: dict[str, Any] | None = None) -> dict[str, None]:
+def _missing(names: tuple[str, ...], there: _Shapes) -> dict[str, None]:
     """Return None for the arguments of arrays that there are not."""
-    names = [] if changed else ["changed"]
-    names += [] if raw else ["raw_tops", "raw_masses"]
-    names += [] if logs is None or logs else ["chosen_logs", "drawn_logs", "ranks", "top_ids", "top_logs"]
-    return dict.fromkeys(names)
-
-
-def _log_shapes(count: int, top: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of log probabilities by argument, in the order of the kernel's."""
-    each, of_top = _out((count,)), (count, top)
-    return {
-        "chosen_logs": each,
-        "drawn_logs": each,
-        "ranks": _out((count,), jnp.int32),
-        "top_ids": _out(of_top, jnp.int32),
-        "top_logs": _out(of_top),
-    }
+    return {name: None for name in names if name not in there}
 
 
 def _sizes_of(rows: Rows, tables: Tables | None) -> dict[str, int]:
@@ -132,8 +136,12 @@ def _sizes_of(rows: Rows, tables: Tables | None) -> dict[str, int]:
     return {"WORDS": words, "PLACES": places, "DRAFTS": drafts, "BANS": bans, "BIASES": biases}
 
 
-def _out(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+def _out(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)  # type: ignore[no-untyped-call]
+
+
+def _whole(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)  # type: ignore[no-untyped-call]
 
 
 def _power_of_two(number: int) -> int:
