@@ -59,7 +59,7 @@ def compare(vocab: int, count: int, implementation: str, rng: np.random.Generato
     rows = Sampling.of(jnp.asarray(columns))
     at = jnp.asarray(rng.integers(0, 100_000, count), jnp.int32)
     tokens = np.asarray(_draw(jnp.asarray(logits), at, rows, implementation))
-    uniform = np.asarray(_uniform(rows.keys, at, vocab), np.float64)
+    uniform = np.asarray(uniform_of(xla.row_keys(rows.keys, at), vocab), np.float64)
     for start in range(0, count, 250):  # float64 takes memory
         part = slice(start, start + 250)
         own = Sampling(*(np.asarray(values)[part] for values in rows))  # type: ignore[arg-type]
@@ -155,10 +155,9 @@ def _draw(logits: Any, at: Any, rows: Sampling, implementation: str) -> Any:
     return jax.jit(kernels.sample)(logits, at, rows, extras, jnp.ones(len(logits), bool))[0]
 
 
-def _uniform(keys: Any, at: Any, vocab: int) -> Any:
-    return jax.jit(
-        jax.vmap(lambda key: jax.random.uniform(key, (vocab,), jnp.float32)),
-    )(xla.row_keys(keys, at))
+def uniform_of(keys: Any, vocab: int) -> Any:
+    """Return the uniform numbers [R, V] from which noise is made, under the keys of draws."""
+    return jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (vocab,), jnp.float32)))(keys)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,16 @@ def test_draws_respect_the_limits(seed: int) -> None:
         assert token == batch.logits[row].argmax() if greedy[row] else batch.kept(row, 1e-6)[token]
 
 
+def test_both_zeros_are_the_same_logit() -> None:
+    """A row whose largest logit is 0 keeps -0 with it: all ties at a threshold stay."""
+    scaled = np.full((ROWS, VOCAB), -1.0, np.float32)
+    scaled[:, ::2] = -0.0
+    scaled[:, 4] = 0.0
+    for limits in ({"top_p": 0.1}, {"top_k": 1}, {"min_p": 1.0}):
+        kept = np.asarray(_keep(scaled, sampling_columns(ROWS, **limits)))
+        assert (kept == (scaled == 0.0)).all(), limits
+
+
 @pytest.mark.parametrize("top_p", [1e-45, 1e-39, 5e-324])
 def test_the_smallest_top_p_keeps_the_most_likely_token(top_p: float) -> None:
     """Even if float32 rounds it to zero."""
