@@ -42,7 +42,9 @@ def test_a_hopper_without_jax_triton_says_how_experts_are_chosen(
     """Unless they shall be chosen so."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.INFO, "jswa"):
-        choose_backends(EngineConfig(routing_backend="xla"), jnp.dtype("bfloat16"), "gpu", "9.0")
+        choose_backends(
+            EngineConfig(routing_backend="xla", sampling_backend="xla"), jnp.dtype("bfloat16"), "gpu", "9.0"
+        )
         assert not caplog.text
         choose_backends(EngineConfig(), jnp.dtype("bfloat16"), "gpu", "9.0")
     assert "jax-triton is not installed: experts are chosen by plain XLA" in caplog.text
