@@ -148,13 +148,16 @@ class Moe(nnx.Module):
         adapters: AdapterIds | None = None,
         routed_by: Float[Array, "T M"] | None = None,
         routed: Callable[[Int[Array, "T k"]], None] | None = None,
+        stand_ins: Int[Array, " T"] | None = None,
     ) -> Float[Array, "T M"]:
         """Return the output of each token's experts; the router reads `routed_by`, or x if it is None.
 
-        `routed` is given the experts of each token.
+        Args:
+            routed: is given the experts of each token.
+            stand_ins: see `pallas_kernels.experts.routing.api.route`; read by its kernels alone.
         """
         with jax.named_scope("moe"):
-            out = self._experts(x, x if routed_by is None else routed_by, routed)
+            out = self._experts(x, x if routed_by is None else routed_by, routed, stand_ins)
             if self.shared is None:
                 return out
             shared = self.shared(x, adapters)
@@ -167,14 +170,15 @@ class Moe(nnx.Module):
         x: Float[Array, "T M"],
         adapters: AdapterIds | None,
         routed: Callable[[Int[Array, "T k"]], None] | None,
+        stand_ins: Int[Array, " T"] | None,
         glue: GlueBy,
     ) -> Parts | Pairs:
         """Return the output as the glue's kernels add it: the results of the experts and the shared one, or a sum."""
         config, shared = self.config, self.shared
         if not adds_experts(config) or self.kernel.implementation == "cpu":
-            return Parts(self(x, adapters, routed=routed)[None])
+            return Parts(self(x, adapters, routed=routed, stand_ins=stand_ins)[None])
         with jax.named_scope("moe"):
-            given = self._assignment(x, x, routed)
+            given = self._assignment(x, x, routed, stand_ins)
             found = Pairs(self._pairs(x, given), given.rows, None if config.weight_on_input else given.weights)
             if shared is None:
                 return found
@@ -186,9 +190,10 @@ class Moe(nnx.Module):
         x: Float[Array, "T M"],
         routed_by: Float[Array, "T M"],
         routed: Callable[[Int[Array, "T k"]], None] | None,
+        stand_ins: Int[Array, " T"] | None,
     ) -> Assignment:
         if self.kernel.routing == "triton":
-            found = self._assigned_by_kernel(x, routed_by)
+            found = self._assigned_by_kernel(x, routed_by, stand_ins)
         else:
             chosen, weights = self._route(routed_by)
             found = Assignment(chosen, weights, *_grouped(chosen, self.config), tiles={})
@@ -196,7 +201,9 @@ class Moe(nnx.Module):
             routed(found.chosen)
         return found
 
-    def _assigned_by_kernel(self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"]) -> Assignment:
+    def _assigned_by_kernel(
+        self, x: Float[Array, "T M"], routed_by: Float[Array, "T M"], stand_ins: Int[Array, " T"] | None
+    ) -> Assignment:
         """Return the same by the kernel of `routing`, which adds the parts of the router's product itself."""
         read, (experts, k) = normed(self.router_norm, routed_by), (self.config.num_experts, self.config.top_k)
         if self.config.devices > 1:
@@ -206,7 +213,7 @@ class Moe(nnx.Module):
         tilings = self._tilings(row_count(len(x) * k, experts), x.dtype)
         parts, router = router_parts(read, self.router[...]), router_of(self.config.router, k)
         copied = x if len(x) <= FEW_TOKENS else None  # of many, all of the GPU copies faster
-        found = route_by_kernel(parts, router, held, tilings, copied, scaled=self.config.weight_on_input)
+        found = route_by_kernel(parts, router, held, tilings, copied, stand_ins, scaled=self.config.weight_on_input)
         tiles = dict(zip(tilings, found.tiles, strict=True))
         return Assignment(*found[:5], mine=None, tiles=tiles, inputs=found.inputs)
 
@@ -249,11 +256,12 @@ class Moe(nnx.Module):
         x: Float[Array, "T M"],
         routed_by: Float[Array, "T M"],
         routed: Callable[[Int[Array, "T k"]], None] | None,
+        stand_ins: Int[Array, " T"] | None,
     ) -> Float[Array, "T M"]:
         """Run each expert on its pairs, and add the results of each token."""
         if self.kernel.implementation == "cpu":
             return self._mixture(x, routed_by, routed)
-        given = self._assignment(x, routed_by, routed)
+        given = self._assignment(x, routed_by, routed, stand_ins)
         done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
         if given.mine is not None:
             done = jnp.where(given.mine[:, :, None], done, 0)

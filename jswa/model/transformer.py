@@ -45,6 +45,7 @@ class LayerInputs(NamedTuple):
         per_layer: the per-layer embedding, if the model has one.
         adapters: the LoRA adapter of each token, if the engine has adapters.
         routed: is given the experts of each token in the layer that runs.
+        stand_ins: the token whose experts each token has: itself, or of padding another; None: itself.
     """
 
     positions: Int[Array, " T"]
@@ -53,6 +54,7 @@ class LayerInputs(NamedTuple):
     per_layer: Float[Array, "T L P"] | None
     adapters: AdapterIds | None = None
     routed: Callable[[Int[Array, "T k"]], None] | None = None
+    stand_ins: Int[Array, " T"] | None = None
 
     def only(self, select: Int[Array, " R"]) -> "LayerInputs":
         """Return the inputs of the selected tokens."""
@@ -72,7 +74,7 @@ class Side(nnx.Module):
 
     def __call__(self, x: Float[Array, "T M"], dense: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
         """Return the sum of both branches for the residual x; `dense` is this device's summand of the dense branch."""
-        devices, sparse = self.moe.config.devices, self.moe(self.pre(x), run.adapters, x, run.routed)
+        devices, sparse = self.moe.config.devices, self.moe(self.pre(x), run.adapters, x, run.routed, run.stand_ins)
         if devices == 1:
             return self.post_dense(dense) + self.post(sparse)
         dense, sparse = psum(jnp.stack([dense, sparse]), devices)
@@ -139,7 +141,7 @@ class Layer(nnx.Module):
             hidden = hidden_of(mlp, read, run.adapters, glue, self.sms)
             fed = linear_parts(hidden, mlp.down, mlp.down_bias, run.adapters)
         else:
-            fed = mlp.branch(read, run.adapters, run.routed, glue)
+            fed = mlp.branch(read, run.adapters, run.routed, run.stand_ins, glue)
         return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
@@ -153,7 +155,7 @@ class Layer(nnx.Module):
 
     def _mix(self, x: Float[Array, "T M"], run: LayerInputs) -> Float[Array, "T M"]:
         if isinstance(self.mlp, Moe):
-            return self.mlp(x, run.adapters, routed=run.routed)
+            return self.mlp(x, run.adapters, routed=run.routed, stand_ins=run.stand_ins)
         return self.mlp(x, run.adapters)
 
     def _all_streams(
@@ -210,6 +212,7 @@ class Decoder(nnx.Module):
         adapters: AdapterIds | None = None,
         tap: Tap | None = None,
         routed: Routed | None = None,
+        stand_ins: Int[Array, " T"] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -220,13 +223,14 @@ class Decoder(nnx.Module):
             adapters: the LoRA adapter of each token; required if the parameters have adapters.
             tap: is given the residual stream before each layer, by its number, and behind the last one.
             routed: is given the experts of the tokens that each layer with experts runs, by its number.
+            stand_ins: the token whose experts each token has: itself, or of padding another; None: itself.
         """
         config = self.config
         x = self.inputs_of(tokens)
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         ropes = {rope: (apart(cos, self.sums), apart(sin, self.sums)) for rope, (cos, sin) in ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
-        run = LayerInputs(positions, ropes, attend, per_layer, adapters)
+        run = LayerInputs(positions, ropes, attend, per_layer, adapters, stand_ins=stand_ins)
         if self.glue != "xla":
             return self._joined(x, run, select, tap, routed)
         if self.streams is not None:

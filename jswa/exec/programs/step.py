@@ -298,7 +298,8 @@ def forward(
     tap = None if placed is None or placed.only_last else taps.__setitem__
     chosen = dict[int, Array]()
     routed = chosen.__setitem__ if config.experts else None
-    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed)
+    stand_ins = _stand_ins(indices) if config.backends.routing == "triton" else None
+    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins)
     experts = _experts(chosen, select, config.model.tail) if config.experts else None
     state, carry = {**state, "lanes": lanes, "extras": extras}, None
     if placed is not None and not placed.only_last:
@@ -326,6 +327,12 @@ def _index(
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = inputs.tokens[indices.token_rows] if config.bucket.shared else inputs.tokens
         return jnp.where(tokens == FROM_DEVICE, previous, tokens), indices
+
+
+def _stand_ins(indices: StepIndices) -> Int[Array, " T"]:
+    """Return the token whose experts each token has: of padding the first that runs, so that it reads no others."""
+    with named_scope("indices"):
+        return jnp.where(indices.real, jnp.arange(len(indices.real), dtype=jnp.int32), jnp.argmax(indices.real))
 
 
 def _experts(chosen: dict[int, Array], select: Int[Array, " R"] | None, tail: int) -> Int[Array, "N L k"]:

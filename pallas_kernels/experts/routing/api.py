@@ -7,7 +7,7 @@ parts, a sort, a softmax, the counting of `group_rows` and the lists of tiles of
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling
@@ -25,6 +25,7 @@ def route(
     weights: RouterWeights,
     tilings: tuple[Tiling, ...] = (),
     x: Float[Array, "T M"] | None = None,
+    stand_ins: Int[Array, " T"] | None = None,
     *,
     scaled: bool = False,
 ) -> Routed:
@@ -37,6 +38,8 @@ def route(
         tilings: of the grouped products, each once.
         x: what the experts read of each token. If one kernel does it all, it copies the tokens to their rows too, in
             several thread blocks, each of which routes for itself; two kernels leave that to the caller.
+        stand_ins: by the scores of which token each is routed; None: its own. A token that is padding has the experts
+            of one that is not, so that no weights are read for it alone.
         scaled: tokens are multiplied by their experts' weights, both in the type of x.
 
     Raises:
@@ -49,4 +52,4 @@ def route(
     require_held(parts.shape[2], router)
     if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
         raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")
-    return call.route(parts, router, weights, tilings, x, scaled=scaled)
+    return call.route(parts, router, weights, tilings, x, stand_ins, scaled=scaled)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
 from pallas_kernels.experts.groups import Groups, Tiling, row_count
@@ -44,6 +44,7 @@ def route(
     weights: RouterWeights,
     tilings: tuple[Tiling, ...],
     x: Float[Array, "T M"] | None,
+    stand_ins: Int[Array, " T"] | None,
     *,
     scaled: bool,
 ) -> Routed:
@@ -55,7 +56,7 @@ def route(
     sizes, rows = Sizes.of(tokens, experts), row_count(tokens * router.top_k, experts)
     shape = {"T": tokens, "E": experts, "K": router.top_k}
     held = {"TOKENS": sizes.tokens, "EXPERTS": sizes.experts, "CHOICES": _power_of_two(router.top_k)}
-    given = {"parts": parts, **weights._asdict()}
+    given = {"parts": parts, **weights._asdict(), "stand_ins": stand_ins}
     own = {"PARTS": count, **_numbers(router)}
     grouped = {**_tiles(tilings), "R": rows, "TAIL": _power_of_two(rows - tokens * router.top_k + 1)}
     grouped["AT_ONCE"] = max(1, _ENTRIES // sizes.experts)

@@ -32,6 +32,7 @@ def route(
     bias: tl.tensor,  # [E] or None, as the next two
     selection: tl.tensor,
     scale: tl.tensor,
+    stand_ins: tl.tensor,  # [T] or None: by the scores of which token each is routed
     x: tl.tensor,  # [T, M] or None
     chosen: tl.tensor,  # out [T, k]
     weights: tl.tensor,  # out [T, k]
@@ -71,7 +72,7 @@ def route(
     block, tokens = tl.program_id(0), tl.arange(0, TOKENS)
     count = tl.where(block == 0, T, 0)
     which, mark, found = _choose(
-        *(parts, bias, selection, scale, chosen, weights, tokens, count),
+        *(parts, bias, selection, scale, stand_ins, chosen, weights, tokens, count),
         *(PARTS, T, E, K, SCORE, FACTOR, SOFTCAP, NORMALIZE, EPS, SCALE, EXPERTS, CHOICES),
     )
     size = tl.sum(mark, axis=0)
@@ -94,6 +95,7 @@ def choose(
     bias: tl.tensor,
     selection: tl.tensor,
     scale: tl.tensor,
+    stand_ins: tl.tensor,
     chosen: tl.tensor,
     weights: tl.tensor,
     counts: tl.tensor,  # out [BLOCKS, E]: pairs of each expert
@@ -114,7 +116,7 @@ def choose(
     """Choose the experts of a block of tokens."""
     block = tl.program_id(0)
     _, mark, _ = _choose(
-        *(parts, bias, selection, scale, chosen, weights, block * TOKENS + tl.arange(0, TOKENS), T),
+        *(parts, bias, selection, scale, stand_ins, chosen, weights, block * TOKENS + tl.arange(0, TOKENS), T),
         *(PARTS, T, E, K, SCORE, FACTOR, SOFTCAP, NORMALIZE, EPS, SCALE, EXPERTS, CHOICES),
     )
     experts = tl.arange(0, EXPERTS)
@@ -182,6 +184,7 @@ def _choose(
     bias: tl.tensor,
     selection: tl.tensor,
     scale: tl.tensor,
+    stand_ins: tl.tensor,
     chosen: tl.tensor,
     weights: tl.tensor,
     tokens: tl.tensor,
@@ -205,7 +208,10 @@ def _choose(
     """
     experts, slots = tl.arange(0, EXPERTS), tl.arange(0, CHOICES)
     inside = (tokens < T)[:, None] & (experts < E)[None]
-    at = parts + tokens[:, None] * E + experts[None]
+    source = tokens
+    if stand_ins is not None:
+        source = tl.load(stand_ins + tokens, mask=tokens < T, other=0)
+    at = parts + source[:, None] * E + experts[None]
     scores = tl.load(at, mask=inside, other=0.0)
     for part in tl.static_range(1, PARTS):
         scores += tl.load(at + part * T * E, mask=inside, other=0.0)

@@ -87,6 +87,22 @@ def test_routing_is_that_of_plain_jax(interpreter: Any, case: Case) -> None:
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("tokens", [8, 300])
+def test_padding_has_the_experts_of_another_token(interpreter: Any, tokens: int) -> None:
+    """In one kernel and in two: no expert is read that no other token chose."""
+    parts, weights = operands(Case("", Router("top_k_softmax", 4), tokens, 32))
+    last = tokens // 4
+    stand_ins = jnp.where(jnp.arange(tokens) < last, jnp.arange(tokens), 1)
+    found = api.route(jnp.asarray(parts), Router("top_k_softmax", 4), weights, (), None, stand_ins)
+    alone = api.route(jnp.asarray(parts), Router("top_k_softmax", 4), weights)
+    np.testing.assert_array_equal(found.chosen[:last], alone.chosen[:last])
+    np.testing.assert_array_equal(found.chosen[last:], jnp.broadcast_to(alone.chosen[1], (tokens - last, 4)))
+    np.testing.assert_array_equal(found.weights[:last], alone.weights[:last])
+    used = np.flatnonzero(found.groups.sizes)
+    assert set(used) == set(np.asarray(alone.chosen[:last]).ravel().tolist())
+
+
+@pytest.mark.triton
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
