@@ -42,6 +42,7 @@ CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 PAGE = 64
 CONTEXT = 1_536  # tokens of each row, where bytes are counted
+_UNTOUCHED = 3  # arrays as large as the logits that the kernels of sampling could touch, and do not for such rows
 # The name of the program that each part is compiled to.
 _NAMES: dict[Part, str] = {
     "step": "jit_step",
@@ -238,6 +239,9 @@ def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, s
 
     pages = sum(work.moved for work in works if work.scope.startswith("attention"))
     moved = traffic.bytes_moved(program, reads).least + pages
+    if spec.sampling == "triton":
+        # Greedy rows without constraints neither write changed logits nor read them, nor any logits, a second time.
+        moved -= _UNTOUCHED * 4 * spec.rows * model.vocab_size
     return round(moved / sum(work.least for work in works), 3)
 
 
