@@ -42,7 +42,6 @@ CUBLASLT_FP8 = "__cublas$lt$matmul$f8"
 KV_BYTES = 40 * 10**9  # of the arena, whose lanes then have more than 2^31 elements
 PAGE = 64
 CONTEXT = 1_536  # tokens of each row, where bytes are counted
-_UNTOUCHED = 3  # arrays as large as the logits that the kernels of sampling could touch, and do not for such rows
 # The name of the program that each part is compiled to.
 _NAMES: dict[Part, str] = {
     "step": "jit_step",
@@ -197,9 +196,17 @@ def facts_of(spec: StepSpec) -> StepFacts:
         kernels,
         faults,
         moved,
-        int(logits.least),
+        int(logits.least) - _untouched(spec),
         int(logits.most),
     )
+
+
+def _untouched(spec: StepSpec) -> int:
+    """Return how many arrays as large as the logits the kernels of sampling are given and do not touch.
+
+    Greedy rows without constraints neither write changed logits nor read them, nor any logits, a second time.
+    """
+    return 3 if spec.sampling == "triton" else 0
 
 
 def _most_moved(spec: StepSpec) -> float:
@@ -238,10 +245,7 @@ def _bytes_moved(spec: StepSpec, model: ModelConfig, program: traffic.Program, s
         return array.size * (share if weights else 1.0)
 
     pages = sum(work.moved for work in works if work.scope.startswith("attention"))
-    moved = traffic.bytes_moved(program, reads).least + pages
-    if spec.sampling == "triton":
-        # Greedy rows without constraints neither write changed logits nor read them, nor any logits, a second time.
-        moved -= _UNTOUCHED * 4 * spec.rows * model.vocab_size
+    moved = traffic.bytes_moved(program, reads).least + pages - _untouched(spec) * 4 * spec.rows * model.vocab_size
     return round(moved / sum(work.least for work in works), 3)
 
 
