@@ -1,8 +1,9 @@
 """Binds a flat dict of parameters to the decoder: names say how a matrix is held, shapes what a model needs."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,8 @@ def _with_sums(sums: Sums, decoder: Decoder) -> Decoder:
     return decoder
 
 
-class _Unfilled[M: nnx.Module](NamedTuple):
+@dataclass(frozen=True)
+class _Unfilled[M: nnx.Module]:
     """A module without parameters, as nnx splits it."""
 
     graph: nnx.GraphDef[M]

@@ -4,11 +4,12 @@ import atexit
 import logging
 import weakref
 from threading import Thread
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 _log = logging.getLogger("jswa")
 
 
+@runtime_checkable
 class Compiling(Protocol):
     """What may be compiled in several threads; see `StepPrograms`."""
 
