@@ -20,7 +20,8 @@ def programs_of(*, drafts: bool = False, one_bucket: bool = False) -> StepProgra
     limits = Limits(512, 64, 512, page_size=4, num_blocks=9, speculation=drafting, one_bucket=one_bucket)
     state = state_shapes(layout, limits, model.vocab_size, kind)
     table = bucket_table(limits, on_gpu=True)
-    return StepPrograms(model, layout, limits, table, Backends(), param_shapes(model, kind), state, None)  # type: ignore[arg-type]
+    params = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in param_shapes(model, kind).items()}
+    return StepPrograms(model, layout, limits, table, Backends(), params, state, None)
 
 
 def sizes_of(programs: StepPrograms, numbers: list[int]) -> list[tuple[str, str, int, bool]]:
