@@ -53,6 +53,7 @@ def sample(
         draw,
         {
             **given,
+            "rows": jax.new_ref(records),  # whose arrivals are counted in it
             **_missing(_BLOCKS, arrays.blocks),
             **dict(zip(arrays.blocks, found, strict=True)),
             **_missing(_ROWS, arrays.rows),
@@ -61,9 +62,8 @@ def sample(
         (count, splits),
         {**sizes, **_sizes_of_draw(subs, chunks, codes, top, tuning)},
         warps=16,
-        in_place="rows",
     )
-    of_rows = dict(zip(arrays.rows, result[len(arrays.parts) : -1], strict=True))
+    of_rows = dict(zip(arrays.rows, result[len(arrays.parts) :], strict=True))
     tokens, reach, mass = (of_rows[name] for name in _ROWS[:3])
     if top is None:
         return Drawn(tokens, reach, mass, None)

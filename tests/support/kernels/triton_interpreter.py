@@ -37,35 +37,31 @@ class _Tensor:
 
 
 def triton_call(
-    *,
-    kernel: Any,
-    out_type: list[Any],
-    grid: tuple[int, ...],
-    backend_options: Any,
-    input_output_aliases: dict[int, int] | None = None,
-    **arguments: Any,
+    *, kernel: Any, out_type: list[Any], grid: tuple[int, ...], backend_options: Any, **arguments: Any
 ) -> list[Array]:
-    """Run a kernel, with the arguments of `jax_triton.triton_call` that are used.
+    """Run a kernel, with the arguments of `jax_triton.triton_call` that are used; a `jax.Ref` is written, too.
 
-    Until they are written, outputs are NaN, or of integers the least there is. An output that is the same memory as an
-    operand has no argument of its own.
+    Until they are written, outputs are NaN, or of integers the least there is.
     """
+    refs = {name: value for name, value in arguments.items() if isinstance(value, jax.Ref)}
     arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
+    arrays |= {name: ref[...] for name, ref in refs.items()}
     static = {name: value for name, value in arguments.items() if name not in arrays}
-    operands = [name for name in kernel.arg_names if name in arrays]
-    shared = {output: operands[number] for number, output in (input_output_aliases or {}).items()}
-    missing = iter([name for name in kernel.arg_names if name not in arguments])
-    outputs = [shared.get(number) or next(missing) for number in range(len(out_type))]
+    missing = [name for name in kernel.arg_names if name not in arguments][: len(out_type)]
+    outputs = [*missing, *refs]
+    shapes = [*out_type, *(jax.typeof(arrays[name]) for name in refs)]
 
     def run(given: dict[str, Any]) -> list[np.ndarray]:
         held = {name: np.array(value) for name, value in given.items()}
-        for name, out in zip(outputs, out_type, strict=True):
-            held.setdefault(name, np.full(out.shape, _unwritten(out.dtype), out.dtype))
+        for name, out in zip(missing, out_type, strict=True):
+            held[name] = np.full(out.shape, _unwritten(out.dtype), out.dtype)
         execute(kernel, grid, held, static)
         return [held[name] for name in outputs]
 
-    found: list[Array] = jax.pure_callback(run, out_type, arrays)
-    return found
+    found: list[Array] = jax.pure_callback(run, shapes, arrays)
+    for ref, value in zip(refs.values(), found[len(out_type) :], strict=True):
+        ref[...] = value
+    return found[: len(out_type)]
 
 
 def _unwritten(dtype: np.dtype) -> float:
