@@ -43,7 +43,10 @@ class Tier:
 _KERNELS = ("pallas_kernels/", "jswa/exec/programs/", "jswa/model/", "tools/cases/", "requirements.lock")
 TIERS = {
     "kernels": Tier(  # which are interpreted
-        sources=(*_KERNELS, "jswa/exec/backends.py", "jswa/exec/canary/", "tests/support/kernels/"),
+        sources=(
+            *_KERNELS,
+            *("jswa/exec/backends.py", "jswa/exec/canary/", "jswa/exec/compile/store.py", "tests/support/kernels/"),
+        ),
         tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/", "tests/unit/exec/test_canary.py"),
     ),
     "model": Tier(  # whose programs are compiled one by one
