@@ -54,11 +54,15 @@ class Answer:
 
 
 @contextmanager
-def server(arguments: Sequence[str]) -> Iterator[Address]:
-    """Start a server by `python` with these arguments; stop it by SIGTERM and assert that it exits without an error."""
+def server(arguments: Sequence[str], tree: Path = ROOT) -> Iterator[Address]:
+    """Start a server by `python` with these arguments; stop it by SIGTERM and assert that it exits without an error.
+
+    `tree`: the checkout whose server it is; this Python runs it.
+    """
     process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, *arguments], cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stderr is not None
     log = deque[str](maxlen=20)
     try:
