@@ -17,6 +17,7 @@ from jswa.storage.json_object import label, read_object, shown
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 256
+_MAX_BYTES = 2**23  # of the file: a list of all modules of a large model has some hundred thousand
 _MAX_PATTERNS = 10_000
 _NAME = re.compile(r"\^?[\w.]{1,500}")
 # Fields about training, and about which modules are adapted; the tensors in the file show the latter.
@@ -62,7 +63,7 @@ class LoraConfig:
 
 def read_lora_config(folder: Path) -> LoraConfig:
     """Read adapter_config.json. Raises CheckpointError that names the field, the value and the limit."""
-    fields = read_object(folder / CONFIG)
+    fields = read_object(folder / CONFIG, most=_MAX_BYTES)
     if fields.get("peft_type") != "LORA":
         raise _refused("peft_type", fields.get("peft_type"), "must be LORA")
     if fields.get("bias", "none") != "none":

@@ -38,6 +38,8 @@ from jswa.storage.json_object import label
 
 _log = logging.getLogger("jswa")
 _FILE, _PREFIX = "adapter_model.safetensors", "base_model.model."
+# Bytes: 80,000 tensors. An engine that runs has no memory to spare for the header of a large checkpoint.
+_MAX_HEADER = 2**24
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _DENSE = ("matrix", "columns", "rank_slices")  # layouts of matrices other than stacks of experts
 _REASONS = (
@@ -229,7 +231,7 @@ def _checked(folder: Path, config: ModelConfig, most: int) -> dict[str, Update]:
             f"lacks {_FILE}" + (": adapter_model.bin is not read, because a pickle can run code" * pickled)
         )
     found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # (module, tensor) by checkpoint tensor and suffix
-    for key, stored in read_header(folder / _FILE).items():
+    for key, stored in read_header(folder / _FILE, _MAX_HEADER).items():
         tensor = Tensor(folder / _FILE, key, stored)
         module, end = _module(tensor)
         wanted = canonical_name(f"{module}.weight")

@@ -41,15 +41,15 @@ class Stored(NamedTuple):
     end: int
 
 
-def read_header(path: Path) -> dict[str, Stored]:
-    """Return the checked tensors of a safetensors file by name.
+def read_header(path: Path, most: int = MAX_BYTES) -> dict[str, Stored]:
+    """Return the checked tensors of a safetensors file, whose header may have `most` bytes, by name.
 
     Raises CheckpointError that names the file, the key, the value and the limit, in these cases: the header does not
     fit in the file; it is not a JSON object, or has a key twice; a type, shape or offset is invalid; tensors overlap,
     leave gaps, or do not end with the file.
     """
     where = f"{path.name} is not a readable safetensors file"
-    header, size = _header_bytes(path, where)
+    header, size = _header_bytes(path, most, where)
     if not header.startswith(b"{"):
         raise CheckpointError(f"{where}: its header starts with {shown(header[:8])}: must start with {{")
     raw = parse_object(header, f"{where}: its header")
@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
+def _header_bytes(path: Path, most: int, where: str) -> tuple[bytes, int]:
     """Return the header and the number of bytes after it."""
     try:
         with open_weights(path) as file:
@@ -72,8 +72,8 @@ def _header_bytes(path: Path, where: str) -> tuple[bytes, int]:
                 raise CheckpointError(f"{where}: it has {size} bytes: must have at least 8")
             if length > rest:
                 raise CheckpointError(f"{where}: header length = {length}: must be at most {rest}, the bytes after it")
-            if length > MAX_BYTES:
-                raise CheckpointError(f"{where}: header length = {length}: must be at most {MAX_BYTES}")
+            if length > most:
+                raise CheckpointError(f"{where}: header length = {length}: must be at most {most}")
             return file.read(length), rest - length
     except OSError as error:
         raise CheckpointError(f"{where}: {error}") from error
