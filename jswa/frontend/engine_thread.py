@@ -21,7 +21,8 @@ from typing import Literal
 from jswa.errors import EngineDead, EngineError, EngineRestarting, InternalError, JswaError
 from jswa.frontend.engine_protocol import EngineLike, Readers, figures_of
 from jswa.frontend.late_programs import LatePrograms, resolve
-from jswa.frontend.outputs import Receiver, distribute
+from jswa.frontend.outputs import Receiver
+from jswa.frontend.receivers import Receivers
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.types import SamplingParams
 
@@ -33,6 +34,7 @@ State = Literal["up", "restarting", "dead"]
 _RESTARTS, _WITHIN = 3, 600.0  # an engine that fails more than _RESTARTS times within _WITHIN seconds is not rebuilt
 _FRESH = 0.25  # seconds after which the figures of a working engine are read again
 _SHARE = 0.01  # largest share of the engine thread's time for reading the figures
+_BROKEN = (AssertionError, EngineError)  # an invariant is broken: the pages of other requests may be wrong
 _STUCK = 0.5  # seconds for a thread to end; then the process ends without it
 
 
@@ -81,7 +83,7 @@ class EngineThread:
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers = Receivers(self._queue_abort)
         self._calls: set[asyncio.Future[object]] = set()
         self._late_programs = LatePrograms(self._notify, lambda: self._closed or self.state != "up")
         self.loading = asyncio.Lock()
@@ -158,7 +160,7 @@ class EngineThread:
         for request in requests:
             name = request.request_id
             each = tokens or {name: lambda token, name=name: put(TokenEvent(name, token))}  # type: ignore[misc]
-            self._receivers[name] = Receiver(each[name], put)
+            self._receivers.add(name, Receiver(each[name], put))
             self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
 
     def abort(self, request_ids: Iterable[str], *, deliver_last: bool = False) -> None:
@@ -166,8 +168,11 @@ class EngineThread:
         for request_id in request_ids:
             if request_id in self._receivers:
                 if not deliver_last:
-                    del self._receivers[request_id]
-                self._inbox.put(lambda request_id=request_id: self._abort(request_id))  # type: ignore[misc]
+                    self._receivers.forget(request_id)
+                self._queue_abort(request_id)
+
+    def _queue_abort(self, request_id: str) -> None:
+        self._inbox.put(lambda: self._abort(request_id))
 
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the programs that a request with these parameters needs, while the engine runs other requests.
@@ -199,6 +204,8 @@ class EngineThread:
             try:
                 assert self._engine is not None
                 result = function(self._engine)
+            except _BROKEN:
+                raise  # the call ends as all requests do
             except Exception as error:
                 # The frames of the traceback would hold a reference to the engine.
                 loop.call_soon_threadsafe(resolve, future, None, error.with_traceback(None))
@@ -313,24 +320,24 @@ class EngineThread:
         try:
             self._engine.add(request)
         except JswaError as error:
-            self._notify(self._deliver_last, request.request_id, error.with_traceback(None))
+            self._notify(self._receivers.end, request.request_id, error.with_traceback(None))
         except Exception:
             _log.exception("request %s cannot be queued; the engine goes on", request.request_id)
             self._engine.abort(request.request_id)  # the engine may have queued a part of it
-            self._notify(self._deliver_last, request.request_id, InternalError("the request could not be queued"))
+            self._notify(self._receivers.end, request.request_id, InternalError("the request could not be queued"))
 
     def _abort(self, request_id: str) -> None:
         assert self._engine is not None
         try:
             event = self._engine.abort(request_id)
-        except EngineError:
-            raise  # an invariant is broken: the pages of other requests may be wrong
+        except _BROKEN:
+            raise
         except Exception:
             _log.exception("request %s cannot be aborted; the engine goes on", request_id)
-            self._notify(self._deliver_last, request_id, InternalError("the request could not be aborted"))
+            self._notify(self._receivers.end, request_id, InternalError("the request could not be aborted"))
             return
         if event is not None:
-            self._notify(self._deliver_last, event.request_id, event)
+            self._notify(self._receivers.end, event.request_id, event)
 
     def _notify(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
@@ -340,20 +347,15 @@ class EngineThread:
             _log.debug("the event loop has closed")
 
     def _deliver_step(self, events: StepEvents) -> None:
-        if self.readers is None:
-            distribute(events, self._receivers)
-        else:
-            self.readers.deliver(events)
-        self._delivered += 1
-        self._caught_up.set()
-        for event in events.others:
-            if event.finish_reason is not None:
-                self._receivers.pop(event.request_id, None)
-
-    def _deliver_last(self, request_id: str, last: JswaError | TokenEvent) -> None:
-        receiver = self._receivers.pop(request_id, None)
-        if receiver is not None:
-            receiver.event(last)
+        try:
+            if self.readers is None:
+                self._receivers.deliver(events)
+            else:
+                self.readers.deliver(events)
+        finally:
+            self._delivered += 1
+            self._caught_up.set()
+            self._receivers.forget_ended(events)
 
     def _fail(self, state: State, failed: threading.Event) -> None:
         """Set the state and end all requests and calls with an error. In the state "dead", call `on_death` too."""
@@ -367,9 +369,7 @@ class EngineThread:
 
     def _end_all(self, error: Callable[[], JswaError]) -> None:
         """End all requests and calls, each with an error of its own."""
-        receivers, self._receivers = self._receivers, {}
-        for receiver in receivers.values():
-            receiver.event(error())
+        self._receivers.end_all(error)
         for future in list(self._calls):
             resolve(future, None, error())
 

@@ -41,16 +41,27 @@ class Receiver(NamedTuple):
     event: Callable[[Any], object]
 
 
-def distribute(events: StepEvents, receivers: Mapping[str, Receiver]) -> None:
-    """Pass the events of a step to the receivers of their requests; requests without one were aborted."""
+def distribute(
+    events: StepEvents, receivers: Mapping[str, Receiver], failed: Callable[[str, Exception], object]
+) -> None:
+    """Pass the events of a step to the receivers of their requests; requests without one were aborted.
+
+    If a receiver raises an error, `failed` gets its request id and the error, and then the others get their events.
+    """
     for request_id, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
         receiver = receivers.get(request_id)
         if receiver is not None:
-            receiver.token(token)
+            try:
+                receiver.token(token)
+            except Exception as error:
+                failed(request_id, error)
     for event in events.others:
         receiver = receivers.get(event.request_id)
         if receiver is not None:
-            receiver.event(event)
+            try:
+                receiver.event(event)
+            except Exception as error:
+                failed(event.request_id, error)
 
 
 @dataclass(frozen=True)

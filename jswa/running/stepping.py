@@ -177,9 +177,12 @@ class Stepping:
         return events
 
     def drain(self) -> StepEvents:
-        """Apply the step in flight, so that none is, and return its events."""
+        """Apply the step in flight, so that none is, and return its events. Raises EngineError if that fails."""
         step, self._pending = self._pending, None
-        return self._apply(step)
+        try:
+            return self._apply(step)
+        except Exception as error:  # its rows would wait for its tokens for ever
+            raise EngineError("the step in flight cannot be applied") from error
 
     def _apply(self, step: PendingStep | None) -> StepEvents:
         if step is None:

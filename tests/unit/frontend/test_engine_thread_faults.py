@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from jswa.errors import EngineDead, EngineRestarting, HostLost, InternalError
+from jswa.errors import EngineDead, EngineRestarting, HostLost, InternalError, JswaError
 from jswa.plan import Request, StepEvents, TokenEvent
 from tests.support.server.fake_engine import FakeEngine, count_up
 from tests.support.server.threaded import ask, last_event, run, running, submit, until
@@ -228,5 +228,56 @@ def test_an_error_while_a_request_is_aborted_ends_that_request_alone(monkeypatch
             good = submit(thread, ask(engine, "good", tokens=20))
             assert (await last_event(good)).finish_reason == "length"
             assert (thread.active, thread.state) == (0, "up")
+
+    run(test)
+
+
+@pytest.mark.parametrize("at", [1, 7, 20])
+def test_a_request_that_cannot_handle_its_events_ends_alone(at: int) -> None:
+    """At a token, or at its end: those behind it in the step get theirs, and the engine does not wait for it."""
+
+    async def test() -> None:
+        engine, told = FakeEngine(), list[TokenEvent | JswaError]()
+
+        def fail(event: TokenEvent | JswaError) -> None:
+            told.append(event)
+            if len(told) == at:
+                raise IndexError("a fault of our own")
+
+        async with running(engine) as thread:
+            first = submit(thread, ask(engine, "first", tokens=100))
+            thread.submit([ask(engine, "bad", tokens=20 if at == 20 else 200)], fail)
+            last = submit(thread, ask(engine, "last", tokens=100))
+            begin = time.monotonic()
+            for inbox in (first, last):
+                got = [await inbox.get() for _ in range(100)]
+                assert [e.token for e in got if isinstance(e, TokenEvent)] == [count_up([0] * 3, k) for k in range(100)]
+            assert time.monotonic() - begin < 10, "the engine has waited a second at each step"
+            assert isinstance(told[-1], InternalError)
+            assert len(told) == at + 1
+            assert await thread.call(lambda e: e.has_work()) is False
+            assert (thread.active, thread.state) == (0, "up")
+
+    run(test)
+
+
+def test_a_request_that_cannot_be_told_its_end_holds_up_no_restart() -> None:
+    """The others are told that the engine has failed, and new ones run."""
+
+    async def test() -> None:
+        engine = FakeEngine()
+        engine.steps_left = 3
+
+        def fail(event: TokenEvent | JswaError) -> None:
+            if isinstance(event, EngineDead):
+                raise IndexError("a fault of our own")
+
+        async with running(engine, rebuild=FakeEngine) as thread:
+            thread.submit([ask(engine, "bad", tokens=100)], fail)
+            inbox = submit(thread, ask(engine, "good", tokens=100))
+            while not isinstance(await inbox.get(), EngineDead):
+                pass
+            await until(lambda: thread.state == "up")
+            assert (await last_event(submit(thread, ask(engine, "new")))).finish_reason == "length"
 
     run(test)

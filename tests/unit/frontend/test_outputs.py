@@ -21,6 +21,11 @@ from tests.support.server.harness import BYTES
 TOKENIZER = Tokenizer.load(BYTES)
 
 
+def fail(_: str, error: Exception) -> None:
+    """Raise the error of a receiver."""
+    raise error
+
+
 def pieces(engine: FakeEngine, prompt: str, params: SamplingParams, *, whole: bool) -> list[RequestOutput]:
     """Run one prompt to its end."""
     ids = (f"r{n}" for n in count())
@@ -31,7 +36,7 @@ def pieces(engine: FakeEngine, prompt: str, params: SamplingParams, *, whole: bo
         engine.add(request)
     found = []
     while texts.unfinished:
-        distribute(engine.step(), receivers)
+        distribute(engine.step(), receivers, fail)
         while events:
             event = events.popleft()
             if event.request_id in texts.unfinished:
@@ -110,5 +115,5 @@ def test_events_reach_the_receivers_of_their_requests(plain: bool) -> None:
         step = StepEvents(np.array(["a", "gone"], object), np.array([5, 6], np.int32), (last, TokenEvent("gone", 1)))
     else:
         step = StepEvents(others=(TokenEvent("a", 5), last, TokenEvent("gone", 1)))
-    distribute(step, {"a": Receiver(tokens.append, events.append)})
+    distribute(step, {"a": Receiver(tokens.append, events.append)}, fail)
     assert (tokens, events) == (([5], [last]) if plain else ([], [TokenEvent("a", 5), last]))
