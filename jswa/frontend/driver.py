@@ -1,12 +1,15 @@
 """An engine that several threads drive by turns."""
 
 import itertools
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from types import FrameType
 
-from jswa.errors import EngineError
+from jswa.errors import EngineDead, EngineError
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.fair_lock import FairLock
 from jswa.frontend.outputs import Receiver, distribute
@@ -16,7 +19,10 @@ _PAUSE = 0.02  # seconds after which a thread looks again whether a paused engin
 
 
 class Driver[E: EngineLike]:
-    """Lets several threads drive an engine: each holds it for one step at a time, in which the requests of all run."""
+    """Lets several threads drive an engine: each holds it for one step at a time, in which the requests of all run.
+
+    Ctrl-C interrupts no step: an engine that has launched half of one cannot go on.
+    """
 
     def __init__(self, engine: E) -> None:
         self._engine: E | None = engine
@@ -24,6 +30,7 @@ class Driver[E: EngineLike]:
         self._receivers: dict[str, Receiver] = {}
         self._turns = FairLock()
         self._dropped: deque[str] = deque()  # requests to abort when the engine is free
+        self._failed = False  # a step has failed: rows may wait for its tokens for ever
 
     @property
     def num_unfinished(self) -> int:
@@ -71,7 +78,12 @@ class Driver[E: EngineLike]:
         with self._alone() as engine:
             if events:
                 return
-            distribute(engine.step(), self._receivers)
+            try:
+                step = engine.step()
+            except BaseException:
+                self._failed = True
+                raise
+            distribute(step, self._receivers, _raise)
             paused = engine.turnover.paused
         if paused and not events:
             time.sleep(_PAUSE)
@@ -83,9 +95,11 @@ class Driver[E: EngineLike]:
 
     @contextmanager
     def _alone(self) -> Iterator[E]:
-        """Hold the engine alone. Raises EngineError once it is closed."""
+        """Hold the engine alone. Raises EngineError once it is closed, and EngineDead once a step has failed."""
         try:
-            with self._turns:
+            with self._turns, uninterrupted():
+                if self._failed:
+                    raise EngineDead("a step of the engine has failed: make another LLM")
                 yield self.engine
         finally:
             self._abort_dropped()
@@ -94,9 +108,43 @@ class Driver[E: EngineLike]:
         """Abort what `abort` was told; if the engine is held, the holder comes here when it lets go."""
         while self._dropped and self._turns.take():
             try:
-                while self._dropped:
-                    request_id = self._dropped.popleft()
-                    if self._receivers.pop(request_id, None) is not None and self._engine is not None:
-                        self._engine.abort(request_id)
+                with uninterrupted():
+                    while self._dropped:
+                        self._forget(self._dropped.popleft())
             finally:
                 self._turns.release()
+
+    def _forget(self, request_id: str) -> None:
+        known = self._receivers.pop(request_id, None) is not None
+        if known and self._engine is not None and not self._failed:
+            self._engine.abort(request_id)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back a SIGINT until the block has ended. A second one comes through, as a block may hang.
+
+    Other threads than the main one get no signals: for them the block just runs.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            before(number, frame)
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(*held[0])
+
+
+def _raise(_: str, error: Exception) -> None:
+    raise error
