@@ -389,9 +389,11 @@ class EngineThread:
         self._notify(self.on_leaving)
 
     async def _watch_steps(self) -> None:
-        """Declare the engine dead once a step takes longer than the timeout."""
+        """Declare the engine dead once a step hangs. Looks are counted, as no time passes for a stopped process."""
+        pause, looks, since = min(1.0, self._step_timeout / 4), 0, self._busy_since
         while self.state != "dead":
-            await asyncio.sleep(min(1.0, self._step_timeout / 4))
-            if self.step_seconds > self._step_timeout:
+            await asyncio.sleep(pause)
+            looks, since = looks + 1 if since == self._busy_since is not None else 0, self._busy_since
+            if looks * pause >= self._step_timeout:
                 _log.critical("a step has not ended after %g s: the engine hangs", self._step_timeout)
                 self._fail("dead", threading.Event())

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,6 +163,28 @@ def test_a_hung_step_counts_as_a_dead_engine() -> None:
             assert time.monotonic() - begin < 0.6
             assert thread.state == "dead"
             assert died.is_set()
+
+    run(test)
+
+
+def test_a_process_that_was_stopped_has_no_hung_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock runs on while a debugger, or the machine's owner, stops the process in the middle of a step."""
+
+    async def test() -> None:
+        engine, late = FakeEngine(), [0.0]
+        step = engine.step
+
+        def stopped() -> StepEvents:
+            late[0] += 1000.0
+            time.sleep(1.1 if engine.steps == 1 else 0.0)  # there is a look in this time
+            return step()
+
+        engine.step = stopped  # type: ignore[method-assign]
+        async with running(engine, step_timeout=4.0) as thread:
+            clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late[0])
+            monkeypatch.setattr("jswa.frontend.engine_thread.time", clock)
+            assert (await last_event(submit(thread, ask(engine, "a")))).finish_reason == "length"
+            assert thread.state == "up"
 
     run(test)
 
