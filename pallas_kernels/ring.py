@@ -45,6 +45,8 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
+Turn = Scalar | int  # a test of the protocol counts on the host
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -86,35 +88,35 @@ class Ring:
             plgpu.Barrier(num_arrivals=arrivals, num_barriers=2) if edges else None,
         )
 
-    def stage(self, turn: Scalar) -> Scalar:
+    def stage(self, turn: Turn) -> Turn:
         """Return the stage that a turn uses."""
         return lax.rem(turn, self.stages)
 
-    def producer_acquire(self, turn: Scalar) -> None:
+    def producer_acquire(self, turn: Turn) -> None:
         """Wait until the turn's stage may be filled."""
         consumed = self.consumed
         assert consumed is not None
         pl.when(turn >= self.stages)(lambda: plgpu.barrier_wait(consumed.at[self.stage(turn)]))
 
-    def producer_barrier(self, turn: Scalar) -> Ref:
+    def producer_barrier(self, turn: Turn) -> Ref:
         """Return the barrier at which the turn's copies arrive."""
         return self.ready.at[self.stage(turn)]
 
-    def producer_edge_barrier(self, turn: Scalar) -> Ref:
+    def producer_edge_barrier(self, turn: Turn) -> Ref:
         """Return the barrier at which the turn's copies arrive if the producer corrects their data."""
         assert self.edges is not None
         return self.edges.at[jnp.minimum(turn, 1)]
 
-    def producer_commit(self, turn: Scalar) -> None:
+    def producer_commit(self, turn: Turn) -> None:
         """Make all arrivals of a turn whose data the producer has written or corrected."""
         for _ in range(self.arrivals):
             plgpu.barrier_arrive(self.producer_barrier(turn))
 
-    def consumer_wait(self, turn: Scalar) -> None:
+    def consumer_wait(self, turn: Turn) -> None:
         """Wait until the turn's data has arrived."""
         plgpu.barrier_wait(self.ready.at[self.stage(turn)])
 
-    def consumer_release(self, turn: Scalar, turns: Scalar) -> None:
+    def consumer_release(self, turn: Turn, turns: Turn) -> None:
         """Let the producer refill the turn's stage, if one of the `turns` in all needs it again."""
         assert self.consumed is not None
         plgpu.barrier_arrive(self.consumed.at[self.stage(turn)], predicate=turn + self.stages < turns)

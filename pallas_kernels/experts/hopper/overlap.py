@@ -30,7 +30,7 @@ from pallas_kernels.experts.hopper.mxfp4 import joined_operand
 from pallas_kernels.experts.hopper.plan import UNIT, Launch
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
-from pallas_kernels.ring import Ring
+from pallas_kernels.ring import Ring, Turn
 
 Sums = list[Float[Array, "64 rows"]]
 Operand = Float[Array, "64 64"]
@@ -126,7 +126,7 @@ class Loop(NamedTuple):
         self.ring.consumer_release(self.first + number, self.end)
         return products.carry, operand
 
-    def _stage(self, number: Scalar) -> Scalar:
+    def _stage(self, number: Scalar) -> Turn:
         return self.ring.stage(self.first + number)
 
     def _operand(self, number: Scalar, deep: int, part: int) -> Operand:
