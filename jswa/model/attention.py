@@ -65,14 +65,17 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T M"],
+        x: Float[Array, "T X"],
         layer: int,
         positions: Int[Array, " T"],
         ropes: RopeTables,
         attend: Attend,
         adapters: AdapterIds | None = None,
     ) -> Float[Array, "T M"]:
-        """Return the attention output of each token, projected to the model's width."""
+        """Return the attention output of each token, projected to the model's width M.
+
+        X is M too, but in the first layer of EAGLE-3, which reads an embedding and a hidden state side by side.
+        """
         config = self.config
         q_size, k_size, _ = projected(config)
         qkv = linear(x, self.qkv, self.qkv_bias, adapters)
