@@ -24,7 +24,6 @@ from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
-from jswa.model.transformer import Params
 from jswa.plan import Feature, Logprobs, StepPlan
 
 _log = logging.getLogger("jswa")
@@ -63,7 +62,7 @@ class StepPrograms:
         limits: Limits,
         buckets: tuple[Bucket, ...],
         backends: Backends,
-        params: Params,
+        params: Mapping[str, jax.Array | jax.ShapeDtypeStruct],
         state: DeviceState,
         store: ProgramStore | None,
         drafter: Drafter | None = None,
@@ -372,7 +371,7 @@ def described(config: StepConfig) -> str:
     return f"{config.bucket}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
 
 
-def _shape(value: jax.Array) -> jax.ShapeDtypeStruct:
+def _shape(value: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     sharding = value.sharding if mesh_of(value) is not None else None
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
