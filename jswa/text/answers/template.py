@@ -11,11 +11,10 @@ So a delimiter that the model spells with ordinary tokens is text.
 import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
@@ -60,7 +59,7 @@ class CallForm:
     kind: str
     name: str = "name"
     arguments: str = "arguments"
-    quotes: Mapping[str, str] = MappingProxyType({})
+    quotes: Mapping[str, str] = field(default_factory=dict)
     typed: bool = False
     tags: Tags | None = None
 
@@ -321,10 +320,10 @@ def _is_marked(field: Mapping[str, Any]) -> bool:
 def _known(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a template in which the content that only jswa reads is text."""
     known = copy.deepcopy(dict(spec))
-    for field in known["fields"].values() if isinstance(known.get("fields"), dict) else ():
-        if isinstance(field, dict) and field.get("content") in _CONTENTS:
-            field["content"] = "text"
-            field.pop("content_args", None)
+    for one in known["fields"].values() if isinstance(known.get("fields"), dict) else ():
+        if isinstance(one, dict) and one.get("content") in _CONTENTS:
+            one["content"] = "text"
+            one.pop("content_args", None)
     return known
 
 

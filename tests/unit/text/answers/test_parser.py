@@ -1,6 +1,7 @@
 """Answers of all families: the same events wherever the text is cut, and text that is no answer is not lost."""
 
 import json
+import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -359,3 +360,12 @@ def test_a_reference_to_the_type_of_an_argument_is_followed() -> None:
     assert calls_of(
         read(parser, [text.replace("<tool_call>", f"{MARK}<tool_call>").replace("</tool_", f"{MARK}</tool_")])
     )[0] == ("f", '{"at": {"x": 3}}')
+
+
+@BY_NAME
+def test_a_template_goes_to_other_processes(one: Transcript) -> None:
+    """Front ends of a server get it pickled, and read the same."""
+    template = template_of(one.family, tokenizer_of(one.special))
+    sent = pickle.loads(pickle.dumps(template))  # noqa: S301 - its own bytes
+    assert sent.writes == template.writes
+    assert read(AnswerParser(sent), pieces(one)) == read(AnswerParser(template), pieces(one))
