@@ -57,7 +57,7 @@ OPENERS = {
     "server/gate/key_file.py": (1, "keys, in a file that the operator names"),
     "server/launch.py": (1, "a template that the operator names"),
     "server/pages/files.py": (1, "the server's own pages"),
-    "server/text/template_worker.py": (2, "stdin and stdout of the process"),
+    "server/killable/worker.py": (3, "stdin and stdout of the process, and its memory in /proc"),
     "pallas_kernels/attention/tuned.py": (1, "tunings that ship with jswa"),
     "pallas_kernels/cpu/build.py": (2, "sources that ship with jswa"),
 }

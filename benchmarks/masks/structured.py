@@ -30,8 +30,9 @@ from benchmarks.speed.host_overhead import gemma3_27b
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
-from jswa.grammar import llg
 from jswa.grammar.compiler import Grammars
+from jswa.grammar.matching import masks
+from jswa.grammar.matching.llg import THREADS
 from jswa.plan import AllWords, Request, RowMask, StepLogprobs, StepPlan
 from jswa.sched import constraint
 from jswa.storage.hub import TINY
@@ -200,7 +201,7 @@ def measure(engine: Engine, clock: Clock, rows: int, held: int, steps: int, numb
     kinds: dict[str, str | None] = {}
     like: dict[str | None, Request] = {}
     count, filling = 0, 0.0
-    fill = llg.fill_all
+    fill = masks.fill_all
 
     def timed(*given: Any) -> None:
         nonlocal filling
@@ -242,7 +243,7 @@ def mask_times(grammars: Grammars, schema: dict[str, Any], texts: int = 10) -> d
         matcher = grammar.matcher()
         for _ in range(40):
             begin = time.perf_counter()
-            llg.fill_all([matcher], bits, [0], threads=1)
+            masks.fill_all([matcher], bits, [0], threads=1)
             found.append(1e6 * (time.perf_counter() - begin))
             if not matcher.accept([allowed_token(bits[0], rng)]) or matcher.finished:
                 break
@@ -304,7 +305,7 @@ def main() -> None:
         print(
             f"{held} of {args.rows} rows held: {entry['steps_per_s']:.1f} steps/s, ratio {entry['ratio']:.3f} "
             f"({ratios[0]:.3f} to {ratios[-1]:.3f}), masks of a step filled in {entry['fill_us']:.0f} µs by "
-            f"{llg.THREADS} threads"
+            f"{THREADS} threads"
         )
     shares = {schema: forced_share(engine, schema) for schema in SCHEMAS}
     print("tokens without a step: " + ", ".join(f"{schema} {share:.0%}" for schema, share in shares.items()))
@@ -312,7 +313,7 @@ def main() -> None:
     for name, times in masks.items():
         print(f"{name}: a mask takes {times['mean_us']:.0f} µs, 90th percentile {times['p90_us']:.0f}")
     if args.json:
-        more = {"vocab": args.vocab, "step_ms": args.step_ms, "threads": llg.THREADS, "cores": os.cpu_count()}
+        more = {"vocab": args.vocab, "step_ms": args.step_ms, "threads": THREADS, "cores": os.cpu_count()}
         result_file.write(args.json, {"held": results, "forced": shares, "masks": masks, **more})
 
 

@@ -1,41 +1,32 @@
 """Compiles what a request asks for into a grammar, and keeps the compiled ones of an engine."""
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from jswa.errors import ConfigError, InvalidSampling
-from jswa.grammar.llg import (
+from jswa.grammar.asked import form_fault, limits_of
+from jswa.grammar.bounds import SchemaError
+from jswa.grammar.matching.llg import (
+    COSTLY,
     MISSING,
     Grammar,
     GrammarError,
     ParserLimits,
     Vocabulary,
     compile_text,
-    explain,
     is_installed,
 )
-from jswa.grammar.schema import SchemaError, check_schema, locate, read_json
-from jswa.grammar.texts import SPACED, UNFORCED, grammar_text, json_options, schema_grammar, unforced
-from jswa.grammar.vocabulary import describe
+from jswa.grammar.matching.vocabulary import describe
+from jswa.grammar.texts import grammar_text, unforced
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
 
 MOST_GRAMMARS = 256
+_MOST_COSTLY = 4_096
 MOST_BYTES = 2**27  # of the grammars that are kept, as `Grammar.size` estimates them
-
-
-# Of a grammar that a client writes, which may be ambiguous: a row of 500 items takes 0.1 s.
-_NARROW = {"max_items_in_row": 300, "step_max_items": 5_000}
-
-
-def compile_grammar(
-    spec: StructuredOutputsParams, vocabulary: Vocabulary, limits: ParserLimits | None = None
-) -> Grammar:
-    """Return the grammar of a specification. Raises InvalidSampling, which names the place in a schema."""
-    return _compile(spec, _text(spec, vocabulary), vocabulary, _narrow(spec, limits or ParserLimits()))
 
 
 def asked_grammar(grammars: "Grammars | None", params: SamplingParams) -> Grammar | None:
@@ -61,6 +52,7 @@ class Grammars:
     Attributes:
         seconds: time that compiling has taken so far.
         compiled, found: grammars that were compiled, and those that were there already.
+        limits: those of each grammar, unless a client writes a part of it in Lark or GBNF.
     """
 
     def __init__(
@@ -78,11 +70,12 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._delimiters = frozenset(delimiters)
-        self._limits = limits or ParserLimits()
+        self.limits = limits or ParserLimits()
         self._most = most_grammars, most_bytes
         self._vocabulary: Vocabulary | None = None
         self._making = threading.Lock()
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._costly: OrderedDict[bytes, None] = OrderedDict()  # digests of texts that are not kept
         self._bytes = 0
         self._lock = threading.Lock()
         self.seconds = 0.0
@@ -121,59 +114,66 @@ class Grammars:
         assert self._vocabulary is not None
         return self._vocabulary
 
-    def compile(self, spec: StructuredOutputsParams, answer: str | None = None) -> Grammar:
+    @property
+    def is_warm(self) -> bool:
+        """Whether the vocabulary is there."""
+        return self._vocabulary is not None
+
+    def compile(self, spec: StructuredOutputsParams) -> Grammar:
         """Return the grammar of a specification, compiled now or before. Raises InvalidSampling.
 
-        Args:
-            answer: the text of the grammar of a whole answer, of which the specification is a part. Then a later call
-                with this text as the specification's `grammar` returns the same, and compiles nothing.
+        A specification whose `grammar` is the text of a grammar that is kept is that one.
         """
-        begin = time.perf_counter()
         vocabulary = self.vocabulary
-        known = None if answer is not None or spec.grammar is None else self._find(spec.grammar)
+        known = None if spec.grammar is None else self.find(spec.grammar)
         if known is not None:
             return known
-        text = _text(spec, vocabulary) if answer is None else answer
-        known = self._find(text)
+        begin = time.perf_counter()
+        try:
+            text = grammar_text(spec, vocabulary.special)
+        except SchemaError as error:
+            raise _refused(spec, str(error)) from error
+        self.seconds += time.perf_counter() - begin
+        known = self.find(text)
         if known is not None and not known.worn:
             return known
         try:
-            made = _compile(spec, text, vocabulary, _narrow(spec, self._limits))
+            made = self._compiled(text)
+        except GrammarError as error:
+            raise _refused(spec, form_fault(spec, str(error), vocabulary.special, self.limits)) from error
+        made.widen()
+        return made
+
+    def add(self, text: str) -> Grammar:
+        """Compile the first lane of a grammar, and keep it. Other threads can run meanwhile. Raises InvalidSampling."""
+        spec = StructuredOutputsParams(grammar=text)
+        try:
+            return self._compiled(text)
+        except GrammarError as error:
+            raise _refused(spec, str(error)) from error
+
+    def find(self, text: str) -> Grammar | None:
+        """Return the grammar of a text, if it is kept. Raises InvalidSampling if it is known to cost too much."""
+        with self._lock:
+            known = self._kept.get(text)
+            if (known is not None and known.is_costly) or _digest(text) in self._costly:
+                raise InvalidSampling("structured_outputs", "", COSTLY)
+            if known is not None:
+                self._kept.move_to_end(text)
+                self.found += 1
+            return known
+
+    def _compiled(self, text: str) -> Grammar:
+        """Compile a grammar, and keep it. Raises GrammarError."""
+        vocabulary, begin = self.vocabulary, time.perf_counter()
+        try:
+            made = compile_text(vocabulary, unforced(text, vocabulary.special), limits_of(text, self.limits))
         finally:
             with self._lock:
                 self.seconds += time.perf_counter() - begin
                 self.compiled += 1
         self._keep(text, made)
         return made
-
-    def keeps(self, text: str) -> bool:
-        """Whether the grammar of this text is kept."""
-        return self._find(text) is not None
-
-    def restore(self, text: str) -> None:
-        """Compile the text of a grammar once more that is kept no longer. Raises InvalidSampling."""
-        spec = StructuredOutputsParams(grammar=text)
-        limits = _narrow(spec, self._limits) if UNFORCED in text else self._limits
-        self._keep(text, _compile(spec, text, self.vocabulary, limits))
-
-    def _find(self, text: str) -> Grammar | None:
-        with self._lock:
-            known = self._kept.get(text)
-            if known is not None:
-                self._kept.move_to_end(text)
-                self.found += 1
-            return known
-
-    def fault(self, schema: Any) -> SchemaError | None:
-        """Return why a schema cannot be compiled, and its place; None if it can."""
-        try:
-            checked = check_schema(read_json(schema))
-            reason = explain(schema_grammar(checked, SPACED), self._limits)
-        except SchemaError as error:
-            return error
-        if reason is None:
-            return None
-        return locate(checked, reason, lambda part: explain(schema_grammar(part, SPACED), self._limits))
 
     def _keep(self, text: str, grammar: Grammar) -> None:
         with self._lock:
@@ -183,34 +183,20 @@ class Grammars:
             self._kept[text] = grammar
             self._bytes += grammar.size - (0 if before is None else before.size)
             while len(self._kept) > self._most[0] or (self._bytes > self._most[1] and len(self._kept) > 1):
-                self._bytes -= self._kept.popitem(last=False)[1].size
+                text, dropped = self._kept.popitem(last=False)
+                self._bytes -= dropped.size
+                if dropped.is_costly:
+                    self._costly[_digest(text)] = None
+                    while len(self._costly) > _MOST_COSTLY:
+                        self._costly.popitem(last=False)
 
     def __len__(self) -> int:
         """Return the number of grammars that are kept."""
         return len(self._kept)
 
 
-def _narrow(spec: StructuredOutputsParams, limits: ParserLimits) -> ParserLimits:
-    return limits if spec.grammar is None else limits._replace(**_NARROW)
-
-
-def _text(spec: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
-    try:
-        return grammar_text(spec, vocabulary.special)
-    except SchemaError as error:
-        raise _refused(spec, str(error)) from error
-
-
-def _compile(spec: StructuredOutputsParams, text: str, vocabulary: Vocabulary, limits: ParserLimits) -> Grammar:
-    try:
-        return compile_text(vocabulary, unforced(text, vocabulary.special), limits)
-    except GrammarError as error:
-        if spec.json is None:
-            raise _refused(spec, str(error)) from error
-        spaces = json_options(spec)
-        schema = check_schema(read_json(spec.json))
-        found = locate(schema, str(error), lambda part: explain(schema_grammar(part, spaces), limits))
-        raise _refused(spec, str(found)) from error
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _refused(spec: StructuredOutputsParams, reason: str) -> InvalidSampling:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jswa.grammar.exact.admitted import admitted
-from jswa.grammar.llg import GrammarError, is_gbnf, lark_of
+from jswa.grammar.matching.llg import GrammarError, is_gbnf, lark_of
 from jswa.grammar.patterns import check_lark, check_pattern
 from jswa.grammar.schema import Schema, SchemaError, check_schema, read_json
 from jswa.grammar.size.limits import MAX_BYTES, MAX_CHOICES, MAX_LARK, MAX_TAGS, Counts

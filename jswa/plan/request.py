@@ -93,7 +93,7 @@ class Constraint(NamedTuple):
 
 
 class TextGrammar(Protocol):
-    """A compiled grammar, `jswa.grammar.llg.Grammar`; it is shared by requests."""
+    """A compiled grammar, `jswa.grammar.matching.llg.Grammar`; it is shared by requests."""
 
     def matcher(self) -> Any:
         """Return a `Matcher` at the beginning of a text."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import FormTooLarge, GenerationError, InvalidSampling, NothingAllowed
-from jswa.grammar.llg import fill_all, fill_behind
+from jswa.grammar.matching.masks import fill_all, fill_behind
 from jswa.plan import (
     BAN_TOKENS,
     EVERY_TOKEN,

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import Lease
-from jswa.grammar.llg import Matcher
+from jswa.grammar.matching.llg import Matcher
 from jswa.plan import PromptLogprobs, Request
 from jswa.sched.rows import RECENT, Rows, Slots, record_of
 from jswa.types import DraftCounts, PrefixHit

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jswa.grammar.asked import Asked
 from jswa.plan import ChoiceLogprobs, PromptLogprobs
 from jswa.types import SamplingParams, StructuredOutputsParams
 
@@ -109,7 +110,7 @@ async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
     service, body = reply.service, reply.body
     prompts = await _prompts(service, body, service.run_for(request))
     form = form_of(body)
-    spec = None if form is None else await service.compiled(form.compiled, key_of(request), form.field)
+    spec = None if form is None else await service.compiled(Asked(form.spec), key_of(request), form.field)
     params = await _params(service, body, prompts, spec)
     echoes = [Echo()] * len(prompts)
     if body.echo:

@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 from jswa.errors import InvalidSampling
-from jswa.grammar.compiler import Grammars
 from jswa.types import FORMS, StructuredOutputsParams
 
-from ..http.errors import ApiError, invalid, unsupported
+from ..http.errors import invalid, unsupported
 from .schemas import Generation
 
 _FIELDS = {*FORMS, "disable_any_whitespace", "whitespace_pattern"}
@@ -20,18 +19,6 @@ class Form(NamedTuple):
 
     spec: StructuredOutputsParams
     field: str
-
-    def refused(self, error: InvalidSampling) -> ApiError:
-        """Return the error of a form that cannot be compiled, by the name that the client has used."""
-        return invalid(self.field, error.limit)
-
-    def compiled(self, grammars: Grammars) -> StructuredOutputsParams:
-        """Compile the form. Raises ApiError."""
-        try:
-            grammars.compile(self.spec)
-        except InvalidSampling as error:
-            raise self.refused(error) from error
-        return self.spec
 
 
 def form_of(body: Generation) -> Form | None:

@@ -126,6 +126,9 @@ class Load(msgspec.Struct):
     template_waiting: int = 0
     template_refused: int = 0
     template_killed: int = 0
+    form_waiting: int = 0
+    form_refused: int = 0
+    form_killed: int = 0
 
 
 class Report(msgspec.Struct):

@@ -150,6 +150,11 @@ class Lanes:
         return self._queue.refused
 
     @property
+    def busy(self) -> int:
+        """Number of lanes that are occupied."""
+        return self._busy.total()
+
+    @property
     def waiting(self) -> int:
         """Number of callers that wait for a lane."""
         return self._queue.used

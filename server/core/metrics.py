@@ -226,15 +226,17 @@ class _Families(Collector):
             now.answers_refused,
         )
         waiting = GaugeMetricFamily(
-            self._full("num_requests_preparing"), "Requests that wait for their tokenization or rendering.",
+            self._full("num_requests_preparing"), "Requests that wait for their tokenization, rendering or form.",
             labels=["model_name", "helper"],
         )  # fmt: skip
         waiting.add_metric([self._model, "thread"], now.helper_waiting)
         waiting.add_metric([self._model, "template"], now.template_waiting)
+        waiting.add_metric([self._model, "form"], now.form_waiting)
         yield waiting
-        refused = now.helper_refused + now.template_refused
+        refused = now.helper_refused + now.template_refused + now.form_refused
         yield self._counter("preparing_rejections", "Requests refused: too many waited for a helper.", refused)
         yield self._counter("templates_killed", "Renderings that exceeded --render-timeout.", now.template_killed)
+        yield self._counter("forms_killed", "Forms of answers that took too long, or too much memory.", now.form_killed)
 
     def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps of the engine.", steps.steps)

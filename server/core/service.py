@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jswa.frontend.engine_protocol import EngineLike
-from jswa.grammar.compiler import Grammars
+from jswa.grammar.asked import Asked
 from jswa.text.answers.parser import Answering, assemblers
 from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, settled
 from jswa.text.answers.template import AnswerTemplate
@@ -29,8 +29,9 @@ from ..api.schemas import Generation
 from ..engine.intake import new_names, params_size
 from ..engine.local import LocalEngine
 from ..engine.side import EngineSide
-from ..http.errors import ApiError, engine_errors, invalid, unsupported
+from ..http.errors import ApiError, invalid, unsupported
 from ..http.sse import EventStream, JsonResponse, unless_gone
+from ..killable.forms import packed
 from ..options import ServeConfig
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
@@ -121,29 +122,21 @@ class Service:
         """Whether the server accepts new requests."""
         return self.engine.state == "up" and not self.draining
 
-    async def compiled(
-        self, work: Callable[[Grammars], StructuredOutputsParams | None], key: Key, field: str
-    ) -> StructuredOutputsParams | None:
-        """Return what `work` makes of the engine's grammars, in a helper thread. Raises ApiError.
-
-        What it returns is compiled, and the engine finds it without further work.
+    async def compiled(self, asked: Asked, key: Key, field: str, tools: Sequence[str] = ()) -> StructuredOutputsParams:
+        """Return a form that is compiled: the engine finds it without further work. Raises ApiError.
 
         Args:
-            field: what in the request needs a grammar.
+            field: what in the request asks for the form.
+            tools: the field of each of its tools.
         """
-        grammars = self.engine.grammars
-        if grammars is None:
+        if not self.engine.has_forms:
             raise unsupported(field, "is not supported by this model: it has no tokenizer")
         delimiters = () if self.answer_template is None else self.answer_template.delimiters
-
-        def compile_it() -> StructuredOutputsParams | None:
-            grammars.delimit(delimiters)
-            with engine_errors():
-                spec = work(grammars)
-                return None if spec is None else StructuredOutputsParams(grammar=grammars.compile(spec).text)
-
-        with engine_errors():
-            return await self.helpers.run(key, compile_it)
+        question = await self.helpers.run(key, partial(packed, asked))
+        made = await self.engine.compile(question, delimiters, key)
+        if made.refused is not None:
+            raise invalid(field if made.tool is None else tools[made.tool], made.refused)
+        return StructuredOutputsParams(grammar=made.text)
 
     async def start_up(self) -> None:
         """Start the engine's thread and the renderer, on the running event loop."""
@@ -335,8 +328,8 @@ class Service:
 
     async def report(self) -> Report:
         """Return what was counted since the last call."""
-        threads, renderer = self.helpers.lanes, self.renderer
-        lanes = (0, 0, 0) if renderer is None else (renderer.lanes.waiting, renderer.lanes.refused, renderer.killed)
+        threads, pool = self.helpers.lanes, None if self.renderer is None else self.renderer.pool
+        lanes = (0, 0, 0) if pool is None else (pool.lanes.waiting, pool.lanes.refused, pool.killed)
         bodies, answers, tasks = self.engine.bodies, self.engine.answers, len(asyncio.all_tasks())
         load = Load(
             self.running, tasks, bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting,

@@ -82,8 +82,8 @@ class Intake:
     async def _restore_form(self, params: SamplingParams) -> None:
         """Compile a request's form once more if it was dropped while the request waited: never on the event loop."""
         form, grammars = params.structured_outputs, self.engine_thread.engine.grammars
-        if form is not None and form.grammar is not None and grammars is not None and not grammars.keeps(form.grammar):
-            await asyncio.to_thread(grammars.restore, form.grammar)
+        if form is not None and form.grammar is not None and grammars is not None and not grammars.find(form.grammar):
+            await asyncio.to_thread(grammars.add, form.grammar)
 
     def begun(self, name: str) -> None:
         """Count a text as waiting no longer: it has its first token, or has ended."""

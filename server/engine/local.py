@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,7 +12,6 @@ from jswa.errors import EngineDead
 from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
-from jswa.grammar.compiler import Grammars
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -23,6 +22,7 @@ from ..core.metrics import Snapshot, exposition
 from ..core.texts import Order
 from ..http.errors import engine_errors
 from ..options import ServeConfig
+from .forms import Forms, Made
 from .intake import Ids, Intake, Put
 from .responses import ResponseStore
 from .side import FrontEnd, Info, Standing
@@ -53,6 +53,7 @@ class LocalEngine:
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
         self.responses = ResponseStore()
+        self.forms = Forms(weights)
         self.front_ends: list[FrontEnd] = []
         self.ended = Load()  # refusals of front ends that have ended
         self._names = config.metrics_prefix, config.served_model_name[0]
@@ -77,10 +78,17 @@ class LocalEngine:
         return self._adapters
 
     @property
-    def grammars(self) -> Grammars | None:
-        """The engine's grammars."""
+    def has_forms(self) -> bool:
+        """Whether the model has a tokenizer."""
         with engine_errors():
-            return self.thread.engine.grammars
+            return self.thread.engine.grammars is not None
+
+    async def compile(self, question: bytes, delimiters: Collection[int], key: Key) -> Made:
+        """Try a form and compile it."""
+        with engine_errors():
+            grammars = self.thread.engine.grammars
+        assert grammars is not None
+        return await self.forms.compile(grammars, question, delimiters, key)
 
     async def submit(
         self,
@@ -200,7 +208,7 @@ class LocalEngine:
         reports = [wait.result() for wait in waits if wait.done() and wait.exception() is None]
         for report in reports:
             self._counts.add(report.counts)
-        return reduce(added, (report.load for report in reports), self.ended)
+        return reduce(added, (report.load for report in reports), added(self.ended, self.forms.load()))
 
     def add(self, counts: Counts) -> None:
         """Add to the counts of /metrics."""
@@ -210,9 +218,13 @@ class LocalEngine:
         """Start the engine's thread, on the running event loop, for the routes of this process."""
         self.front_ends.append(front_end)
         self.thread.start()
+        grammars = self.thread.engine.grammars
+        if grammars is not None and grammars.is_warm:
+            await self.forms.start(grammars)
 
     async def close(self) -> None:
-        """Stop the engine's thread."""
+        """Stop the processes that try forms, and the engine's thread."""
+        await self.forms.close()
         await self.thread.close()
 
     def _snapshot(self, load: Load) -> Snapshot:

@@ -1,19 +1,19 @@
 """What the routes need of the engine, in their own process (`LocalEngine`) or in another one (`RemoteEngine`)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
-from jswa.grammar.compiler import Grammars
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
 from ..core.fairness import Key
 from ..core.texts import Order
+from .forms import Made
 from .intake import Ids, Put
 
 
@@ -98,8 +98,12 @@ class EngineSide(Protocol):
         ...
 
     @property
-    def grammars(self) -> Grammars | None:
-        """What compiles structured outputs, in any thread; None if the engine has none."""
+    def has_forms(self) -> bool:
+        """Whether answers can be held to a form: the model has a tokenizer."""
+        ...
+
+    async def compile(self, question: bytes, delimiters: Collection[int], key: Key) -> Made:
+        """Compile a form, as `Forms.compile` does."""
         ...
 
     async def submit(

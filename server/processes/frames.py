@@ -15,7 +15,7 @@ from jswa.cache.view import CacheView, Geometry
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, TokenEvent
-from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams, StructuredOutputsParams
+from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
 from ..core.counts import Report
 
@@ -62,17 +62,11 @@ class Stored(Message):
 
 
 class Compile(Message):
-    """Call of a front end: compile a grammar, as `Grammars.compile` does. The answer is a `Compiled`."""
+    """Call of a front end: compile a form, as `Forms.compile` does. The answer is a `Made`."""
 
-    spec: StructuredOutputsParams
-    answer: str | None
-
-
-class Compiled(Message):
-    """The text of a compiled grammar; or why there is none, as field, value and limit of an InvalidSampling."""
-
-    text: str = ""
-    refused: tuple[str, str, str] | None = None
+    question: bytes
+    delimiters: list[int]
+    key: str | None
 
 
 class Operate(Message):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jswa.errors import InvalidSampling, JswaError
+from jswa.errors import JswaError
 from jswa.plan import StepEvents, TokenEvent
 
 from ..core.counts import Counts, Load, Report, added
@@ -287,8 +287,8 @@ class Connection:
                 return None
             case frames.Stored(key, name):
                 return await self._engine.stored(key, name)
-            case frames.Compile():
-                return await self._compile(message)
+            case frames.Compile(question, delimiters, key):
+                return await self._engine.compile(question, delimiters, key)
             case frames.Operate():
                 return await self._operate(message)
         raise ApiError(500, "internal error")
@@ -324,15 +324,6 @@ class Connection:
                 self._held[name][key] += amount
                 return amount
         return 0
-
-    async def _compile(self, asked: frames.Compile) -> frames.Compiled:
-        grammars = self._engine.grammars
-        assert grammars is not None
-        try:
-            made = await asyncio.to_thread(grammars.compile, asked.spec, asked.answer)
-        except InvalidSampling as error:
-            return frames.Compiled(refused=(error.field, str(error.value), error.limit))
-        return frames.Compiled(made.text)
 
     async def _operate(self, asked: frames.Operate) -> Any:
         found = await getattr(self._engine, asked.what)(*asked.arguments)

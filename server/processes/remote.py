@@ -1,28 +1,26 @@
 """The engine as a front end's routes see it: in another process, at the other end of a socket."""
 
 import asyncio
+import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jswa.cache.view import CacheView
 from jswa.config import Limits
-from jswa.errors import EngineDead, EngineRestarting, InvalidSampling
+from jswa.errors import EngineDead, EngineRestarting, InternalError, JswaError
 from jswa.frontend.engine_thread import State
 from jswa.frontend.outputs import Receiver
-from jswa.grammar.compiler import Grammars
-from jswa.grammar.llg import Grammar
-from jswa.grammar.vocabulary import describe
 from jswa.running.turnover import InFlight, WhilePaused
-from jswa.text.tokenizer import Tokenizer
-from jswa.types import SamplingParams, StructuredOutputsParams
+from jswa.types import SamplingParams
 
 from ..core.counts import Report
 from ..core.fairness import Key
 from ..core.texts import Order
+from ..engine.forms import Made
 from ..engine.intake import Ids, Put
 from ..engine.side import FrontEnd, Info, Shares, Standing
 from ..http.errors import ApiError
@@ -31,6 +29,7 @@ from . import frames
 from .channel import Channel, Lost, api_error
 from .leases import Leases
 
+_log = logging.getLogger("jswa.server")
 _REPORT_SECONDS = 0.25  # between two reports: what a front end has counted since the last one is lost with it
 
 
@@ -38,10 +37,7 @@ class Facts(NamedTuple):
     """What a front end knows of the engine from its start."""
 
     limits: Limits
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    delimiters: tuple[int, ...]
-    has_grammars: bool
+    has_forms: bool
 
 
 class RemoteEngine:
@@ -52,9 +48,7 @@ class RemoteEngine:
         on_lost: called when that process has ended.
     """
 
-    def __init__(
-        self, end: socket.socket, counter: int, facts: Facts, tokenizer: Tokenizer | None, config: ServeConfig
-    ) -> None:
+    def __init__(self, end: socket.socket, counter: int, facts: Facts, config: ServeConfig) -> None:
         """Prepare to connect.
 
         Args:
@@ -77,7 +71,7 @@ class RemoteEngine:
         self._receivers: dict[int, Receiver] = {}
         self._front_end: FrontEnd | None = None
         self._reports: asyncio.Task[None] | None = None
-        self._grammars = RemoteGrammars(self._compile, facts, tokenizer) if facts.has_grammars else None
+        self._has_forms = facts.has_forms
 
     @property
     def failure(self) -> EngineDead | None:
@@ -87,11 +81,15 @@ class RemoteEngine:
         return EngineDead("the engine has failed") if self.state == "dead" else None
 
     @property
-    def grammars(self) -> Grammars | None:
-        """Grammars that the other process compiles. Raises ApiError if that process has failed."""
+    def has_forms(self) -> bool:
+        """Whether the model has a tokenizer. Raises ApiError if the other process has failed."""
         if self.failure is not None:
             raise ApiError.of(self.failure)
-        return self._grammars
+        return self._has_forms
+
+    async def compile(self, question: bytes, delimiters: Collection[int], key: Key) -> Made:
+        """Have a form compiled in the other process."""
+        return await self._call(frames.Compile(question, sorted(delimiters), key), Made)
 
     async def submit(
         self,
@@ -201,8 +199,6 @@ class RemoteEngine:
     async def start(self, front_end: FrontEnd) -> None:
         """Connect to the other process, and wait until it has told its state."""
         self._front_end = front_end
-        if self._grammars is not None:
-            self._grammars.begin(asyncio.get_running_loop())
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._end)
         await self._known.wait()
         self._reports = asyncio.ensure_future(self._count(front_end))
@@ -240,9 +236,6 @@ class RemoteEngine:
             await asyncio.sleep(_REPORT_SECONDS)
             self._channel.tell(frames.Counted(await front_end.report()))
 
-    async def _compile(self, spec: StructuredOutputsParams, answer: str | None) -> frames.Compiled:
-        return await self._call(frames.Compile(spec, answer), frames.Compiled)
-
     async def _answer(self, message: Any) -> Report | int:
         assert self._front_end is not None
         if isinstance(message, frames.AbortNamed):
@@ -258,7 +251,7 @@ class RemoteEngine:
             case frames.Failed(numbers, found):
                 receivers = [self._receivers.pop(number) for number in numbers if number in self._receivers]
                 for receiver in receivers[:1]:  # all of them are of one request
-                    receiver.event(api_error(found))
+                    _end(receiver, api_error(found))
             case frames.Condition(state, adapters):
                 self.state, self.adapters = state, adapters
                 self._known.set()
@@ -275,7 +268,10 @@ class RemoteEngine:
             for token in some:
                 receiver = receivers.get(number)
                 if receiver is not None:
-                    receiver.token(token)
+                    try:
+                        receiver.token(token)
+                    except Exception:
+                        self._fail(number)
         for event in step.events:
             self._event(event)
         self._steps += len(tokens) // len(numbers) if len(numbers) else 1
@@ -288,9 +284,21 @@ class RemoteEngine:
 
     def _event(self, event: frames.Event) -> None:
         ends = event.finish_reason is not None
-        receiver = self._receivers.pop(event.number, None) if ends else self._receivers.get(event.number)
+        receiver = self._receivers.get(event.number)
         if receiver is not None:
-            receiver.event(frames.event_in(event))
+            try:
+                receiver.event(frames.event_in(event))
+            except Exception:
+                self._fail(event.number)
+            if ends:
+                self._receivers.pop(event.number, None)
+
+    def _fail(self, number: int) -> None:
+        """End a text that cannot handle its events, while that error is handled: it harms no other text."""
+        _log.exception("text %d cannot handle its events, and is aborted", number)
+        receiver = self._receivers.pop(number)
+        self._channel.tell(frames.Abort([number], deliver_last=False))
+        _end(receiver, InternalError("the tokens of the request could not be handled"))
 
     def _lost(self) -> None:
         """End all requests: the engine's process has ended."""
@@ -298,38 +306,13 @@ class RemoteEngine:
         self._known.set()
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
-            receiver.event(EngineDead("the engine has failed"))
+            _end(receiver, EngineDead("the engine has failed"))
         self.on_lost()
 
 
-class RemoteGrammars(Grammars):
-    """Grammars that the engine's process compiles and keeps. This process knows the names of special tokens only."""
-
-    def __init__(self, ask: Callable[..., Any], facts: Facts, tokenizer: Tokenizer | None) -> None:
-        super().__init__(tokenizer, facts.vocab_size, facts.eos_token_ids, facts.delimiters)
-        self._ask = ask
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def warm_up(self) -> None:
-        """Describe the vocabulary."""
-        with self._making:
-            if self._vocabulary is None and self._tokenizer is not None:
-                found = describe(self._tokenizer, self._vocab_size, self._end_ids, self._delimiters)
-                self._vocabulary = cast(Any, found)
-        if self._vocabulary is None:
-            super().warm_up()
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ask on an event loop from now on."""
-        self._loop = loop
-
-    def compile(self, spec: StructuredOutputsParams, answer: str | None = None) -> Grammar:
-        """Have a grammar compiled, from another thread than the event loop's; its `text` alone is known here.
-
-        Raises InvalidSampling if the form is refused.
-        """
-        assert self._loop is not None
-        found = asyncio.run_coroutine_threadsafe(self._ask(spec, answer), self._loop).result()
-        if found.refused is not None:
-            raise InvalidSampling(*found.refused)
-        return cast(Grammar, found)
+def _end(receiver: Receiver, error: JswaError | ApiError) -> None:
+    """Tell a text its error."""
+    try:
+        receiver.event(error)
+    except Exception:
+        _log.exception("a text cannot be told its error")

@@ -76,7 +76,7 @@ def serve(control: int, counter: int) -> int:
     set_up_logging(config)
     most_files()
     served = Served(_no_engine, hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling)
-    engine = RemoteEngine(end, counter, Facts(*hello.facts), hello.tokenizer, config)
+    engine = RemoteEngine(end, counter, Facts(*hello.facts), config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

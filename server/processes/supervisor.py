@@ -149,17 +149,15 @@ class Fleet:
 def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
     """Return what each front end gets at its start."""
     hello = Hello(
-        dataclasses.asdict(config), facts_of(model, engine), model.tokenizer, model.chat_template,
+        dataclasses.asdict(config), facts_of(engine), model.tokenizer, model.chat_template,
         model.answer_template, model.default_sampling, int(time.time()),
     )  # fmt: skip
     return pickle.dumps(tuple(hello)[:-2])
 
 
-def facts_of(model: Served, engine: EngineLike) -> Facts:
+def facts_of(engine: EngineLike) -> Facts:
     """Return what front ends know of an engine."""
-    delimiters = () if model.answer_template is None else tuple(model.answer_template.delimiters)
-    ends, forms = tuple(engine.model.eos_token_ids), engine.grammars is not None
-    return Facts(engine.limits, engine.model.vocab_size, ends, delimiters, forms)
+    return Facts(engine.limits, engine.grammars is not None)
 
 
 def _bound(config: ServeConfig) -> list[socket.socket]:

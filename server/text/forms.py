@@ -4,18 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from jswa.errors import InvalidSampling
-from jswa.grammar.compiler import Grammars
-from jswa.grammar.forms import (
-    Family,
-    Reasoning,
-    ToolError,
-    content_or_calls,
-    forced_calls,
-    shaped_content,
-    strict_calls,
-)
-from jswa.grammar.schema import SchemaError
+from jswa.grammar.asked import Asked, ChatAnswer
+from jswa.grammar.forms import Reasoning
 from jswa.text.answers.parser import Answering, reasoning_behind
 from jswa.types import StructuredOutputsParams
 
@@ -24,7 +14,7 @@ from ..api.structured import Form
 from ..core.fairness import Key
 from ..core.off_loop import made
 from ..core.service import Service
-from ..http.errors import ApiError, invalid, unsupported
+from ..http.errors import invalid, unsupported
 from .prompts import Prompt
 
 _CHOICES = 'must be "none", "auto", "required" or a tool of the request'
@@ -75,77 +65,22 @@ async def answer_form(
     reasoning = await made(behind, len(shown), partial(service.helpers.run, key))
     if reasoning == "may" and body.continue_final_message:
         reasoning = "done"
-    tools = () if body.tool_choice == "none" else [tool["function"] for tool in body.tools or ()]
-    work = partial(_compiled, answering=answering, form=form, choice=choice, tools=tools, reasoning=reasoning)
-    return await service.compiled(work, key, "tool_choice" if form is None else form.field)
+    template = answering.template
+    writes = None if template is None else template.writes
+    field = "tool_choice" if form is None else form.field
+    if choice.forced:
+        assert choice.tools is not None
+        tools = choice.tools
+    else:
+        functions = [] if body.tool_choice == "none" else [tool["function"] for tool in body.tools or ()]
+        tools = [(i, one if one.get("strict") is True else {"name": one["name"]}) for i, one in enumerate(functions)]
+    chat = ChatAnswer(writes, [one for _, one in tools], choice.forced, choice.parallel, reasoning)
+    asked = Asked(None if form is None or choice.forced else form.spec, chat)
+    return await service.compiled(asked, key, field, [f"tools[{i}].function.parameters" for i, _ in tools])
 
 
 def _reasoning(answering: Answering, prompt: str) -> Reasoning:
     return reasoning_behind(answering.template, answering.prefix(prompt))
-
-
-def _compiled(
-    grammars: Grammars,
-    *,
-    answering: Answering,
-    form: Form | None,
-    choice: Choice,
-    tools: Sequence[Mapping[str, Any]],
-    reasoning: Reasoning,
-) -> StructuredOutputsParams | None:
-    """Compile the grammar of an answer, in a helper thread. Raises ApiError."""
-    try:
-        text = _text(grammars, answering, form, choice, tools, reasoning)
-        if text is None:
-            return None
-        spec = StructuredOutputsParams(json_object=True) if form is None else form.spec
-        grammars.compile(spec, text)
-    except ToolError as error:
-        index = error.index if choice.tools is None else choice.tools[error.index][0]
-        raise invalid(f"tools[{index}].function.parameters", str(error)) from error
-    except SchemaError as error:
-        raise invalid("tool_choice" if form is None else form.field, str(error)) from error
-    except InvalidSampling as error:
-        raise _named(grammars, form, choice, error) from error
-    return StructuredOutputsParams(grammar=text)
-
-
-def _text(
-    grammars: Grammars,
-    answering: Answering,
-    form: Form | None,
-    choice: Choice,
-    tools: Sequence[Mapping[str, Any]],
-    reasoning: Reasoning,
-) -> str | None:
-    """Return the grammar of an answer; None if it cannot be watched. Raises SchemaError or InvalidSampling."""
-    vocabulary, template = grammars.vocabulary, answering.template
-    ends = frozenset(vocabulary.end_ids)
-    family = None if template is None else Family(template.writes, vocabulary.special, ends)
-    if family is not None and choice.forced:
-        assert choice.tools is not None
-        chosen = [function for _, function in choice.tools]
-        return forced_calls(family, chosen, reasoning, parallel=choice.parallel)
-    open_tools = [tool if tool.get("strict") is True else {"name": tool["name"]} for tool in tools]
-    if form is not None and (family is None or not tools):
-        return shaped_content(family, form.spec, reasoning)
-    assert family is not None
-    if form is not None:
-        return content_or_calls(family, form.spec, open_tools, reasoning, parallel=choice.parallel)
-    return strict_calls(family, open_tools, reasoning, parallel=choice.parallel)
-
-
-def _named(grammars: Grammars, form: Form | None, choice: Choice, error: InvalidSampling) -> ApiError:
-    """Return the error of a grammar that cannot be compiled, with the place in the schema that is at fault."""
-    for index, function in choice.tools or ():
-        fault = grammars.fault(function.get("parameters") or {})
-        if fault is not None:
-            return invalid(f"tools[{index}].function.parameters", str(fault))
-    if form is not None:
-        form.compiled(grammars)
-    if not error.field.startswith("structured_outputs."):
-        return unsupported("tool_choice" if form is None else form.field, error.limit)
-    return invalid("tool_choice" if form is None else form.field, error.limit)
 
 
 def _names(asked: Any) -> list[str]:

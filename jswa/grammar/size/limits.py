@@ -19,6 +19,8 @@ MAX_STEP = 10_000  # a `multipleOf` without its decimal point, and a common mult
 MAX_PLACES = 3_900  # places where a text may go on at once; a row of llguidance's parser has 4,000 items
 MAX_ALTERNATIVES = 200  # objects and arrays of which a value may be one
 MAX_TAGS = 1_000  # of a structural tag: its structures, and its triggers
+MAX_COMPILE_SECONDS = 1.0  # of the processor, to compile a grammar once its text is there
+MAX_MASK_SECONDS = 0.05  # of the processor, to fill one mask
 
 Kind = Literal["bytes", "schemas", "values", "steps", "checked patterns", "name checks", "comparisons", "merges"]
 

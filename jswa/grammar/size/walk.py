@@ -1,6 +1,6 @@
 """The parts of a JSON Schema, and what its references lead to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -15,23 +15,28 @@ _ONE = (
 )  # fmt: skip
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "dependentSchemas")
+_WITH_PARTS = frozenset((*_ONE, *_LISTS, *_MAPS))
 
 
 def children(schema: Schema, at: str) -> Iterator[tuple[str, str, Schema]]:
     """Yield the keyword, the pointer and the schema of each part of a schema, but for its definitions."""
-    if not isinstance(schema, Mapping):
+    present = schema.keys() & _WITH_PARTS if isinstance(schema, dict) else ()
+    if not present:  # as in most schemas
         return
+    assert isinstance(schema, dict)
     for key in _ONE:
-        if isinstance(schema.get(key), dict | bool):
+        if key in present and isinstance(schema[key], dict | bool):
             yield key, f"{at}/{key}", schema[key]
     for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            ones = enumerate(schema[key])
-            yield from ((key, f"{at}/{key}/{i}", one) for i, one in ones if isinstance(one, dict | bool))
+        if key in present and isinstance(schema[key], list):
+            yield from _among(key, f"{at}/{key}", enumerate(schema[key]))
     for key in _MAPS:
-        if isinstance(schema.get(key), dict):
-            inner = schema[key].items()
-            yield from ((key, f"{at}/{key}/{escape(n)}", one) for n, one in inner if isinstance(one, dict | bool))
+        if key in present and isinstance(schema[key], dict):
+            yield from _among(key, f"{at}/{key}", ((escape(name), one) for name, one in schema[key].items()))
+
+
+def _among(key: str, at: str, inner: Iterable[tuple[int | str, Any]]) -> Iterator[tuple[str, str, Schema]]:
+    return ((key, f"{at}/{name}", one) for name, one in inner if isinstance(one, dict | bool))
 
 
 def parts(schema: Schema, at: str) -> Iterator[str]:

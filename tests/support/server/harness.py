@@ -230,7 +230,7 @@ def split(
             counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # the hub's
             await hub.connect(own, counter)
             counters.append(os.dup(counter))
-            remote = RemoteEngine(other, counters[-1], facts_of(served, engine.thread.engine), served.tokenizer, config)
+            remote = RemoteEngine(other, counters[-1], facts_of(engine.thread.engine), config)
             services.append(Service(served, config, remote, services[0].created if services else None))
             app = wrap(create_app(services[-1]))
             settings = uvicorn.Config(app, http=HeaderLimit, log_config=None, access_log=False)

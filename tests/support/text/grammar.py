@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jswa.grammar.llg import Grammar, Matcher
+from jswa.grammar.matching.llg import Grammar, Matcher
 from jswa.text.tokenizer import Tokenizer
 
 _CLOSING = '"}]),'

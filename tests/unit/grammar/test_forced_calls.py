@@ -13,7 +13,6 @@ from jswa.grammar.compiler import Grammars
 from jswa.grammar.forms import Family, ToolError, forced_calls
 from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import shipped
-from jswa.types import StructuredOutputsParams
 from tests.support.text.grammar import allowed_by, follow
 from tests.support.text.transcripts import TRANSCRIPTS, calls_of, pieces_of, read, template_of, text_of, tokenizer_of
 
@@ -70,7 +69,7 @@ def test_what_is_forced_is_read(family: str) -> None:
         if refused:
             assert "cannot be" in refused
             return
-        grammar = grammars.compile(StructuredOutputsParams(json_object=True), text)
+        grammar = grammars.add(text)
         ids = follow(grammar.matcher(), tokenizer, rng, closers=("</parameter>\n", '"}'), most=400)
         matcher = grammar.matcher()
         assume(matcher.accept(ids) and (matcher.finished or set(allowed_by(matcher)) & set(vocabulary.end_ids)))

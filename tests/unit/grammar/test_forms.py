@@ -11,7 +11,7 @@ import pytest
 
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.forms import Family, ToolError, forced_calls, shaped_content, strict_calls
-from jswa.grammar.llg import Matcher
+from jswa.grammar.matching.llg import Matcher
 from jswa.grammar.schema import SchemaError
 from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import AnswerTemplate, compile_template, shipped
@@ -63,7 +63,7 @@ class Model:
         self.family = Family(self.template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
 
     def matcher(self, text: str) -> Matcher:
-        return self.grammars.compile(StructuredOutputsParams(json_object=True), text).matcher()
+        return self.grammars.add(text).matcher()
 
     def write(self, text: str, seed: int) -> list[int]:
         """Return the tokens of a random answer that follows a grammar."""

@@ -7,7 +7,8 @@ import pytest
 from jaxtyping import Int
 
 from jswa.grammar.compiler import Grammars
-from jswa.grammar.llg import Matcher, fill_all, fill_behind
+from jswa.grammar.matching.llg import Matcher
+from jswa.grammar.matching.masks import fill_all, fill_behind
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
 from tests.unit.grammar.test_matcher import ENDS, TINY

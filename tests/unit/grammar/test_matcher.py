@@ -10,7 +10,8 @@ from tokenizers import decoders, models, normalizers
 
 from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
-from jswa.grammar.llg import Grammar, Matcher, ParserLimits, fill_all
+from jswa.grammar.matching.llg import Grammar, Matcher, ParserLimits
+from jswa.grammar.matching.masks import fill_all
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
 from tests.support.text.transcripts import tokenizer_of
@@ -214,7 +215,7 @@ def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) ->
     special = set(grammars.vocabulary.special.values())
     assert special & set(mask) == set(ENDS)
     text = 'start: "a" <|call|> "b"'
-    matcher = grammars.compile(StructuredOutputsParams(json_object=True), text).matcher()
+    matcher = grammars.add(text).matcher()
     call = grammars.vocabulary.special["<|call|>"]
     assert matcher.forced() == [*ids_of(tokenizer, "a"), call, *ids_of(tokenizer, "b")]
     assert not compiled(grammars, choice=["<|call|>"]).matcher().accept([call])
@@ -269,17 +270,6 @@ def test_delimiters_are_no_text(tokenizer: Tokenizer) -> None:
     assert len(grammars) == 1
 
 
-def test_a_fault_has_its_place(grammars: Grammars) -> None:
-    assert grammars.fault(PERSON) is None
-    for schema, place in (
-        ({"properties": {"a": {"$ref": "#/b"}}}, "/properties/a/$ref"),
-        ({"anyOf": [{"const": 1}, {"not": {"minLength": 1}}]}, "/anyOf/1"),
-    ):
-        found = grammars.fault(schema)
-        assert found is not None
-        assert found.pointer == place
-
-
 def sentencepiece_like() -> Tokenizer:
     """A tokenizer like Gemma's: spaces are ▁, unknown characters are bytes, and white space has added tokens."""
     pieces = [*'abcdefghijklmnopqrstuvwxyz{}":,[]0123456789', "▁", "▁a", '":', "na", "me", "name"]
@@ -329,7 +319,9 @@ def test_nothing_compiles_while_texts_are_followed(
     grammars = Grammars(tokenizer, tokenizer.vocab_size, ENDS, limits=ParserLimits(max_lexer_states=few))
     grammar = compiled(grammars, choice=WORDS)
     with monkeypatch.context() as patched:
-        patched.setattr("jswa.grammar.llg._compiled", lambda *_: pytest.fail("a text was the cause of a compilation"))
+        patched.setattr(
+            "jswa.grammar.matching.llg._compiled", lambda *_: pytest.fail("a text was the cause of a compilation")
+        )
         assert not grammar.worn
         ended = 0
         for word in WORDS:
@@ -391,8 +383,8 @@ def test_a_grammar_that_was_dropped_is_restored(tokenizer: Tokenizer) -> None:
     for spec in ({"json": PERSON}, {"grammar": 'start: "ab"'}):
         before = compiled(grammars, **spec)
         compiled(grammars, choice=["other"])
-        assert not grammars.keeps(before.text)
-        grammars.restore(before.text)
-        assert grammars.keeps(before.text)
+        assert grammars.find(before.text) is None
+        grammars.add(before.text)
+        assert grammars.find(before.text) is not None
         after = grammars.compile(StructuredOutputsParams(grammar=before.text))
         assert (after.text, after.limits) == (before.text, before.limits)

@@ -224,7 +224,7 @@ def test_chat_without_a_template_is_refused() -> None:
 @pytest.mark.one_process
 def test_a_renderer_that_was_killed_is_replaced(client: Client) -> None:
     assert client.service.renderer is not None
-    for pid in client.service.renderer.pids:
+    for pid in client.service.renderer.pool.pids:
         ended = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
         select.select([ended], [], [])

@@ -1,10 +1,12 @@
 """Streams whose tokens are written as they come say what the whole answer says."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from jswa.text.assembler import Assembler
 from tests.support.nights import sample
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving, until
@@ -75,3 +77,28 @@ def test_each_token_is_counted_once(shared: Client) -> None:
     shared.events(PATH, {"prompt": "abc", "max_tokens": 20, "n": 2})
     shared.complete(max_tokens=20)
     assert shared.counted("generation_tokens") - before == 60
+
+
+def test_a_stream_whose_text_cannot_be_read_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has an error, and streams before and behind it in each step have all of their tokens."""
+    first, add, seen = list[Assembler](), Assembler.add, [0]
+
+    def fails(self: Assembler, token: int) -> str:
+        first[:] = first or [self]
+        seen[0] += self is first[0]
+        if self is first[0] and seen[0] > 5:
+            raise IndexError("a fault of the tokenizer")
+        return add(self, token)
+
+    monkeypatch.setattr(Assembler, "add", fails)
+    engine = FakeEngine()
+    engine.delay = 0.01
+    with serving(engine) as client, ThreadPoolExecutor(5) as pool:
+        body = {"prompt": "abc", "max_tokens": 40}
+        bad = pool.submit(client.post, PATH, {**body, "max_tokens": 200, "stream": True})
+        until(lambda: seen[0] > 0)
+        good = [pool.submit(client.events, PATH, body) for _ in range(4)]
+        assert [len("".join(texts(one.result(30)))) for one in good] == [40] * 4
+        assert '"error"' in bad.result(30).text
+        assert client.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+        until(lambda: client.counted("request_failed") == 1)

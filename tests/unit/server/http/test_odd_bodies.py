@@ -59,7 +59,7 @@ def fields(client: Client, path: str) -> list[str]:
 def test_no_value_of_a_field_is_an_error_of_the_server(client: Client, path: str) -> None:
     renderer = client.services[0].renderer
     assert renderer is not None
-    before = set(renderer.pids)
+    before = set(renderer.pool.pids)
     known = dict.fromkeys(fields(client, path))
     for name in known:
         for value in (*map(json.dumps, VALUES), *TEXTS):
@@ -71,5 +71,5 @@ def test_no_value_of_a_field_is_an_error_of_the_server(client: Client, path: str
             assert response.status_code in (200, 400, 404, 429), (name, value[:80], response.text)
             if response.status_code != 200:
                 assert response.json()["error"]["message"]
-    assert before <= set(renderer.pids), "a process for chat templates has died"
+    assert before <= set(renderer.pool.pids), "a process for chat templates has died"
     assert client.post(path, BODIES[path]).status_code == 200

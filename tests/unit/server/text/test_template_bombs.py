@@ -10,7 +10,7 @@ import pytest
 from jswa.text.chat_template import ChatTemplate
 from server.core.fairness import weights_of
 from server.http.errors import ApiError
-from server.text.template_worker import MEMORY
+from server.killable.worker import MEMORY
 from server.text.templates import Renderer
 from tests.support.nights import sample
 
@@ -110,7 +110,7 @@ class Rendering:
     async def watch(self) -> None:
         """Note how much memory the processes have had at most, until it is cancelled."""
         while True:
-            for pid in self.renderer.pids:
+            for pid in self.renderer.pool.pids:
                 self.peak = max(self.peak, peak_of(pid))
             await asyncio.sleep(0.02)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.text.template_worker import frame
+from server.killable.templates import packed
 from server.text.templates import answer_of, encoded
 from tests.support.attacks.floods import slow_tokenizer
 from tests.support.server.fake_engine import FakeEngine
@@ -37,17 +37,17 @@ def test_slow_templates_of_one_key_hold_up_no_other(client: Client) -> None:
     floods = [threading.Thread(target=lambda: statuses.append(chat(client, "hog", "loop"))) for _ in range(3)]
     renderer = client.service.renderer
     assert renderer is not None
-    until(lambda: len(renderer.pids) == 3)
+    until(lambda: len(renderer.pool.pids) == 3)
     for flood in floods:
         flood.start()
-    until(lambda: renderer.lanes.waiting == 2)
+    until(lambda: renderer.pool.lanes.waiting == 2)
     for _ in range(5):
         assert chat(client, "other", "a") == 200
     assert len(statuses) <= 1, "the other key waited for renderings of the first one"
     for flood in floods:
         flood.join()
     assert statuses == [400] * 3
-    assert (renderer.killed, renderer.lanes.waiting) == (3, 0)
+    assert (renderer.pool.killed, renderer.pool.lanes.waiting) == (3, 0)
 
 
 def test_a_spare_process_is_ready_when_one_is_killed(client: Client) -> None:
@@ -55,15 +55,15 @@ def test_a_spare_process_is_ready_when_one_is_killed(client: Client) -> None:
     assert renderer is not None
     assert chat(client, "other", "a") == 200
     slow = threading.Thread(target=chat, args=(client, "other", "loop"))
-    before = set(renderer.pids)
+    before = set(renderer.pool.pids)
     slow.start()
     slow.join()
-    kept = set(renderer.pids)
+    kept = set(renderer.pool.pids)
     assert chat(client, "other", "a") == 200
     assert kept, "no process was left"
-    assert set(renderer.pids) >= kept, "the next chat had to wait for a new process"
+    assert set(renderer.pool.pids) >= kept, "the next chat had to wait for a new process"
     assert not before <= kept, "the slow process was not killed"
-    assert len(renderer.pids) <= 3
+    assert len(renderer.pool.pids) <= 3
 
 
 def test_the_clock_of_a_template_does_not_count_waiting_for_threads(client: Client) -> None:
@@ -71,11 +71,11 @@ def test_the_clock_of_a_template_does_not_count_waiting_for_threads(client: Clie
     helpers = client.service.helpers
     renderer = client.service.renderer
     assert renderer is not None
-    killed = renderer.killed
+    killed = renderer.pool.killed
     with slow_tokenizer(client, {"hog": 8, "other": 8}):
         until(lambda: helpers.lanes.waiting >= 8)
         assert chat(client, "other", "a") == 200
-    assert renderer.killed == killed
+    assert renderer.pool.killed == killed
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_questions_are_encoded_in_pieces_that_joined_are_json(value: Any) -> Non
 @pytest.mark.parametrize("text", ["", "T", '{"a', "ż\n\ud800😀" * 9])
 def test_a_prompt_comes_back_as_it_is(text: str) -> None:
     """No JSON has to be parsed for it; other answers are JSON."""
-    assert answer_of(frame(text)[4:]) == {"text": text}
-    assert frame(text)[4:5] == b"T"
-    assert answer_of(frame({"failed": text})[4:]) == {"failed": text}
+    assert answer_of(packed(text)) == {"text": text}
+    assert packed(text)[:1] == b"T"
+    assert answer_of(packed({"failed": text})) == {"failed": text}

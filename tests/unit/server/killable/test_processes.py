@@ -8,9 +8,8 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,13 @@ from jswa.errors import CheckpointError
 from jswa.text.chat_template import ChatTemplate
 from server.core.fairness import weights_of
 from server.http.errors import ApiError
-from server.text import template_processes, template_worker
-from server.text.template_processes import Origin, Process
-from server.text.template_worker import MEMORY, frame
+from server.killable import processes, worker
+from server.killable.processes import Origin, Process
+from server.killable.templates import packed
+from server.killable.worker import MEMORY
 from server.text.templates import Renderer
 from tests.support.server.harness import until
+from tests.support.server.killable import Looped, kill, state, stop
 
 ROOT = Path(__file__).parents[4]
 TEXT = "{{ messages[0].content }}"
@@ -35,10 +36,11 @@ TEXT = "{{ messages[0].content }}"
 class Alone:
     """A process that answers at its stdout, without a server."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", template_worker.__file__, str(ROOT)]
+    def __init__(self, seconds: float) -> None:
+        command = [sys.executable, "-P", worker.__file__, str(ROOT), "templates", str(seconds)]
         environ = {**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+        self._write(b"")
 
     def limits(self) -> str:
         """The limits, as the system shows them."""
@@ -52,22 +54,25 @@ class Alone:
 
     def ask(self, question: bytes) -> bytes | None:
         """The bytes of the answer; None if the process has ended."""
-        assert self.process.stdin is not None
+        self._write(question)
         assert self.process.stdout is not None
-        self.process.stdin.write(struct.pack("<I", len(question)) + question)
-        self.process.stdin.flush()
         head = self.process.stdout.read(4)
         return self.process.stdout.read(struct.unpack("<I", head)[0]) if head else None
 
-    def first(self, source: str, **more: Any) -> bytes | None:
+    def first(self, source: str) -> bytes | None:
         """Give it a template."""
-        return self.ask(json.dumps({"sources": {"default": source}, "special_tokens": {}, **more}).encode())
+        return self.ask(json.dumps({"sources": {"default": source}, "special_tokens": {}}).encode())
+
+    def _write(self, question: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(struct.pack("<I", len(question)) + question)
+        self.process.stdin.flush()
 
 
 @pytest.fixture
-def alone() -> Iterator[Alone]:
-    """Yield a process without a template, and end it."""
-    found = Alone()
+def alone(request: pytest.FixtureRequest) -> Iterator[Alone]:
+    """Yield a process without a template, and end it. The parameter is the seconds of an answer."""
+    found = Alone(getattr(request, "param", 11.0))
     yield found
     found.process.kill()
     found.process.communicate()
@@ -119,7 +124,7 @@ def test_no_question_ends_a_process(alone: Alone, kind: str) -> None:
         b"{",
         b"9" * 5_000,
         b'{"messages": 3, "variables": 4}',
-        frame("x"),
+        packed("x"),
     ):
         answer = alone.ask(odd)
         assert answer is not None
@@ -127,12 +132,13 @@ def test_no_question_ends_a_process(alone: Alone, kind: str) -> None:
     assert alone.ask(question("b")) == b"Tb"
 
 
+@pytest.mark.parametrize("alone", [0.1], indirect=True)
 def test_a_process_without_a_server_ends_when_its_time_is_over(alone: Alone) -> None:
     """A server that was killed cannot kill it."""
     endless = (
         "{% if messages[0].content %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     )
-    assert alone.first(endless + "{% endif %}", seconds=0.1) is not None
+    assert alone.first(endless + "{% endif %}") is not None
     assert alone.ask(question("b")) is None
     assert alone.process.wait() == -signal.SIGPROF
 
@@ -142,20 +148,13 @@ class Running:
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
+        self.loop = Looped()
+        self.call = self.loop.call
 
     def close(self) -> None:
         """End the processes and the loop."""
         self.call(self.renderer.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
         self.loop.close()
-
-    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Return what a coroutine returns on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def chat(self, content: object) -> str:
         """Render a conversation of one message."""
@@ -169,23 +168,7 @@ class Running:
 
     def pids(self) -> list[int]:
         """The ids of the processes that run; a process that was killed may still be listed."""
-        return [pid for pid in self.renderer.pids if state(pid) not in "ZX"]
-
-
-def state(pid: int, name: str = "State") -> str:
-    """Return a value of a process's status: its state as a letter, X if it is gone; or its parent, as PPid."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)[name].split()[0]
-
-
-def kill(*ids: int) -> None:
-    """Kill processes, and wait for their end."""
-    for pid in ids:
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: all(state(pid) in "ZX" for pid in ids))
+        return [pid for pid in self.renderer.pool.pids if state(pid) not in "ZX"]
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +204,7 @@ def test_a_chat_is_answered_whatever_has_been_killed(running: Running, steps: li
             ids = running.settle()
             kill(*ids[: 1 if step == "kill one" else 2])
             assert running.chat("b") == "b"
-            assert ids[2] in running.renderer.pids
+            assert ids[2] in running.renderer.pool.pids
         elif step == "nested":
             before = running.settle()
             nested: Any = []
@@ -261,14 +244,14 @@ def test_the_process_that_forks_may_die_too(running: Running) -> None:
 
 def test_a_template_that_ends_its_process_is_the_checkpoints_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server does not start with it."""
-    monkeypatch.setattr("server.text.templates.START_TIMEOUT", 0.2)
+    monkeypatch.setattr("server.killable.pool.START_TIMEOUT", 0.2)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     found = Running(Renderer(ChatTemplate({"default": endless}, {}), 1.0, weights_of((), ())))
     start = time.monotonic()
     with pytest.raises(CheckpointError, match="the chat template has ended the process"):
         found.call(found.renderer.start())
     assert time.monotonic() - start < 60
-    assert found.renderer.pids == []
+    assert found.renderer.pool.pids == []
     found.close()
 
 
@@ -276,11 +259,9 @@ def test_a_template_that_ends_its_process_is_the_checkpoints_fault(monkeypatch: 
 def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(running: Running, killed: int) -> None:
     """The processes are stopped, so that one of them has the chat when one is killed; in some case it is the same."""
     ids = sorted(running.settle())
-    for pid in ids:
-        os.kill(pid, signal.SIGSTOP)
-    until(lambda: all(state(pid) == "T" for pid in ids))
+    stop(*ids)
     rendering = running.renderer.render([{"role": "user", "content": "b"}], {})
-    answer = asyncio.run_coroutine_threadsafe(rendering, running.loop)
+    answer = running.loop.begin(rendering)
     time.sleep(0.2)
     assert not answer.done()
     kill(ids.pop(killed))
@@ -298,14 +279,14 @@ def test_a_process_that_is_forked_too_late_is_ended(monkeypatch: pytest.MonkeyPa
         return forked[-1]
 
     async def closes_meanwhile() -> None:
-        origin = Origin()
+        origin = Origin("templates", bytes, 1.0)
         late = asyncio.ensure_future(origin.fork())
         await asyncio.sleep(0)
         late.cancel()
         await asyncio.wait((late,))
         await origin.close()
 
-    monkeypatch.setattr(template_processes, "Process", recorded)
+    monkeypatch.setattr(processes, "Process", recorded)
     asyncio.run(closes_meanwhile())
     (process,) = forked
     assert process.connection.fileno() == -1

@@ -1,4 +1,4 @@
-"""The processes of `template_worker.py`: one that has imported everything, and those that it forks."""
+"""The processes of `worker.py`: one that has loaded everything, and those that it forks."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,24 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jswa
 
+from .worker import frame
+
 START_TIMEOUT = 60.0  # seconds
-_SCRIPT = Path(__file__).with_name("template_worker.py")
+_ROOT = Path(jswa.__file__).parent.parent
+_SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class Process:
-    """A process that renders. Owns the connection to it, and its descriptor, until `close`. Any thread may call it."""
+    """A process that answers questions. Owns the connection to it, and its descriptor, until `close`.
+
+    Any thread may call it.
+    """
 
     def __init__(self, connection: socket.socket, pid: int, descriptor: int) -> None:
         self.connection = connection
@@ -54,13 +61,21 @@ class Process:
 
 
 class Origin:
-    """The process that forks those that render: it is started when one is wanted and it is not there.
+    """The process that forks those that work: it is started when one is wanted and it is not there.
 
     The server itself must not fork: jax's threads would not survive that. Calls wait for each other in a thread.
+
+    Args:
+        kind: the module of this folder that says what the processes do.
+        data: returns what they load; called in a thread.
+        seconds: of the processor, the most that an answer may take.
     """
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "templates")
+    def __init__(self, kind: str, data: Callable[[], bytes], seconds: float) -> None:
+        self._kind = kind
+        self._data = data
+        self._seconds = seconds
+        self._thread = ThreadPoolExecutor(1, "processes")
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -84,8 +99,8 @@ class Origin:
             with contextlib.suppress(OSError):
                 return self._ask()
         self._end()
-        self._start()
         try:
+            self._start()
             return self._ask()
         except OSError:
             self._end()
@@ -101,11 +116,12 @@ class Origin:
         with theirs:
             self._process = subprocess.Popen(  # not asyncio's: uvloop forks
                 # With -P the folder of the script, which is this one, does not precede the libraries on the path.
-                [sys.executable, "-P", str(_SCRIPT), str(Path(jswa.__file__).parent.parent), "fork"],
+                [sys.executable, "-P", _SCRIPT, _ROOT, self._kind, str(self._seconds), "fork"],
                 stdin=theirs.fileno(),
                 env=environ,
                 start_new_session=True,  # Ctrl-C must reach the server only
             )
+        self._control.sendall(frame(self._data()))
 
     def _ask(self) -> Process:
         """Return a process that the running one forks. Raises OSError."""

@@ -5,7 +5,7 @@ may follow. Masks are filled outside of Python's lock, those of many matchers in
 
 Copies of one matcher of llguidance share the automaton of their lexer behind a lock, and an automaton that is too large
 or broken fails for all of them. So a grammar has several, its lanes, and one more in reserve: a matcher whose automaton
-fails goes on with another one, once. All are compiled together, before any text begins.
+fails goes on with another one, once. None is compiled in the thread of an engine.
 """
 
 import os
@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import ConfigError
-from jswa.grammar.vocabulary import Description
+from jswa.grammar.matching.vocabulary import Description
+from jswa.grammar.size.limits import MAX_MASK_SECONDS
 
 MISSING = "needs the package llguidance, which is not installed (pip install llguidance)"
 THREADS = max(1, min(8, os.cpu_count() or 1))  # that fill masks
@@ -31,6 +32,9 @@ _BEARABLE = 0.5  # seconds within which a grammar compiles that gets a second la
 _BYTES, _BYTES_OF_CHARACTER = 150_000, 160  # of a lane, and of each character of the grammar's text
 _LONG = 1_000  # characters of a text that is forced
 _FEW = 8  # matchers that share a lane before the next one is used
+_WATCHED = 16  # masks of a matcher that are timed one by one, after a batch of masks took long
+TOO_SLOW = f"to find the tokens that may follow takes more than {MAX_MASK_SECONDS * 1_000:.0f} ms"
+COSTLY = f"is too costly: {TOO_SLOW}"
 _OF_THE_LANE = ("lexer error", "panic")  # how an error begins that all matchers of a lane share
 _LIMITS = re.compile(
     r"Current row has \d+ items; max is \d+|Too many items \(limit \d+; \w+\)|lexer error: too many .*"
@@ -65,6 +69,7 @@ class Vocabulary:
         size: number of the model's ids.
         end_ids: tokens that end a text.
         special: ids of the special tokens by their text.
+        described: what it was made of.
     """
 
     def __init__(self, described: Description, vocab_size: int) -> None:
@@ -84,6 +89,7 @@ class Vocabulary:
             raise ConfigError("structured_outputs", "on", reason) from error
         if not all(map(self.inner.is_special_token, described.special.values())):
             raise ConfigError("structured_outputs", "on", "llguidance numbers the special tokens in another way")
+        self.described = described
         self.size = vocab_size
         self.end_ids = described.end_ids
         self.special = described.special
@@ -94,23 +100,42 @@ class Grammar:
     """A compiled grammar for one vocabulary; `compile_text` makes it. It may be shared by threads.
 
     Args:
-        lanes: matchers at the beginning of a text that share no automaton. Of several the last is kept in reserve.
+        lane: a matcher at the beginning of a text.
+        seconds: of the processor, which compiling it took.
 
     Attributes:
         size: an estimate of its bytes.
         forces_much: whether it may force hundreds of tokens at once.
+        is_costly: whether a text had to end because a mask took too long.
     """
 
-    def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lanes: Sequence[Any]) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str, limits: ParserLimits, lane: Any, seconds: float) -> None:
         self.vocabulary = vocabulary
         self.text = text
         self.limits = limits
-        self._lanes = lanes
-        self._whole = list(range(len(lanes)))  # those that have not failed
+        self.seconds = seconds
+        self.is_costly = False
+        self._more = THREADS if seconds < _QUICK else 1 if seconds < _BEARABLE else 0
+        self._lanes = [lane]
+        self._whole = [0]  # those that have not failed
         self._made = 0
+        self._lock = threading.Lock()
         spaced = "item_separator" in text  # then a model chooses between "," and ", "
         self.forces_much = max(map(len, text.split('"'))) > _LONG or (len(text) > _LONG and not spaced)
-        self.size = len(lanes) * (_BYTES + _BYTES_OF_CHARACTER * len(text))
+        self.size = (1 + self._more) * (_BYTES + _BYTES_OF_CHARACTER * len(text))
+
+    def widen(self) -> None:
+        """Compile the other lanes, if there are none yet. Texts may begin before, in the first one."""
+        with self._lock:
+            more, self._more = self._more, 0
+        lanes: list[Any] = []
+        if more:
+            _with_deep_stack(
+                lambda: lanes.extend(_compiled(self.vocabulary, self.text, self.limits) for _ in range(more))
+            )
+        with self._lock:
+            self._whole = [*self._whole, *range(len(self._lanes), len(self._lanes) + len(lanes))]
+            self._lanes += lanes
 
     @property
     def worn(self) -> bool:
@@ -126,7 +151,8 @@ class Grammar:
 
     def instead_of(self, failed: int) -> "Matcher | None":
         """Return a matcher at the beginning of a text in another lane than one that has failed; None if all have."""
-        self._whole = [lane for lane in self._whole if lane != failed]
+        with self._lock:
+            self._whole = [lane for lane in self._whole if lane != failed]
         return self._begun(self._whole[-1]) if self._whole else None
 
     def _begun(self, lane: int) -> "Matcher":
@@ -145,22 +171,33 @@ class Matcher:
         # Tokens that must follow, the next one last, if masks are filled for them one by one: to fill one takes time
         # that grows with their number.
         self.run: list[int] = []
+        self.watched = 0  # masks that are still to be filled by `fill`
+        self._is_late = False  # whether a mask took too long
 
     @property
     def error(self) -> str | None:
         """Why the matcher can go no further; None if it can. Its masks then allow nothing."""
+        if self._is_late:
+            return TOO_SLOW
         return _first_line(self.inner.get_error()) if self.inner.is_error() else None
 
     @property
     def exceeded(self) -> str | None:
         """The limit of the parser or of its automaton that the text has exceeded, in words; None if it has not."""
+        if self._is_late:
+            return TOO_SLOW
         found = _LIMITS.search(self.error or "")
         return found[0] if found else None
 
     @property
     def finished(self) -> bool:
         """Whether nothing but an end token may follow."""
-        return bool(self.inner.is_stopped() and not self.inner.is_error())
+        return bool(self.inner.is_stopped() and not self.failed)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the matcher can go no further."""
+        return self._is_late or self.inner.is_error()
 
     @property
     def accepted(self) -> int:
@@ -183,9 +220,34 @@ class Matcher:
     def fill(self, out: Int[np.ndarray, " W"]) -> None:
         """Write the mask of the tokens that may follow: token t in bit t % 32 of word t // 32, W = ⌈V/32⌉ words.
 
-        Where a token is forced it is the only one. A matcher that has failed allows nothing.
+        Where a token is forced it is the only one. A matcher that has failed allows nothing. It fails for ever if this
+        takes more than MAX_MASK_SECONDS of this thread's time: `fill_all` has several threads, which it does not time.
         """
-        fill_all([self], out[None], [0])
+        self.watched = max(0, self.watched - 1)
+        if not self.run and not self._is_late:
+            begin = time.thread_time()
+            words = np.zeros(self.grammar.vocabulary.words, np.int32)
+            self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            out[:] = words[: len(out)]
+            self._is_late = time.thread_time() - begin > MAX_MASK_SECONDS
+            self.grammar.is_costly |= self._is_late
+        self.finish(out)
+
+    def finish(self, out: Int[np.ndarray, " W"]) -> None:
+        """Complete a mask that was filled: it is empty after an error, and has one token where a run is forced."""
+        if self.run:
+            out[:] = 0
+            out.view(np.uint32)[self.run[-1] // 32] = 1 << self.run[-1] % 32
+        elif self._is_late:
+            out[:] = 0
+        elif self.inner.is_error():
+            self._refill(out)
+        elif self.grammar.forces_much and np.bitwise_count(out.view(np.uint32)).sum() == 1:
+            self.run = self.forced()[::-1]
+
+    def watch(self) -> None:
+        """Have the next masks filled by `fill`, which finds out whether it is this matcher that takes long."""
+        self.watched = _WATCHED
 
     def forced(self) -> list[int]:
         """Return the tokens that must follow, as the tokenizer itself would write them; often none."""
@@ -195,16 +257,17 @@ class Matcher:
     def copy(self) -> "Matcher":
         """Return an independent matcher at the same place of the text."""
         found = Matcher(self.grammar, self.inner.deep_copy(), self.lane)
-        found._tokens = self._tokens.copy()
+        found._tokens, found.watched, found._is_late = self._tokens.copy(), self.watched, self._is_late
         return found
 
-    def refill(self, out: Int[np.ndarray, " W"]) -> None:
+    def _refill(self, out: Int[np.ndarray, " W"]) -> None:
         """Write the mask once more after an error, which another matcher of the lane may have caused."""
         out[:] = 0
         if self._move():
-            self.inner.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
-            if self.inner.is_error():
-                out[:] = 0
+            words = np.zeros(self.grammar.vocabulary.words, np.int32)
+            self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if not self.inner.is_error():
+                out[:] = words[: len(out)]
 
     def _move(self) -> bool:
         """Go on in another lane, once, if this one has failed; return whether that helped. Nothing is compiled."""
@@ -218,26 +281,23 @@ class Matcher:
 
 
 def compile_text(vocabulary: Vocabulary, text: str, limits: ParserLimits) -> Grammar:
-    """Compile a grammar: Lark, or llguidance's JSON. Other threads can run meanwhile.
+    """Compile the first lane of a grammar: Lark, or llguidance's JSON. Other threads can run meanwhile.
 
     Raises GrammarError if it is not valid, exceeds a limit or allows no text.
     """
-    lanes: list[Any] = []
+    made: list[tuple[Any, float]] = []
 
     def work() -> None:
         begin = time.thread_time()
-        lanes.append(_compiled(vocabulary, text, limits))
-        taken = time.thread_time() - begin
-        lanes[0].compute_bitmask()  # fails if no text begins
-        if not lanes[0].is_error():
-            more = THREADS if taken < _QUICK else 1 if taken < _BEARABLE else 0
-            lanes.extend(_compiled(vocabulary, text, limits) for _ in range(more))
+        lane = _compiled(vocabulary, text, limits)
+        made.append((lane, time.thread_time() - begin))
+        lane.compute_bitmask()  # fails if no text begins
 
     _with_deep_stack(work)
-    for lane in lanes:
-        if lane.is_error():
-            raise GrammarError(_reason(lane.get_error()))
-    return Grammar(vocabulary, text, limits, lanes)
+    [(lane, seconds)] = made
+    if lane.is_error():
+        raise GrammarError(_reason(lane.get_error()))
+    return Grammar(vocabulary, text, limits, lane, seconds)
 
 
 def is_gbnf(text: str) -> bool:
@@ -264,81 +324,9 @@ def explain(text: str, limits: ParserLimits) -> str | None:
     return _reason(found[0]) if found and found[0] else None
 
 
-def fill_all(
-    matchers: Sequence[Matcher], out: Int[np.ndarray, "R W"], rows: Sequence[int], *, threads: int = THREADS
-) -> None:
-    """Write the masks of matchers to the given rows of an array, as `Matcher.fill` does, in several threads.
-
-    Args:
-        out: C-contiguous; other rows stay as they are.
-        rows: the row of each matcher, each once.
-    """
-    if not matchers:
-        return
-    assert out.flags.c_contiguous
-    assert out.dtype == np.int32
-    assert len(set(rows)) == len(rows) == len(matchers)
-    words = matchers[0].grammar.vocabulary.words
-    target = out if out.shape[1] == words else np.empty((len(out), words), np.int32)
-    # A thread takes neighbours: those of one lane would wait for each other.
-    order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-    computed = [(matchers[i].inner, rows[i]) for i in order if not matchers[i].run]
-    if computed:
-        _executor(threads).unsafe_compute_mask_ptr(computed, target.ctypes.data, words * 4, len(target))
-    for matcher, row in zip(matchers, rows, strict=True):
-        if matcher.run:
-            target[row] = 0
-            target[row].view(np.uint32)[matcher.run[-1] // 32] = 1 << matcher.run[-1] % 32
-        elif matcher.inner.is_error():
-            matcher.refill(target[row])
-        elif matcher.grammar.forces_much and np.bitwise_count(target[row].view(np.uint32)).sum() == 1:
-            matcher.run = matcher.forced()[::-1]
-        if target is not out:
-            out[row] = target[row, : out.shape[1]]
-
-
-def fill_behind(
-    matchers: Sequence[Matcher], drafts: Sequence[list[int]], out: Int[np.ndarray, "R K W"], *, threads: int = THREADS
-) -> None:
-    """Write the masks behind the first 1 … K drafts of each matcher, whose own text stays as it is, in several threads.
-
-    The mask behind the first n drafts is at n - 1. A mask is empty, and no token is drawn there, behind a wrong draft,
-    behind one that completes the text, where only an end token may follow, and where a matcher has fewer drafts.
-    `fill_all` writes the masks in front of the drafts, and is called before.
-
-    Args:
-        drafts: K or fewer of each matcher.
-        out: C-contiguous.
-    """
-    out[:] = 0
-    if not any(drafts):
-        return
-    assert out.flags.c_contiguous
-    assert out.dtype == np.int32
-    vocabulary = matchers[0].grammar.vocabulary
-    words, places = vocabulary.words, 1 + out.shape[1]
-    filled = np.zeros((len(matchers), places, words), np.int32)
-    order = sorted(range(len(matchers)), key=lambda i: matchers[i].lane)
-    computed = [i for i in order if drafts[i] and not matchers[i].run and not matchers[i].inner.is_error()]
-    if computed:
-        asked = [(matchers[i].inner, places * i, drafts[i]) for i in computed]
-        lines = places * len(matchers)
-        _executor(threads).unsafe_compute_mask_ptr_with_draft_token(asked, filled.ctypes.data, words * 4, lines)
-    for i, (matcher, tokens) in enumerate(zip(matchers, drafts, strict=True)):
-        if matcher.inner.is_error():
-            filled[i] = 0
-        for place, token in enumerate(reversed(matcher.run[-places:-1]) if tokens else (), 1):
-            if tokens[:place] == matcher.run[: -place - 1 : -1]:
-                filled[i, place].view(np.uint32)[token // 32] = 1 << token % 32
-    ends = np.zeros(words, np.int32)
-    for token in vocabulary.end_ids:
-        ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-    behind = filled[:, 1:, : out.shape[2]]
-    out[:] = np.where((behind & ~ends[: out.shape[2]]).any(axis=2, keepdims=True), behind, 0)
-
-
 @lru_cache
-def _executor(threads: int) -> Any:
+def executor(threads: int) -> Any:
+    """Return what fills masks in so many threads."""
     import llguidance
 
     return llguidance.LLExecutor(threads)

@@ -1,0 +1,1 @@
+"""Grammars and matchers of llguidance, and how they are tried."""
