@@ -217,6 +217,10 @@ class LocalEngine:
     async def start(self, front_end: FrontEnd) -> None:
         """Start the engine's thread, on the running event loop, for the routes of this process."""
         self.front_ends.append(front_end)
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Start the engine's thread, on the running event loop, and the processes that try forms."""
         self.thread.start()
         grammars = self.thread.engine.grammars
         if grammars is not None and grammars.is_warm:

@@ -230,7 +230,7 @@ class _Serving:
             loop.add_signal_handler(number, self._signalled)
         thread.on_death = self._died
         thread.on_leaving = self._begin_drain
-        thread.start()
+        await self._engine.begin()
         freeze()
         started = await fleet.start()
         if started:
