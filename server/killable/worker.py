@@ -112,6 +112,7 @@ def _forked(control: socket.socket) -> socket.socket:
 def answer_all(kind: Kind, loaded: Any, seconds: float, questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer each question, whatever it is, until the stream ends. From here on the process has its limits."""
     _set_limits()
+    much = _resident() + MEMORY // 8
     first = read_frame(questions)
     if first is None:
         return
@@ -122,17 +123,16 @@ def answer_all(kind: Kind, loaded: Any, seconds: float, questions: BinaryIO, ans
     while (question := read_frame(questions)) is not None:
         with _processor_time(seconds):
             found = answer(question)
-            _collect()
+            if _resident() > much:
+                gc.collect()  # what an error has left in cycles, such as its frames: the next question needs it
         answers.write(frame(found))
         answers.flush()
 
 
-def _collect() -> None:
-    """Free what a question has left in cycles, such as the frames of an error, if it is much: the next one needs it."""
+def _resident() -> int:
+    """Return the bytes that this process occupies."""
     with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * resource.getpagesize()
-    if resident > MEMORY // 8:
-        gc.collect()
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 @contextlib.contextmanager
