@@ -112,7 +112,10 @@ def test_a_schema_with_another_title_stays_itself() -> None:
     assert schemas.renamed(True, "x") is True
 
 
-@pytest.mark.parametrize(("memory", "share"), [([9, 9, 100, 100], 0), ([0] * 4 + [100, 100, 103, 103], 0.03)])
+@pytest.mark.parametrize(
+    ("memory", "share"),
+    [([9, 9, 100, 100], 0), ([0] * 4 + [100, 50, 103, 103], 0.03), ([0] * 4 + [50, 100, 60, 100], 0)],
+)
 def test_growth_is_from_the_third_quarter_to_the_last(memory: list[float], share: float) -> None:
     assert soak.growth(memory) == pytest.approx(share)
 
