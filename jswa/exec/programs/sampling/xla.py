@@ -249,11 +249,15 @@ def within_limits(
     # device without subnormals) takes for zero still keeps one.
     enough = jnp.where(rows.top_p < 1.0, jnp.maximum(rows.top_p, _TINY), 0.0)
 
+    # Keys of its own: of the search before's, XLA would compare with the first candidates once for both searches, and
+    # write what it finds, 15 bytes for each logit.
+    left = jnp.where(kept, ordered, jnp.uint32(0))
+
     def complete(threshold: UInt[Array, "R N"]) -> Bool[Array, "R N"]:
-        return psum(sums_from(probability, ordered, threshold, sums), devices) >= enough[:, None]
+        return psum(sums_from(probability, left, threshold, sums), devices) >= enough[:, None]
 
     edge = _largest(complete, len(scaled))
-    return kept & ((ordered >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
+    return kept & ((left >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
 
 
 def _softmax(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R V"]:
