@@ -45,13 +45,13 @@ def _closing(vocabulary: Vocabulary) -> Int[np.ndarray, " W"]:
 
 
 def _one_of(mask: Int[np.ndarray, " W"], rng: np.random.Generator) -> int | None:
-    """Return a token of a mask: one of a word, at random, behind a bit of it at random. None of an empty mask."""
+    """Return a token of a mask: of a random word the first one from a random place on. None of an empty mask."""
     words = np.flatnonzero(mask)
     if not len(words):
         return None
     chance = rng.random()
     word = int(words[int(chance * len(words))])
     bits = int(mask[word]) & 0xFFFF_FFFF
-    behind = bits >> int(chance * 2**20) % 32 << int(chance * 2**20) % 32
-    found = behind or bits
+    place = int(chance * 2**20) % 32
+    found = bits >> place << place or bits
     return 32 * word + (found & -found).bit_length() - 1

@@ -11,7 +11,7 @@ from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.matching import llg, masks
 from jswa.grammar.matching.llg import COSTLY, TOO_SLOW, Grammar, Matcher
-from jswa.grammar.matching.masks import fill_all, fill_behind
+from jswa.grammar.matching.masks import fill_all, fill_behind, watch_if_late
 from jswa.grammar.matching.trial import costly
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import StructuredOutputsParams
@@ -118,7 +118,7 @@ def test_of_a_slow_batch_only_the_slow_text_ends(grammars: Grammars, monkeypatch
     quick, culprit = compiled(grammars, regex="[ab]*").matcher(), compiled(grammars, regex="[cd]*").matcher()
     out = np.zeros((2, grammars.vocabulary.words), np.int32)
     with monkeypatch.context() as patched:
-        patched.setattr(masks, "MAX_MASK_SECONDS", -1.0)  # any batch is slow
+        patched.setattr(masks, "MAX_MASK_SECONDS", -1.0)  # any batch is late
         fill_all([quick, culprit], out, [0, 1])
     assert out.any(axis=1).all()
     behind = np.ones((2, 1, grammars.vocabulary.words), np.int32)
@@ -133,6 +133,15 @@ def test_of_a_slow_batch_only_the_slow_text_ends(grammars: Grammars, monkeypatch
         fill_all([quick, culprit], out, [0, 1])
     assert not quick.watched
     assert out[0].any()
+
+
+def test_a_batch_of_many_masks_may_take_longer(grammars: Grammars) -> None:
+    """As long as a slow mask and many ordinary ones: else all texts of a large batch would be watched for ever."""
+    grammar = compiled(grammars, regex="[ab]*")
+    for count, masks_of_each, watched in ((1, 1, True), (1, 2_000, False), (20, 100, False)):
+        matchers = [grammar.matcher() for _ in range(count)]
+        watch_if_late(matchers, masks_of_each, time.monotonic() - 0.052)
+        assert all(bool(matcher.watched) == watched for matcher in matchers)
 
 
 def test_the_bound_is_of_the_processor(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

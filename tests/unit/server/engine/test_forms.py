@@ -96,7 +96,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    """Yield forms for two keys; no process is left behind them."""
+    """Yield forms for two keys; none of their processes is left."""
     found = Running()
     yield found
     kill(*found.settle())
