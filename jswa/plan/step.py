@@ -213,7 +213,5 @@ class StepPlan:
     @cached_property
     def num_places(self) -> int:
         """Tokens that the step program must have room for: `drafts` per row, though some rows may run more."""
-        if not self.drafts:
-            return self.num_tokens
-        drafts = np.maximum(self.samples - 1, 0)
+        drafts = np.maximum(self.samples - 1, 0) if self.drafts else np.zeros(0, np.int32)
         return self.num_tokens - max(0, int(drafts.sum()) - self.drafts * int(np.count_nonzero(drafts)))
