@@ -34,11 +34,11 @@ from jswa.exec.sizing import (
     size_arena,
     table_bytes,
 )
+from jswa.forms.layouts import lay_out, require_form
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.panels import lay_out, require_form
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights import lora_files

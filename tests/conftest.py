@@ -78,6 +78,7 @@ if os.environ.get("CHECK_TYPES") == "1":
             "jswa.cache",
             "jswa.sched",
             "jswa.exec",
+            "jswa.forms",
             "jswa.model",
             "jswa.engine",
             "jswa.text.tokenizer",

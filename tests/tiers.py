@@ -40,7 +40,7 @@ class Tier:
         return test.startswith(self.tests) and not test.startswith(self.always or "\0")
 
 
-_KERNELS = ("pallas_kernels/", "jswa/exec/programs/", "jswa/model/", "tools/cases/", "requirements.lock")
+_KERNELS = ("pallas_kernels/", "jswa/exec/programs/", "jswa/forms/", "jswa/model/", "tools/cases/", "requirements.lock")
 TIERS = {
     "kernels": Tier(  # which are interpreted
         sources=(

@@ -19,10 +19,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks import result_file
+from jswa.forms.base.names import LINEAR
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
-from jswa.model.weights.formats import LINEAR
 from tools.cases.hub_configs import CONFIGS
 
 GROUP, OUTPUT = 32, 48

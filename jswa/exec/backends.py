@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.forms.base.names import Linear, matrices_on_xla
 from jswa.model.glue.products import adds_experts
 from jswa.model.glue.projection import require_served
 from jswa.model.glue.routing import require_routed
-from jswa.model.panels import matrices_on_xla
-from jswa.model.transformer import Linear, Params
+from jswa.model.transformer import Params
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoGlueKernel, NoRoutingKernel

@@ -56,10 +56,10 @@ from jswa.exec.side_programs import (
     compile_set_texts,
     idle_launches,
 )
+from jswa.forms.base.names import has_other_products
 from jswa.model.binding import head_names, run_dtype
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs, without_adapters
-from jswa.model.panels import has_other_products
 from jswa.model.transformer import Params
 from jswa.plan import Feature, RowMask, StepPlan
 

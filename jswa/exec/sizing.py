@@ -24,14 +24,15 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.forms.base.names import ENDS, LINEAR, Linear
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Layers, Scheme
 from jswa.model.hf.tensor_map import sources
 from jswa.model.lora import has_adapters
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Linear, Params
-from jswa.model.weights.formats import ENDS, LINEAR, QuantizationMode
+from jswa.model.transformer import Params
+from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.lora_files import room_bytes
 from jswa.plan import Logprobs
 from pallas_kernels.experts.api import Implementation as Experts

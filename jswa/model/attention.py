@@ -1,12 +1,12 @@
 """Attention layer: projections, norms and rotary embedding around the attention function, which the caller supplies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
 from jswa.model.glue.products import linear_parts, weight_of
@@ -166,3 +166,13 @@ def _temperature(config: Temperature, positions: Int[Array, " T"]) -> Float[Arra
     steps = (positions.astype(jnp.float32) + config.offset) / config.period
     growth = config.rate * jnp.log1p(jnp.floor(steps) if config.whole else steps)
     return jnp.exp(growth) if config.power else 1.0 + growth
+
+
+def scales_name(layer: int) -> str:
+    """Return the name of a layer's scales among the parameters."""
+    return f"layers.{layer}.attention.kv.scales"
+
+
+def scales_of(params: Mapping[str, Array], attention: AttentionConfig, layer: int) -> Float32[Array, "2 K"] | None:
+    """Return the scales of the KV that a layer reads, which may be another layer's (`kv_from`)."""
+    return params.get(scales_name(layer if attention.kv_from is None else attention.kv_from))

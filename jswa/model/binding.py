@@ -12,12 +12,12 @@ from flax import nnx
 from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
+from jswa.forms.base.names import Linear, runs_on_mosaic
 from jswa.model.altup import StreamLayer, Streams
 from jswa.model.layers import Mlp, Normalize, tiles_of
 from jswa.model.lora import Adapted, Matrix, with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
-from jswa.model.panels import runs_on_mosaic
-from jswa.model.transformer import Decoder, Linear, Params
+from jswa.model.transformer import Decoder, Params
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.api import Implementation, Weights
 from pallas_kernels.experts.dense import DensePlain, DenseTiles

@@ -5,7 +5,7 @@ Outside this module, parameters are a plain dict {dotted name: array}; nnx modul
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
+from jswa.forms.base.names import Linear
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
@@ -33,7 +34,6 @@ from pallas_kernels.glue.sums import apart
 from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
-Linear = Literal["xla", "cpu", "mosaic", "fp8"]
 Tap = Callable[[int, Float[Array, "T M"]], None]
 Routed = Callable[[int, Int[Array, "T k"]], None]
 

@@ -8,7 +8,7 @@ from typing import get_args
 import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
-from jswa.model.transformer import Linear
+from jswa.forms.base.names import Linear
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint

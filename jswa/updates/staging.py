@@ -16,14 +16,14 @@ from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
+from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST, Linear
+from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
-from jswa.model.panels import OUTPUTS_FIRST, lay_out
-from jswa.model.transformer import Linear, Params
+from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.packed.blocks import BLOCK_SCALES
 from jswa.model.weights.placement import Placement
 from jswa.updates.assembly import assemble_arrays, put_whole
 from pallas_kernels.experts.api import Implementation

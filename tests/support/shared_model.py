@@ -23,10 +23,11 @@ from safetensors.numpy import load_file
 from jswa.config import LoraRoom
 from jswa.errors import CacheFileError
 from jswa.exec.mesh import make_mesh, mesh_of, specs_of
+from jswa.forms.base.names import OUTPUTS_FIRST, fp8_names
+from jswa.forms.layouts import lay_out
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
-from jswa.model.panels import OUTPUTS_FIRST, fp8_names, lay_out
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint

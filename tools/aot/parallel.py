@@ -31,15 +31,12 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.sizing import weight_bytes
+from jswa.forms.base.names import BLOCK_SCALES, INT4_TILES, OUTPUTS_FIRST, TILES, Linear
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Linear
 from jswa.model.weights.formats import QuantizationMode
-from jswa.model.weights.packed.blocks import BLOCK_SCALES
-from jswa.model.weights.packed.tiles import INT4_TILES, TILES
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
 from pallas_kernels.experts.eight_bits import DEEP, TILE

@@ -22,10 +22,9 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
+from jswa.forms.base.names import LINEAR, OUTPUTS_FIRST
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
-from jswa.model.panels import OUTPUTS_FIRST
-from jswa.model.weights.formats import LINEAR
 from jswa.text.speculation import PROGRAMS, Speculation
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest

@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
+from jswa.forms.base.names import BLOCK_SCALES, CODES, LINEAR, OUTPUTS_FIRST, SCALES, TILES, ZEROS, Linear, fp8_names
 from jswa.model.binding import param_shapes
 from jswa.model.lora import adapter_params
-from jswa.model.panels import OUTPUTS_FIRST, fp8_names
-from jswa.model.transformer import Linear, Params
-from jswa.model.weights.formats import LINEAR, QuantizationMode, reformat
-from jswa.model.weights.packed.blocks import BLOCK_SCALES
-from jswa.model.weights.packed.int4 import CODES, SCALES, ZEROS
-from jswa.model.weights.packed.tiles import TILES
+from jswa.model.transformer import Params
+from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation as Experts

@@ -29,11 +29,11 @@ from jswa.exec.side_programs import (
     compile_set_rows,
     compile_set_texts,
 )
+from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes, run_dtype
 from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import parse_config
-from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement

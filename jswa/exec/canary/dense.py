@@ -13,10 +13,8 @@ from jaxtyping import Array, Float
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.small import Case
+from jswa.forms.base.names import in_tiles, linear_in_16_bits, runs_on_mosaic
 from jswa.model.layers import tiles_of, unit_of
-from jswa.model.panels import linear_in_16_bits, runs_on_mosaic
-from jswa.model.weights.formats import LINEAR
-from jswa.model.weights.packed.tiles import in_tiles
 from pallas_kernels.experts import dense, eight_bits, int4_tiles
 from pallas_kernels.experts.dense import Dense, DensePlain, DenseTiles
 from pallas_kernels.experts.eight_bits import TILE, BlockTiles8, Tiles8
@@ -36,7 +34,7 @@ def dense_cases(
         params: of one device.
     """
     seen: set[Hashable] = set()
-    for name in (*in_tiles(params, LINEAR), *linear_in_16_bits(params)):
+    for name in (*in_tiles(params), *linear_in_16_bits(params)):
         weights = _weights(name, params, sms)
         unit = None if f"{name}.lora_a" in params else _unit(model, name, params, weights)
         for bucket in buckets:

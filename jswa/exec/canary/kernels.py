@@ -31,10 +31,10 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
+from jswa.model.attention import scales_of
 from jswa.model.binding import run_dtype
 from jswa.model.layers import tiles_of
 from jswa.model.transformer import Params
-from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import COLUMNS
 from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
 from pallas_kernels.experts.api import Weights, grouped_matmul, variant

@@ -15,13 +15,13 @@ from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConf
 from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.draws import sampling_results
+from jswa.forms.base.names import OUTPUTS_FIRST
+from jswa.model.attention import scales_of
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
 from jswa.model.glue.routing import route, router_of
 from jswa.model.layers import Mlp
-from jswa.model.panels import OUTPUTS_FIRST
 from jswa.model.transformer import Params
-from jswa.model.weights.kv_scales import scales_of
 from pallas_kernels import fp8
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing

@@ -12,10 +12,10 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.state import DeviceState
+from jswa.model.attention import scales_of
 from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params
-from jswa.model.weights.kv_scales import scales_of
 from jswa.plan import Logprobs
 from jswa.text.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens

@@ -28,12 +28,12 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
+from jswa.forms.base.names import BLOCK_SCALES, CODES, GROUP_OF, LINEAR, SCALES, ZEROS, Linear
+from jswa.model.attention import scales_name
 from jswa.model.binding import param_shapes
-from jswa.model.transformer import Linear, Params
-from jswa.model.weights.formats import LINEAR
-from jswa.model.weights.kv_scales import scales_name
-from jswa.model.weights.packed.blocks import BLOCK_SCALES, cut_blocks, rounded
-from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, for_devices
+from jswa.model.transformer import Params
+from jswa.model.weights.packed.blocks import cut_blocks, rounded
+from jswa.model.weights.packed.int4 import for_devices
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import read_object, shown

@@ -7,7 +7,6 @@ of 4 bits: see `packed.int4`; for those kernels they are N.int4_tiles (`Int4Tile
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,20 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jswa.errors import CheckpointError, ConfigError
+from jswa.forms.base.names import BLOCK_SCALES, CODES, ENDS, GROUP_OF, LINEAR, SCALES, ZEROS, Linear
+from jswa.forms.tiles import eight_bits_limit, int4_limit
 from jswa.model.hf.assemble import Read, assemble
 from jswa.model.hf.tensor_map import Part, Source
-from jswa.model.transformer import Linear, Params
+from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed, Scaled, Weight, read_scales
-from jswa.model.weights.packed.blocks import (
-    BLOCK_SCALES,
-    Blocks,
-    blocks_for_kernel,
-    blocks_of,
-    load_blocks,
-    stored_values,
-)
-from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Groups, groups_of, is_4_bit, load_int4
-from jswa.model.weights.packed.tiles import eight_bits_limit, int4_limit
+from jswa.model.weights.packed.blocks import Blocks, blocks_for_kernel, blocks_of, load_blocks, stored_values
+from jswa.model.weights.packed.int4 import Groups, groups_of, is_4_bit, load_int4
 from jswa.model.weights.placement import Placement, empty, expert_by_expert
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
@@ -42,8 +35,6 @@ from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Kind, Quantized, magnitudes, quantize, quantize_rows
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
-LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
-ENDS = ("embed", "lm_head")
 _KINDS: dict[str, Kind] = {"I8": "int8", "F8_E4M3": "fp8"}
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 Format = Kind | Literal["mxfp4"] | Groups | Blocks  # Groups: integers of 4 bits

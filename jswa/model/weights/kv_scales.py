@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float32
+from jaxtyping import Float32
 
-from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
+from jswa.model.attention import scales_name
 from jswa.model.transformer import Params
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
@@ -37,16 +38,6 @@ class StoredScales(NamedTuple):
     keys: Tensor
     values: Tensor
     heads: int
-
-
-def scales_name(layer: int) -> str:
-    """Return the name of a layer's scales among the parameters."""
-    return f"layers.{layer}.attention.kv.scales"
-
-
-def scales_of(params: Params, attention: AttentionConfig, layer: int) -> Float32[Array, "2 K"] | None:
-    """Return the scales of the KV that a layer reads, which may be another layer's (`kv_from`)."""
-    return params.get(scales_name(layer if attention.kv_from is None else attention.kv_from))
 
 
 def kv_scale_names(layers: int, tensors: Mapping[str, Tensor]) -> set[str]:

@@ -23,13 +23,13 @@ from jaxtyping import Float, Shaped
 from jswa.architecture import ModelConfig
 from jswa.config import LoraRoom
 from jswa.errors import CheckpointError, ConfigError, RequestError, UnknownAdapter
+from jswa.forms.base.names import LINEAR
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, MAX_RANK, LoraConfig, read_lora_config
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
 from jswa.model.lora import Pairs, adapter_params
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
-from jswa.model.weights.formats import LINEAR
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 from jswa.model.weights.safetensors_header import read_header

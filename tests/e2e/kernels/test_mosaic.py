@@ -4,7 +4,6 @@ Unit tests compare the kernels call by call. Here the step makes the calls: it c
 windows and sinks, in prefill by chunks, mixed steps, decode, hits inside a page, and revival.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from jswa.forms.base.names import LINEAR, ZEROS
+from jswa.forms.tiles import lay_out_tiles
 from jswa.model.weights.packed.blocks import blocks_for_kernel
-from jswa.model.weights.packed.int4 import ZEROS
-from jswa.model.weights.packed.tiles import lay_out_tiles
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
@@ -280,12 +279,12 @@ def test_linear_layers_of_8_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.M
 def test_a_zero_point_of_another_group_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of 4 bits fails clearly if the zero points of the first group are one too large."""
 
-    def wrong(params: dict[str, Any], linear: re.Pattern[str]) -> None:
+    def wrong(params: dict[str, Any]) -> None:
         for name in [name.removesuffix(f".{ZEROS}") for name in params if name.endswith(f".{ZEROS}")]:
-            if linear.search(name):
+            if LINEAR.search(name):
                 params[f"{name}.{ZEROS}"] = params[f"{name}.{ZEROS}"].at[:1].add(1)
-        lay_out_tiles(params, linear)
+        lay_out_tiles(params)
 
-    monkeypatch.setattr("jswa.model.panels.lay_out_tiles", wrong)
+    monkeypatch.setattr("jswa.forms.layouts.lay_out_tiles", wrong)
     options = DENSE | {"linear_backend": "mosaic"}
     assert worst(tmp_path, monkeypatch, "llama4_text in 4 bits", quantization="auto", **options) > 0.1

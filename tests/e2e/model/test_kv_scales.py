@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jswa.architecture import ModelConfig
+from jswa.model.attention import scales_name
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.transformer import Params
-from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.load import load_checkpoint
 from tests.parity.load import load_fixture
 from tests.parity.sketch import sketch

@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jswa.exec.mesh import make_mesh, specs_of
+from jswa.forms.layouts import lay_out
 from jswa.model.collectives import AXIS
-from jswa.model.panels import lay_out
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement

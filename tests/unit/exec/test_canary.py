@@ -19,9 +19,9 @@ from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
 from jswa.exec.compile.store import ProgramStore
-from jswa.model.panels import OUTPUTS_FIRST, lay_out
+from jswa.forms.layouts import lay_out
+from jswa.model.attention import scales_name
 from jswa.model.weights.formats import QuantizationMode, reformat
-from jswa.model.weights.kv_scales import scales_name
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from pallas_kernels import fp8
@@ -80,7 +80,7 @@ def test_products_of_8_bit_factors_are_checked(fault: float, monkeypatch: pytest
     for name, value in random_params(model).items():
         params |= reformat(name, {name: value}, Placement(model), "fp8", "xla")
     lay_out(params, linear="fp8", experts=False)
-    sizes = {value.shape for name, value in params.items() if name.endswith(OUTPUTS_FIRST)}
+    sizes = {value.shape for name, value in params.items() if name.endswith(".rows")}
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
     given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Backends(linear="fp8")
     monkeypatch.setattr(fp8, "matmul", lambda x, weights: right(x, weights) * fault)

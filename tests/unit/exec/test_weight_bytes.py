@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jswa.exec.sizing import weight_bytes
+from jswa.forms.layouts import lay_out
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.panels import lay_out
 from jswa.model.partition import shard_config
 from jswa.model.weights.load import load_checkpoint
 from pallas_kernels.experts.api import Implementation as Experts

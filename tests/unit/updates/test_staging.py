@@ -10,8 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from jswa.errors import WeightsError
-from jswa.model.panels import lay_out
-from jswa.model.transformer import Linear, Params
+from jswa.forms.base.names import Linear
+from jswa.forms.layouts import lay_out
+from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement

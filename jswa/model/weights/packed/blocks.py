@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Shaped
 
 from jswa.errors import ConfigError
+from jswa.forms.base.names import BLOCK_SCALES
+from jswa.forms.tiles import blocks_limit
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
 from jswa.model.transformer import Params
@@ -23,10 +25,9 @@ from jswa.model.weights.quantize import load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER, Implementation
-from pallas_kernels.experts.eight_bits import DEEP, TILE, BlockTiles8
+from pallas_kernels.experts.eight_bits import BlockTiles8
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 
-BLOCK_SCALES = "block_scales"
 # Whose outputs are rows on disk, and their inputs in the same order.
 _LAYOUTS = "experts", "transposed", "matrix", "rank_slices"
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -119,19 +120,6 @@ def rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
 
 def _names(name: str) -> tuple[str, str]:
     return f"{name}.values", f"{name}.{BLOCK_SCALES}"
-
-
-def blocks_limit(sides: tuple[int, int], counts: tuple[int, int]) -> str | None:
-    """Return why a matrix, or each of a stack, with scales of blocks has no tiles; None if it has.
-
-    Args:
-        sides: inputs and outputs.
-        counts: of blocks along both.
-    """
-    if eight_bits.blocks_fit(*sides, *counts):
-        return None
-    inputs, outputs = (side // count for side, count in zip(sides, counts, strict=True))
-    return f"has blocks of {inputs} inputs by {outputs} outputs and needs multiples of {DEEP} by {TILE}"
 
 
 def stored_values(

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32, Shaped
 
 from jswa.errors import CheckpointError, ConfigError
+from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
@@ -20,8 +21,7 @@ from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from jswa.model.weights.safetensors_files import TYPES, Reader
 
-CODES, SCALES, ZEROS, GROUP_OF = "codes", "group_scales", "group_zeros", "group_of"
-Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory; keys are the names above
+Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by the ends of their names
 
 
 class Groups(NamedTuple):

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 
 from jswa.errors import ConfigError
+from jswa.forms.base.names import OUTPUTS_FIRST, fp8_names
+from jswa.forms.layouts import lay_out, require_form
 from jswa.model.layers import linear
 from jswa.model.lora import Adapted, lora_product
-from jswa.model.panels import OUTPUTS_FIRST, fp8_names, lay_out, require_form
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert

@@ -10,9 +10,9 @@ import pytest
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
+from jswa.model.attention import scales_name, scales_of
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.transformer import Params
-from jswa.model.weights.kv_scales import scales_name, scales_of
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
 from jswa.storage.persist import weights_digest

@@ -10,12 +10,13 @@ import pytest
 
 from jswa.errors import ConfigError, WeightsError
 from jswa.exec.sizing import weight_bytes
+from jswa.forms.base.names import Linear
+from jswa.forms.layouts import lay_out, require_form
 from jswa.model.binding import bind
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.layers import tiles_of
-from jswa.model.panels import lay_out, require_form
-from jswa.model.transformer import Linear, Params
+from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement

@@ -10,10 +10,11 @@ from flax import nnx
 from jaxtyping import Float
 
 from jswa.errors import ConfigError
+from jswa.forms.base.names import linear_in_16_bits
+from jswa.forms.layouts import lay_out, require_form
 from jswa.model.binding import bind
 from jswa.model.layers import linear, tiles_of
 from jswa.model.lora import Adapted, lora_product
-from jswa.model.panels import lay_out, linear_in_16_bits, require_form
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert

@@ -11,13 +11,14 @@ from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, ConfigError
+from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.llm import LLM
 from jswa.model.binding import bind
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import check_adapters, load_adapters
-from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS, Arrays, for_devices
+from jswa.model.weights.packed.int4 import Arrays, for_devices
 from jswa.storage.convert import convert
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation

@@ -4,26 +4,18 @@ Checkpoints, converted or not, keep their own form. Linear layers become N.int4_
 N.block_scales, once they are on the devices; each device's part is laid out where it is.
 """
 
-import re
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jswa.errors import ConfigError
-from jswa.model.transformer import Params
-from jswa.model.weights.packed.blocks import BLOCK_SCALES, blocks_limit
-from jswa.model.weights.packed.int4 import CODES, GROUP_OF, SCALES, ZEROS
+from jswa.forms.base.names import BLOCK_SCALES, CODES, GROUP_OF, INT4_TILES, LINEAR, SCALES, TILES, ZEROS
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
+from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8, Tiles8
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedBlocks
-
-INT4_TILES, TILES = "int4_tiles", "tiles"
 
 
 def int4_limit(sides: tuple[int, int], groups: int, scales: list[Array], *, act_order: bool) -> str | None:
@@ -48,30 +40,34 @@ def eight_bits_limit(sides: tuple[int, int]) -> str | None:
     return f"{list(sides)} in 8 bits does not fit multiples of {TILE}" if any(side % TILE for side in sides) else None
 
 
-def in_tiles(params: Mapping[str, Any], linear: re.Pattern[str]) -> list[str]:
-    """Return the names of the linear layers' matrices that are held in tiles; experts are none."""
-    found = (name.rpartition(".") for name, value in params.items() if name.endswith((TILES, INT4_TILES)))
-    return [base for base, _, form in found if linear.search(base) and params[f"{base}.{form}"].ndim == 4]
+def blocks_limit(sides: tuple[int, int], counts: tuple[int, int]) -> str | None:
+    """Return why a matrix, or each of a stack, with scales of blocks has no tiles; None if it has.
+
+    Args:
+        sides: inputs and outputs.
+        counts: of blocks along both.
+    """
+    if eight_bits.blocks_fit(*sides, *counts):
+        return None
+    inputs, outputs = (side // count for side, count in zip(sides, counts, strict=True))
+    return f"has blocks of {inputs} inputs by {outputs} outputs and needs multiples of {DEEP} by {TILE}"
 
 
-def lay_out_tiles(params: Params, linear: re.Pattern[str]) -> None:
+def lay_out_tiles(params: dict[str, Array]) -> None:
     """Replace the matrices of linear layers in integers of 4 bits and in 8 bits by tiles, one after the other.
 
     On the way a matrix takes two or three times its bytes (compiled for an H200).
 
     Raises ConfigError if a device's part of a matrix does not fit.
-
-    Args:
-        linear: the names of the matrices of linear layers.
     """
     for name in [name for name in params if name.endswith((f".{CODES}", ".values")) and params[name].ndim == 2]:
         base, _, form = name.rpartition(".")
-        if linear.search(base):
+        if LINEAR.search(base):
             of_8_bits = _lay_out_blocks if f"{base}.{BLOCK_SCALES}" in params else _lay_out_8_bits
             (_lay_out_int4 if form == CODES else of_8_bits)(base, params)
 
 
-def _lay_out_int4(name: str, params: Params) -> None:
+def _lay_out_int4(name: str, params: dict[str, Array]) -> None:
     codes, scales, zeros = (params[f"{name}.{field}"] for field in (CODES, SCALES, ZEROS))
     (half, outputs), (groups, _) = _own_sides(codes), _own_sides(scales)
     act_order = f"{name}.{GROUP_OF}" in params
@@ -83,7 +79,7 @@ def _lay_out_int4(name: str, params: Params) -> None:
         del params[f"{name}.{field}"]
 
 
-def _lay_out_8_bits(name: str, params: Params) -> None:
+def _lay_out_8_bits(name: str, params: dict[str, Array]) -> None:
     values, scales = params[f"{name}.values"], params[f"{name}.scales"]
     _refuse(name, eight_bits_limit(_own_sides(values)))
     parts = map(Quantized, *map(_on_devices, (values, scales)))
@@ -94,7 +90,7 @@ def _lay_out_8_bits(name: str, params: Params) -> None:
     del params[f"{name}.values"]
 
 
-def _lay_out_blocks(name: str, params: Params) -> None:
+def _lay_out_blocks(name: str, params: dict[str, Array]) -> None:
     values, scales = params[f"{name}.values"], params[f"{name}.{BLOCK_SCALES}"]
     _refuse(name, blocks_limit(_own_sides(values), _own_sides(scales)))
     parts = map(QuantizedBlocks, *map(_on_devices, (values, scales)))

@@ -4,7 +4,6 @@ import math
 import mmap
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped, UInt8
 
 from jswa.errors import ConfigError
-from jswa.model.transformer import Linear
-from jswa.model.weights.formats import LINEAR
-from jswa.model.weights.packed.tiles import lay_out_tiles
+from jswa.forms.base.names import OUTPUTS_FIRST, Linear, fp8_names, linear_in_16_bits
+from jswa.forms.tiles import lay_out_tiles
 from pallas_kernels.cpu.products import PANEL, QUAD, fits_quads, panel_count, to_panels, to_quads
 from pallas_kernels.experts.dense import fits
 from pallas_kernels.experts.eight_bits import TILE
@@ -27,11 +25,7 @@ _MATRIX = re.compile(
     r"|streams\.(router|predict_by|correct_by|laurel_left|laurel_right))"
     r"|^(lm_head|fc|pre|post|per_layer\.project|streams\.(begin|end)))(\.values|\.codes)?$"
 )
-_ROUTER = re.compile(r"\.(mlp|moe)\.router$")
 _EXPERTS = re.compile(r"\.(gate_up|down)(\.values|\.codes)?$")
-# They have two axes, and no product on XLA.
-_NO_FACTOR = re.compile(r"((^|^per_layer\.)embed(\.values)?|_bias|scales|\.group_zeros)$")
-OUTPUTS_FIRST = ".rows"  # ends the name of a matrix in float8 with outputs first
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page
 _ROOM = 64 * 2**20  # bytes that are reserved at a time
@@ -67,7 +61,7 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
 
     For "fp8", N.values [K, C] of linear layers in e4m3 becomes N.rows [C, K]; `transformer.bind` sees from the name
     that activations are rounded too. For "mosaic", those in 8 bits and in integers of 4 bits become tiles
-    (`packed.tiles`), and those in 16 bits stay as they are. Raises ConfigError if such products cannot have a matrix
+    (`tiles`), and those in 16 bits stay as they are. Raises ConfigError if such products cannot have a matrix
     of that size.
 
     Panels are of numbers, values of 8 bits or codes of 4 bits. A matrix [*E, K, C] becomes [*E, P, K, 32];
@@ -85,7 +79,7 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
     if linear == "fp8":
         _lay_out_fp8(params)
     if linear == "mosaic":
-        lay_out_tiles(params, LINEAR)
+        lay_out_tiles(params)
     if linear != "cpu" and not experts:
         return
     room, placed = Room(sum(array.nbytes for array in params.values())), set[str]()
@@ -104,14 +98,6 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
         params[name] = _moved(params.pop(name), room)
 
 
-def fp8_names(params: Mapping[str, Any]) -> list[str]:
-    """Return the names of the linear layers' matrices that are held in float8, inputs first; experts are none."""
-    values = {name.removesuffix(".values"): value for name, value in params.items() if name.endswith(".values")}
-    return [
-        name for name, value in values.items() if LINEAR.search(name) and (value.ndim, value.dtype) == (2, np.uint8)
-    ]
-
-
 def require_form(params: Mapping[str, Array], linear: Linear) -> None:
     """Raise ConfigError if a backend of linear layers is named for forms of weights that a matrix does not have.
 
@@ -128,41 +114,6 @@ def require_form(params: Mapping[str, Array], linear: Linear) -> None:
     if linear == "fp8" and not any(name.endswith(OUTPUTS_FIRST) for name in params):
         limit = "no linear layer is held in float8 with a scale per output: set quantization to fp8, which rounds them"
         raise ConfigError("linear_backend", "fp8", limit)
-
-
-def runs_on_mosaic(name: str, shape: tuple[int, ...], *, alone: bool) -> bool:
-    """Return whether Hopper's kernel multiplies by a matrix in 16 bits, if it is the backend of linear layers.
-
-    `alone`: in an engine whose rows are computed alone. There it has routers, whose outputs are padded, and a head that
-    fits too; elsewhere XLA has them.
-    """
-    if LINEAR.search(name):
-        return True
-    return alone and ((bool(_ROUTER.search(name)) and shape[0] % TILE == 0) or (name == "lm_head" and fits(*shape)))
-
-
-def linear_in_16_bits(params: Mapping[str, Array]) -> list[str]:
-    """Return the names of the linear layers' matrices in the type of the activations; experts are none."""
-    return [name for name, value in params.items() if LINEAR.search(name) and value.ndim == 2]
-
-
-def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
-    """Return whether XLA runs products with some matrices of 16 bits: of adapters and the like, or with all."""
-    return linear != "cpu" or any(params[name].dtype.itemsize == 2 for name in matrices_on_xla(params))
-
-
-def matrices_on_xla(params: Mapping[str, Array], linear: Linear = "cpu") -> list[str]:
-    """Return the names of the matrices with which XLA runs products, in an engine whose rows are computed alone.
-
-    `linear`: the backend for which the parameters are laid out: "cpu" or "mosaic".
-    """
-    found = [name for name, value in params.items() if value.ndim == 2 and not _NO_FACTOR.search(name)]
-    if linear == "cpu":
-        return found
-    found = [name for name in found if not runs_on_mosaic(name, params[name].shape, alone=True)]
-    if any(name.split(".")[0] == "lm_head" for name in params):
-        return found
-    return found if "embed" in params and fits(*params["embed"].shape) else [*found, "embed"]
 
 
 def _lay_out_fp8(params: dict[str, Array]) -> None:
