@@ -18,6 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float8e4m3fn, Float32, UInt8
 
+from pallas_kernels.experts.glu import Glu
 from pallas_kernels.quantized import numbers
 
 UNIT = 16  # K and C must be multiples; XLA pads other matrices to one, with a copy in every step
@@ -40,6 +41,18 @@ class Fp8Rows(NamedTuple):
 
     values: UInt8[Array, "C K"]
     scales: Float32[Array, " C"]
+
+    @property
+    def native(self) -> bool:
+        """XLA multiplies."""
+        return False
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weightsᵀ in x's type, of x rounded to e4m3."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> None:
+        """No kernel computes gates, ups and their unit."""
 
 
 def quantize_tokens(x: Float[Array, "T K"]) -> tuple[Float8e4m3fn[Array, "T K"], Float32[Array, " T"]]:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt8
 
+from pallas_kernels.experts.glu import Glu
+
 _BLOCK = 512
 
 
@@ -29,6 +31,23 @@ class Int4(NamedTuple):
     scales: Float[Array, "*E G C"]
     zeros: UInt8[Array, "*E G C"]
     group_of: Int32[Array, "*E K"] | None = None
+
+    @property
+    def native(self) -> bool:
+        """XLA multiplies."""
+        return False
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weights in x's type."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> None:
+        """No kernel computes gates, ups and their unit."""
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the CPU's library reads the matrix, and its arrays."""
+        arrays = [self.codes, self.scales, self.zeros]
+        return ("codes", arrays) if self.group_of is None else ("codes_by_table", [*arrays, self.group_of])
 
 
 def dequantized(weights: Int4, dtype: jnp.dtype) -> Float[Array, "K C"]:

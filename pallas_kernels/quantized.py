@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int, Int8, UInt8
 
+from pallas_kernels.experts.glu import Glu
+
 Kind = Literal["int8", "fp8"]
 _BLOCK = 512
 
@@ -37,12 +39,44 @@ class Quantized(NamedTuple):
     values: Int8[Array, "*E K C"] | UInt8[Array, "*E K C"]
     scales: Float32[Array, "*E C"]
 
+    @property
+    def native(self) -> bool:
+        """XLA multiplies."""
+        return False
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weights in x's type."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> None:
+        """No kernel computes gates, ups and their unit."""
+
+    def scores(self, x: Float[Array, "T K"]) -> Float32[Array, "T C"]:
+        """Return x · weights in float32."""
+        return product(x, self)
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the CPU's library reads the matrix, and its arrays."""
+        return "scaled", [self.values, self.scales]
+
 
 class QuantizedRows(NamedTuple):
     """Weights: values · scales, of a matrix with a scale per row. Otherwise as `Quantized`."""
 
     values: Int8[Array, "V K"] | UInt8[Array, "V K"]
     scales: Float32[Array, " V"]
+
+    def rows(self, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
+        """Return rows by their indices."""
+        return rows_of(self, ids, dtype)
+
+    def scores(self, x: Float[Array, "T K"]) -> Float32[Array, "T V"]:
+        """Return x · weightsᵀ in float32."""
+        return matmul_rows(x, self)
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the CPU's library reads the matrix, and its arrays."""
+        return "scaled", [self.values, self.scales]
 
 
 class QuantizedBlocks(NamedTuple):

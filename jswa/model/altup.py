@@ -2,15 +2,16 @@
 
 from functools import reduce
 from operator import add
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AltUp, Norm, PerLayerInput
+from jswa.forms.matrix import plain_of
 from jswa.model.layers import Normalize, linear, zeros
 from pallas_kernels.cpu.experts import grouped_products
-from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.glu import activate
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.glue.sums import Implementation as Sums
@@ -62,8 +63,9 @@ class Streams(nnx.Module):
     sums: Sums = "xla"
 
     def __init__(self, config: AltUp, d_model: int, dtype: jnp.dtype) -> None:
-        self.begin = zeros(config.streams - 1, d_model, d_model, dtype=dtype)
-        self.end = zeros(config.streams - 1, d_model, d_model, dtype=dtype)
+        self.others = config.streams - 1
+        self.begin = zeros(self.others, d_model, d_model, dtype=dtype)
+        self.end = zeros(self.others, d_model, d_model, dtype=dtype)
 
     def split(self, x: Float[Array, "T M"]) -> Float[Array, "T S M"]:
         """Return x as the first stream, and projections of x, scaled to its magnitude, as the others."""
@@ -81,15 +83,15 @@ class Streams(nnx.Module):
         return (total / wide.shape[1]).astype(x.dtype)
 
     def _project(self, x: Float[Array, "T n M"], weight: nnx.Param[Array]) -> Float[Array, "T s M"]:
-        matrices: Array | Panels = weight.get_value()
-        if not isinstance(matrices, Panels):
+        held: Any = weight.get_value()
+        matrices = plain_of(held)
+        if matrices is not None:
             wide = jnp.broadcast_to(x, (len(x), len(matrices), x.shape[2]))
             return jnp.einsum("tsm,smn->tsn", wide, matrices)
-        assert isinstance(matrices.weights, Array)
-        tokens, count = len(x), len(matrices.weights)
+        tokens, count = len(x), self.others
         rows = jnp.broadcast_to(x, (tokens, count, x.shape[2])).swapaxes(0, 1).reshape(count * tokens, -1)
         groups = Groups(tokens * jnp.arange(count, dtype=jnp.int32), jnp.full(count, tokens, jnp.int32))
-        return grouped_products(rows, matrices, groups, None).reshape(count, tokens, -1).swapaxes(0, 1)
+        return grouped_products(rows, held, groups, None).reshape(count, tokens, -1).swapaxes(0, 1)
 
 
 class StreamLayer(nnx.Module):

@@ -9,24 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.names import Linear, runs_on_mosaic
+from jswa.forms.base.form import Place
+from jswa.forms.base.names import Linear
+from jswa.forms.table import matrix_at
 from jswa.model.altup import StreamLayer, Streams
-from jswa.model.layers import Mlp, Normalize, tiles_of
-from jswa.model.lora import Adapted, Matrix, with_adapters
+from jswa.model.layers import Mlp, Normalize
+from jswa.model.lora import with_adapters
 from jswa.model.moe import Experts, Moe, Storage, storage_of
 from jswa.model.transformer import Decoder, Params
-from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts.api import Implementation, Weights
-from pallas_kernels.experts.dense import DensePlain, DenseTiles
+from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.routing.api import Implementation as Routing
-from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized, QuantizedBlocks, QuantizedRows
 
 
 def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plain") -> dict[str, jax.ShapeDtypeStruct]:
@@ -34,7 +30,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 
     `storage` is the storage format of the experts' matrices.
     """
-    return shapes_of(lambda: Decoder(config, dtype, Experts(storage=storage), "xla"))
+    return shapes_of(lambda: Decoder(config, dtype, Experts(storage=storage)))
 
 
 def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -74,9 +70,9 @@ def bind(
         sums: the implementation of sums along rows outside of these. If it is not XLA, and the experts are chosen
             there, routers and head have the implementation of linear layers.
     """
-    held = Experts(experts, storage_of(params), sms, routing)
+    kernels = Experts(experts, storage_of(params), sms, routing)
     alone = sums != "xla" and routing == "xla"
-    made = _filled(_decoder(config, run_dtype(params), held, linear, glue), params, None, sms, linear, alone=alone)
+    made = _filled(_decoder(config, run_dtype(params), kernels, glue), params, None, sms, linear, alone=alone)
     return _with_sums(sums, made)
 
 
@@ -102,11 +98,9 @@ def _split[M: nnx.Module](make: Callable[[], M]) -> _Unfilled[M]:
 
 
 @lru_cache(maxsize=16)
-def _decoder(
-    config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
-) -> _Unfilled[Decoder]:
+def _decoder(config: ModelConfig, dtype: jnp.dtype, experts: Experts, glue: Glue = "xla") -> _Unfilled[Decoder]:
     """Return the decoder of a model, made once: that takes 0.3 s for 62 layers, and a program needs two or three."""
-    return _split(lambda: Decoder(config, dtype, experts, linear, glue))
+    return _split(lambda: Decoder(config, dtype, experts, glue))
 
 
 def bound[M: nnx.Module](make: Callable[[], M], params: Params) -> M:
@@ -136,42 +130,18 @@ def _filled[M: nnx.Module](
     """
 
     def wanted(name: str) -> bool:
-        return names is None or any(held == name or held.startswith(f"{name}.") for held in names)
+        return names is None or any(one == name or one.startswith(f"{name}.") for one in names)
 
     def filling(name: str, leaf: Any) -> Any:
         shape = leaf.get_value()
-        own = _held(name, shape.shape, params, sms, linear, alone=alone) if wanted(name) else shape
-        return leaf.replace(own)
+        if not wanted(name):
+            return leaf.replace(shape)
+        own = matrix_at(Place(name, shape.shape, sms, linear, alone), params)
+        return leaf.replace(with_adapters(name, own, params))
 
     values = {path: filling(_name(path), leaf) for path, leaf in module.leaves}
     filled: M = nnx.merge(module.graph, nnx.from_flat_state(values))
     return filled
-
-
-def _held(
-    name: str, shape: tuple[int, ...], params: Params, sms: int | None, linear: Linear, *, alone: bool
-) -> Matrix | Weights | QuantizedRows | Adapted:
-    """Return a parameter, as its names in `params` say that it is held; see `_filled`."""
-    matrix: Array | Quantized | Int4
-    if name in params:
-        matrix = stored = params[name]
-        if linear == "mosaic" and len(shape) == 2 and runs_on_mosaic(name, shape, alone=alone):
-            return with_adapters(name, DensePlain(stored, sms), params)
-    elif f"{name}.codes" in params:
-        stored, scales, zeros = (params[f"{name}.{field}"] for field in ("codes", "group_scales", "group_zeros"))
-        matrix = Int4(stored, scales, zeros, params.get(f"{name}.group_of"))
-    elif (tiles := tiles_of(name, params)) is not None:
-        return tiles if len(shape) == 3 else with_adapters(name, DenseTiles(tiles, sms), params)
-    elif f"{name}.rows" in params:
-        return with_adapters(name, Fp8Rows(params[f"{name}.rows"], params[f"{name}.scales"]), params)
-    elif f"{name}.block_scales" in params:
-        return QuantizedBlocks(params[f"{name}.values"], params[f"{name}.block_scales"])
-    else:
-        stored, scales = params[f"{name}.values"], params[f"{name}.scales"]
-        if name == "embed":
-            return QuantizedRows(stored, scales)
-        matrix = Quantized(stored, scales)
-    return with_adapters(name, Panels(matrix, shape[-1]) if stored.ndim > len(shape) else matrix, params)
 
 
 def head_names(config: ModelConfig, params: Mapping[str, Any]) -> list[str]:
@@ -194,8 +164,8 @@ def bind_head(
         dtype: that of the hidden states.
         linear, sums, sms: see `bind`.
     """
-    names, held = frozenset(head_names(config, params)), Experts(sms=sms)
-    made = _filled(_decoder(config, dtype, held, linear), params, names, sms, linear, alone=sums != "xla")
+    names, kernels = frozenset(head_names(config, params)), Experts(sms=sms)
+    made = _filled(_decoder(config, dtype, kernels), params, names, sms, linear, alone=sums != "xla")
     return _with_sums(sums, made)
 
 

@@ -1,6 +1,6 @@
 """Norms, rotary embedding and feed-forward. Linear weights are [in, out]."""
 
-from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
-from jswa.model.lora import Adapted, AdapterIds, Matrix, lora_product
-from pallas_kernels import fp8, int4
+from jswa.forms.matrix import Matrix, matrix_of
+from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels.cpu.experts import gated
-from pallas_kernels.cpu.products import Panels
-from pallas_kernels.cpu.products import matmul as matmul_panels
-from pallas_kernels.experts import dense
-from pallas_kernels.experts.dense import Dense
-from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, activate, glu
-from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.glue.sums import apart, row_means
-from pallas_kernels.quantized import Quantized, matmul
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 
@@ -119,9 +112,9 @@ def feed(
     return glu(unit, gate, up)
 
 
-def unit_of(config: MlpConfig, gate_up: Dense, *, bias: bool) -> Glu | None:
-    """Return the activation that Hopper's kernel applies to gates and ups; None if it applies none."""
-    fits = config.gated and config.sparsity is None and not bias and dense.gates_fit(gate_up)
+def unit_of(config: MlpConfig, *, bias: bool) -> Glu | None:
+    """Return the activation of gates and ups that a kernel may apply to their product; None if it may apply none."""
+    fits = config.gated and config.sparsity is None and not bias
     return Glu(config.activation, config.clamp) if fits else None
 
 
@@ -148,12 +141,14 @@ class Mlp(nnx.Module):
 
     def hidden(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T F"]:
         """Return the input of the down projection. On Hopper's kernel it is one product, but with adapters."""
-        matrix = self.gate_up.get_value()
-        if isinstance(matrix, Dense) and (unit := unit_of(self.config, matrix, bias=self.gate_up_bias is not None)):
-            return dense.matmul(x, matrix, unit)
-        native = isinstance(_base(self.gate_up), Panels)
+        held, unit = self.gate_up.get_value(), unit_of(self.config, bias=self.gate_up_bias is not None)
+        matrix = base_of(held)
+        if unit is not None and not isinstance(held, Adapted):
+            hidden = matrix.gated(x, unit)
+            if hidden is not None:
+                return hidden
         gate_up = linear(x, self.gate_up, self.gate_up_bias, adapters)
-        return feed(self.config, gate_up, native=native, sums=self.sums)
+        return feed(self.config, gate_up, native=matrix.native, sums=self.sums)
 
 
 def linear(
@@ -164,34 +159,14 @@ def linear(
     The weight may have 8 or 4 bits, lie in panels or be for Hopper's kernel, and have LoRA adapters; `adapters` is the
     adapter of each token. x is rounded to 8 bits for a weight in `Fp8Rows`, and not for its adapters.
     """
-    values, base = weight.get_value(), _base(weight)
-    if isinstance(base, Panels):
-        out = matmul_panels(x, base)
-    elif isinstance(base, Quantized):
-        out = matmul(x, base)
-    elif isinstance(base, Dense):
-        out = dense.matmul(x, base)
-    elif isinstance(base, fp8.Fp8Rows):
-        out = fp8.matmul(x, base)
-    else:
-        out = int4.matmul(x, base) if isinstance(base, int4.Int4) else x @ base
-    if isinstance(values, Adapted):
+    held = weight.get_value()
+    out = base_of(held).times(x)
+    if isinstance(held, Adapted):
         assert adapters is not None, "a model with LoRA adapters needs the adapter of each token"
-        out = out + lora_product(x, values, adapters)
+        out = out + lora_product(x, held, adapters)
     return out if bias is None else out + bias[...][None]
 
 
-def _base(weight: nnx.Param[Array]) -> Matrix:
-    """Return a matrix without its LoRA adapters."""
-    values = weight.get_value()
-    base: Matrix = values.base if isinstance(values, Adapted) else values
-    return base
-
-
-def tiles_of(name: str, params: Mapping[str, Array]) -> Tiles8 | BlockTiles8 | Int4Tiles | None:
-    """Return a matrix of 8 or 4 bits that is held in tiles for Hopper; None if it is held otherwise."""
-    if f"{name}.block_scales" in params and f"{name}.tiles" in params:
-        return BlockTiles8(params[f"{name}.tiles"], params[f"{name}.block_scales"])
-    if f"{name}.tiles" in params:
-        return Tiles8(params[f"{name}.tiles"], params[f"{name}.scales"])
-    return Int4Tiles(params[f"{name}.int4_tiles"]) if f"{name}.int4_tiles" in params else None
+def base_of(held: Any) -> Matrix:
+    """Return the matrix of a parameter without its LoRA adapters."""
+    return matrix_of(held.base if isinstance(held, Adapted) else held)

@@ -11,41 +11,33 @@ gets a slot, an equal share of them, and a number that no other adapter has had.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32, Shaped
 
-from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts.dense import Dense
-from pallas_kernels.fp8 import Fp8Rows
-from pallas_kernels.int4 import Int4
-from pallas_kernels.quantized import Quantized
+from jswa.forms.matrix import Matrix
 
 _A, _B, _OWNER = ".lora_a", ".lora_b", ".lora_owner"
 Pairs = Mapping[str, tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r C"]]]  # A and B of one adapter by matrix
 AdapterIds = Int[Array, " T"]  # the adapter of each token; 0 for none
 
 
-# Any form of a linear layer's matrix [K, C].
-Matrix = Array | Quantized | Int4 | Panels | Fp8Rows | Dense
-
-
 class Adapted(NamedTuple):
     """A matrix and the adapters beside it."""
 
-    base: Matrix
+    base: Array | Matrix
     a: Float[Array, "K R"]
     b: Float[Array, "R C"]
     owner: Int32[Array, " R"]
 
 
-def with_adapters(name: str, base: Matrix, params: dict[str, Array]) -> Matrix | Adapted:
-    """Return the matrix `name` with the adapters that `params` has for it, if any."""
+def with_adapters(name: str, held: Any, params: dict[str, Array]) -> Any:
+    """Return the parameter `name` with the adapters that `params` has for it, if any."""
     if name + _A not in params:
-        return base
-    return Adapted(base, params[name + _A], params[name + _B], params[name + _OWNER])
+        return held
+    return Adapted(held, params[name + _A], params[name + _B], params[name + _OWNER])
 
 
 def adapter_params[T](name: str, a: T, b: T, owner: T) -> dict[str, T]:

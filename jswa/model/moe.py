@@ -14,18 +14,16 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import MoeConfig
+from jswa.forms.matrix import head_of
 from jswa.model.collectives import shard_start
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.glue.routing import Choice, route, router_of, router_parts
 from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
 from jswa.model.lora import AdapterIds
-from pallas_kernels.cpu import products as cpu
 from pallas_kernels.cpu.experts import mixture
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoRoutingKernel
-from pallas_kernels.experts import dense
 from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
-from pallas_kernels.experts.dense import DensePlain
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
@@ -236,13 +234,8 @@ class Moe(nnx.Module):
 
     def _route(self, x: Float[Array, "T M"]) -> Choice:
         config = self.config.router
-        router, rows = self.router.get_value(), normed(self.router_norm, x)
-        if isinstance(router, Panels):
-            logits = cpu.matmul(rows, router, jnp.dtype(jnp.float32))
-        elif isinstance(router, DensePlain):
-            logits = dense.matmul(rows, router.padded(), wide=True)[:, : self.config.num_experts]
-        else:
-            logits = jnp.matmul(rows, router, preferred_element_type=jnp.float32)
+        router, rows = head_of(self.router.get_value()), normed(self.router_norm, x)
+        logits = router.scores(rows)
         if self.router_bias is not None:
             logits += self.router_bias[...].astype(jnp.float32)[None]
         bias = None if self.selection_bias is None else self.selection_bias[...]

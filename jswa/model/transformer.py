@@ -10,11 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, ModelConfig, Norm, Residual, SideExperts
-from jswa.forms.base.names import Linear
+from jswa.forms.matrix import Head, embedding_of, head_of
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
@@ -23,15 +22,10 @@ from jswa.model.glue.projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import AdapterIds
 from jswa.model.moe import Experts, Moe
-from pallas_kernels.cpu import products as cpu
-from pallas_kernels.cpu.products import Panels
-from pallas_kernels.experts import dense
-from pallas_kernels.experts.dense import DensePlain
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.glue.sums import apart
-from pallas_kernels.quantized import Quantized, QuantizedRows, matmul_rows, product, rows_of
 
 Params = dict[str, Array]
 Tap = Callable[[int, Float[Array, "T M"]], None]
@@ -185,14 +179,10 @@ class Decoder(nnx.Module):
 
     sums: Sums = "xla"
 
-    def __init__(
-        self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, linear: Linear, glue: Glue = "xla"
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, glue: Glue = "xla") -> None:
         self.config = config
         self.dtype = dtype
-        self.linear = linear
         self.glue = glue
-        self.sms = experts.sms
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -279,29 +269,14 @@ class Decoder(nnx.Module):
         return read if select is None else read[select]
 
     def _look_up(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
-        embed = self.embed.get_value()
-        return rows_of(embed, tokens, self.dtype) if isinstance(embed, QuantizedRows) else embed[tokens]
+        return embedding_of(self.embed.get_value()).rows(tokens, self.dtype)
 
     def logits(self, hidden: Float[Array, "R M"]) -> Float[Array, "R V"]:
         """Return float32 logits of the hidden states over this device's shard of the vocabulary."""
         config = self.config
-        weight = (self.embed if self.lm_head is None else self.lm_head).get_value()
-        if isinstance(weight, Panels):
-            out = cpu.matmul(hidden, weight, jnp.dtype(jnp.float32))
-        elif self.linear == "cpu" and self.lm_head is None:
-            out = cpu.matmul_rows(hidden, weight)
-        elif isinstance(weight, DensePlain):
-            out = dense.matmul(hidden, weight, wide=True)
-        elif self._multiplies_embedding(weight):
-            out = dense.matmul(hidden, DensePlain(weight, self.sms, outputs_first=True), wide=True)
-        elif isinstance(weight, QuantizedRows):
-            out = matmul_rows(hidden, weight)
-        elif isinstance(weight, Quantized):
-            out = product(hidden, weight)
-        else:
-            # Contracted as it lies: for a few rows, XLA on a CPU makes a transposed copy of the matrix first.
-            columns = 1 if self.lm_head is None else 0
-            out = lax.dot_general(hidden, weight, (((1,), (columns,)), ((), ())), preferred_element_type=jnp.float32)
+        own = self.lm_head
+        head: Head = embedding_of(self.embed.get_value()) if own is None else head_of(own.get_value())
+        out = head.scores(hidden)
         if self.head_bias is not None:
             out += self.head_bias[...].astype(jnp.float32)[None]
         if config.logit_scale != 1.0:
@@ -310,11 +285,6 @@ class Decoder(nnx.Module):
             return out
         bounded = apart(jnp.tanh(apart(out / config.final_softcap, self.sums)), self.sums)
         return config.final_softcap * bounded
-
-    def _multiplies_embedding(self, weight: Array | QuantizedRows | Quantized) -> bool:
-        """Return whether Hopper's kernel runs the product with an embedding that is the head too."""
-        chosen = self.linear == "mosaic" and self.sums != "xla" and self.lm_head is None
-        return chosen and isinstance(weight, Array) and dense.fits(*weight.shape)
 
 
 def _join(residual: Residual, x: Float[Array, "T M"], result: Float[Array, "T M"]) -> Float[Array, "T M"]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu import library
-from pallas_kernels.cpu.products import MXFP4, PRODUCT_TYPES, Panels, operands
+from pallas_kernels.cpu.products import PRODUCT_TYPES, Panels, number_of, operands
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups
@@ -33,7 +33,7 @@ def grouped_products(
     biases = [] if bias is None else [bias.astype(x.dtype)]
     starts, sizes = (array.astype(np.int32) for array in groups)
     out: Array = call(
-        x, first, starts, sizes, *biases, *rest, kind=np.int64(kind), by_rows=kind == MXFP4, biased=bool(biases)
+        x, first, starts, sizes, *biases, *rest, kind=kind, by_rows=kind == number_of("mxfp4"), biased=bool(biases)
     )
     return out
 
@@ -80,9 +80,9 @@ def mixture(
         *added,
         *up_rest,
         *down_rest,
-        up_kind=np.int64(up_kind),
-        down_kind=np.int64(down_kind),
-        by_rows=up_kind == MXFP4,
+        up_kind=up_kind,
+        down_kind=down_kind,
+        by_rows=up_kind == number_of("mxfp4"),
         biased=bool(added),
         weight_on_input=weight_on_input,
         **_unit(glu),
@@ -112,8 +112,8 @@ def _unit(glu: Glu) -> dict[str, Any]:
     }
 
 
-def _held(weights: Panels | Mxfp4) -> tuple[int, list[Array], int]:
+def _held(weights: Panels | Mxfp4) -> tuple[np.int64, list[Array], int]:
     """Return how matrices are held, their arrays and their columns."""
     if isinstance(weights, Mxfp4):
-        return MXFP4, [weights.blocks, weights.scales], weights.blocks.shape[1]
+        return number_of("mxfp4"), [weights.blocks, weights.scales], weights.blocks.shape[1]
     return *operands(weights.weights), weights.outputs

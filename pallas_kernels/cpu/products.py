@@ -9,9 +9,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped, UInt8
+from jaxtyping import Array, Float, Float32, Int, Shaped, UInt8
 
 from pallas_kernels.cpu import library
+from pallas_kernels.experts.glu import Glu
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
@@ -19,7 +20,7 @@ PANEL = 32  # outputs
 QUAD = 4  # bytes of an output side by side, eight inputs
 BLOCK = 32  # inputs that are rounded together where codes lie in quads
 PRODUCT_TYPES = ("float32", "bfloat16", "float16")  # of x
-_NUMBERS, _SCALED, _CODES, _CODES_BY_TABLE, MXFP4 = range(5)  # how a matrix is held: see src/ffi.cc
+_KINDS = ("numbers", "scaled", "codes", "codes_by_table", "mxfp4")  # by their numbers in src/types.h
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["outputs"])
@@ -36,6 +37,38 @@ class Panels:
 
     weights: Array | Quantized | Int4
     outputs: int
+
+    @property
+    def native(self) -> bool:
+        """The library multiplies."""
+        return True
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weights in x's type."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> None:
+        """The library has no call for gates, ups and their unit: `experts.gated` computes the unit."""
+
+    def scores(self, x: Float[Array, "T K"]) -> Float32[Array, "T C"]:
+        """Return x · weights in float32."""
+        return matmul(x, self, jnp.dtype(jnp.float32))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=[])
+@dataclass(frozen=True)
+class Rows:
+    """An embedding that is the head too: with a row per output, which the library multiplies as it lies."""
+
+    weights: Float[Array, "C K"] | QuantizedRows
+
+    def rows(self, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
+        """Return rows by their indices, in `dtype` if they have 8 bits."""
+        return self.weights[ids] if isinstance(self.weights, Array) else self.weights.rows(ids, dtype)
+
+    def scores(self, x: Float[Array, "T K"]) -> Float32[Array, "T C"]:
+        """Return x · weightsᵀ in float32."""
+        return matmul_rows(x, self.weights)
 
 
 def panel_count(outputs: int) -> int:
@@ -78,18 +111,15 @@ def to_quads(codes: UInt8[np.ndarray, "*E half C"], out: UInt8[np.ndarray, "*E P
             words[:, first : first + step] = packed.reshape(-1, panels, PANEL).swapaxes(0, 1)
 
 
-def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[int, list[Array]]:
-    """Return how a matrix is held, and its arrays: the matrix first."""
-    if isinstance(weights, Quantized | QuantizedRows):
-        return _SCALED, [weights.values, weights.scales]
-    if isinstance(weights, Int4):
-        codes, scales, zeros, group_of = weights
-        return (
-            (_CODES, [codes, scales, zeros])
-            if group_of is None
-            else (_CODES_BY_TABLE, [codes, scales, zeros, group_of])
-        )
-    return _NUMBERS, [weights]
+def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[np.int64, list[Array]]:
+    """Return the number of how a matrix is held, and its arrays: the matrix first."""
+    kind, arrays = ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
+    return number_of(kind), arrays
+
+
+def number_of(kind: str) -> np.int64:
+    """Return the number by which the library knows how a matrix is held."""
+    return np.int64(_KINDS.index(kind))
 
 
 def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = None) -> Float[Array, "T C"]:
@@ -101,7 +131,7 @@ def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = No
     kind, arrays = operands(weights.weights)
     shape = jax.ShapeDtypeStruct((len(x), weights.outputs), dtype or x.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
-    out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=False)
+    out: Array = call(x, *arrays, kind=kind, by_rows=False)
     return out
 
 
@@ -114,5 +144,5 @@ def matmul_rows(x: Float[Array, "T K"], weights: Float[Array, "C K"] | Quantized
     kind, arrays = operands(weights)
     shape = jax.ShapeDtypeStruct((len(x), len(arrays[0])), jnp.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
-    out: Array = call(x, *arrays, kind=np.int64(kind), by_rows=True)
+    out: Array = call(x, *arrays, kind=kind, by_rows=True)
     return out

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32, Int
 
 from pallas_kernels.errors import NoLinearKernel
 from pallas_kernels.experts import api
@@ -53,6 +53,19 @@ class DenseTiles:
         """C."""
         return TILE * int(self.tiles[0].shape[0])
 
+    @property
+    def native(self) -> bool:
+        """Hopper's kernel multiplies."""
+        return False
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weights in x's type."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> Float[Array, "T N"] | None:
+        """Return the unit of x · gates and ups, if gates end where a tile does."""
+        return matmul(x, self, unit) if gates_fit(self) else None
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["matrix"], meta_fields=["sms", "outputs_first"])
 @dataclass(frozen=True)
@@ -76,6 +89,30 @@ class DensePlain:
     def outputs(self) -> int:
         """C."""
         return int(self.matrix.shape[0 if self.outputs_first else 1])
+
+    @property
+    def native(self) -> bool:
+        """Hopper's kernel multiplies."""
+        return False
+
+    def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
+        """Return x · weights in x's type."""
+        return matmul(x, self)
+
+    def gated(self, x: Float[Array, "T K"], unit: Glu) -> Float[Array, "T N"] | None:
+        """Return the unit of x · gates and ups, if gates end where a tile does."""
+        return matmul(x, self, unit) if gates_fit(self) else None
+
+    def scores(self, x: Float[Array, "T K"]) -> Float32[Array, "T C"]:
+        """Return x · weights in float32; outputs that are no whole number of tiles are padded on the way."""
+        if self.outputs % UNIT == 0:
+            return matmul(x, self, wide=True)
+        return matmul(x, self.padded(), wide=True)[:, : self.outputs]
+
+    def rows(self, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
+        """Return the weights of outputs by their indices, of an embedding that is the head too."""
+        assert self.outputs_first
+        return self.matrix[ids]
 
     def padded(self) -> "DensePlain":
         """Return a copy with outputs of zeros up to a whole number of tiles, or this matrix if it has such a number."""

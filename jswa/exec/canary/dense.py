@@ -13,10 +13,12 @@ from jaxtyping import Array, Float
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.small import Case
+from jswa.forms.base.form import Place
 from jswa.forms.base.names import in_tiles, linear_in_16_bits, runs_on_mosaic
-from jswa.model.layers import tiles_of, unit_of
+from jswa.forms.table import matrix_at
+from jswa.model.layers import unit_of
 from pallas_kernels.experts import dense, eight_bits, int4_tiles
-from pallas_kernels.experts.dense import Dense, DensePlain, DenseTiles
+from pallas_kernels.experts.dense import Dense, DensePlain
 from pallas_kernels.experts.eight_bits import TILE, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.int4_tiles import Int4Tiles
@@ -70,10 +72,9 @@ def head_cases(
 
 
 def _weights(name: str, params: Mapping[str, Array], sms: int | None) -> Dense:
-    tiles = tiles_of(name, params)
-    if tiles is None:
-        return DensePlain(params[name], sms)
-    return DenseTiles(tiles, sms)
+    shape = params[name].shape if name in params else (0, 0)  # tiles tell their own
+    matrix: Dense = matrix_at(Place(name, shape, sms, "mosaic"), params)
+    return matrix
 
 
 def _unit(model: ModelConfig, name: str, params: Mapping[str, Array], weights: Dense) -> Glu | None:
@@ -85,7 +86,7 @@ def _unit(model: ModelConfig, name: str, params: Mapping[str, Array], weights: D
     config: Any = layer.side.moe if layer.side is not None and "side" in found[2] else layer.mlp
     config = config.shared if isinstance(config, MoeConfig) else config
     assert isinstance(config, MlpConfig)
-    return unit_of(config, weights, bias=f"{name}_bias" in params)
+    return unit_of(config, bias=f"{name}_bias" in params) if dense.gates_fit(weights) else None
 
 
 def _results(

@@ -31,9 +31,10 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
+from jswa.forms.base.form import Place
+from jswa.forms.table import matrix_at
 from jswa.model.attention import scales_of
 from jswa.model.binding import run_dtype
-from jswa.model.layers import tiles_of
 from jswa.model.transformer import Params
 from jswa.plan import COLUMNS
 from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
@@ -273,8 +274,8 @@ def _weights(params: Params, prefix: str) -> Weights:
         return Mxfp4Tiles(params[f"{prefix}.words"], params[f"{prefix}.scales"])
     if f"{prefix}.joined" in params:
         return Mxfp4Joined(params[f"{prefix}.joined"])
-    held = tiles_of(prefix, params)
-    return params[prefix] if held is None else held
+    weights: Weights = matrix_at(Place(prefix, (0, 0, 0)), params)  # tiles tell their own sizes
+    return weights
 
 
 def _inputs(weights: Weights) -> int:

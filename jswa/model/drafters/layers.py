@@ -4,16 +4,14 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.forms.matrix import head_of
 from jswa.model.attention import Attend as LayerAttend
 from jswa.model.drafters.seam import Attend
 from jswa.model.layers import rope_tables
 from jswa.model.transformer import LayerInputs
-from pallas_kernels.cpu import products as cpu
-from pallas_kernels.cpu.products import Panels
 
 
 def layer_inputs(model: ModelConfig, positions: Int[Array, " T"], attend: LayerAttend) -> LayerInputs:
@@ -70,7 +68,4 @@ def one_after_another(attends: Sequence[Attend]) -> Attend:
 
 def scores(hidden: Float[Array, "R M"], head: nnx.Param[Array]) -> Float[Array, "R V"]:
     """Return float32 products with a head [M, V], or with this device's columns of it."""
-    weight = head.get_value()
-    if isinstance(weight, Panels):
-        return cpu.matmul(hidden, weight, jnp.dtype(jnp.float32))
-    return lax.dot_general(hidden, weight, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    return head_of(head.get_value()).scores(hidden)

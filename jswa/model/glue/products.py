@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jswa.architecture import MlpConfig, MoeConfig, Norm, Residual
+from jswa.forms.matrix import plain_of
 from jswa.model.collectives import psum
 from jswa.model.layers import Mlp, Normalize, linear
 from jswa.model.lora import AdapterIds
@@ -39,8 +40,8 @@ def linear_parts(
     x: Float[Array, "T n"], weight: nnx.Param[Array], bias: nnx.Param[Array] | None, adapters: AdapterIds | None
 ) -> Parts:
     """Return x · weight in parts, and the bias; one part, with the bias in it, of a weight that is no plain matrix."""
-    matrix = weight.get_value()
-    if not isinstance(matrix, Array) or matrix.ndim != 2:
+    matrix = plain_of(weight.get_value())
+    if matrix is None:
         return Parts(linear(x, weight, bias, adapters)[None])
     tokens, inputs = x.shape
     count = parts_of(tokens, inputs, matrix.shape[1])
@@ -73,9 +74,10 @@ def hidden_of(
     Of few tokens one kernel computes it on Hopper, that of the experts with one group: XLA runs a second kernel for the
     activation. Weights that are no plain matrix, MLPs without gates, and sizes that the kernel cannot tile are XLA's.
     """
-    config, matrix, tokens = mlp.config, mlp.gate_up.get_value(), len(x)
-    plain = isinstance(matrix, Array) and matrix.ndim == 2 and matrix.dtype == x.dtype
-    if implementation != "mosaic" or not plain or not gates_in_one(config, tokens, x.shape[1]):
+    config, matrix, tokens = mlp.config, plain_of(mlp.gate_up.get_value()), len(x)
+    if implementation != "mosaic" or matrix is None or matrix.dtype != x.dtype:
+        return mlp.hidden(x, adapters)
+    if not gates_in_one(config, tokens, x.shape[1]):
         return mlp.hidden(x, adapters)
     weights, bias = matrix[None], None if mlp.gate_up_bias is None else mlp.gate_up_bias[...][None]
     unit, group = Glu(config.activation, config.clamp), Groups(jnp.zeros(1, jnp.int32), jnp.full(1, tokens, jnp.int32))

@@ -10,10 +10,12 @@ from flax import nnx
 from jaxtyping import Float
 
 from jswa.errors import ConfigError
+from jswa.forms.base.form import Place
 from jswa.forms.base.names import linear_in_16_bits
 from jswa.forms.layouts import lay_out, require_form
+from jswa.forms.table import matrix_at
 from jswa.model.binding import bind
-from jswa.model.layers import linear, tiles_of
+from jswa.model.layers import linear
 from jswa.model.lora import Adapted, lora_product
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
@@ -39,8 +41,7 @@ def laid_out(params: Params) -> Params:
 
 def numbers(name: str, params: Params) -> Float[np.ndarray, "K C"]:
     """Return the numbers of a matrix in tiles."""
-    tiles = tiles_of(name, params)
-    assert tiles is not None
+    tiles = matrix_at(Place(name, (0, 0)), params).tiles
     return np.asarray(int4_tiles.untiled(tiles) if isinstance(tiles, Int4Tiles) else eight_bits.untiled(tiles)).T
 
 

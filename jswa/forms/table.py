@@ -1,0 +1,36 @@
+"""The table of forms: the one list of how a matrix may be held."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Array
+
+from jswa.forms.base.form import Form, Place
+from jswa.forms.blocks import BLOCK_TILES, BLOCKS
+from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
+from jswa.forms.int4 import IN_INT4_TILES, INT4
+from jswa.forms.plain import PLAIN
+
+# A matrix has the first form whose arrays are all among the parameters.
+FORMS: tuple[Form, ...] = (
+    PLAIN,
+    EIGHT_BITS,
+    EIGHT_BIT_TILES,
+    EIGHT_BIT_ROWS,
+    BLOCKS,
+    BLOCK_TILES,
+    INT4,
+    IN_INT4_TILES,
+)
+
+
+def matrix_at(place: Place, params: Mapping[str, Array]) -> Any:
+    """Return a parameter as the model reads it: an array, or the record of its form.
+
+    Raises KeyError if `params` lacks it.
+    """
+    for form in FORMS:
+        arrays = form.arrays(place.name, params)
+        if arrays is not None:
+            return form.bound(place, arrays)
+    raise KeyError(place.name)
