@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, Int, Int32, UInt8
 
 from pallas_kernels.experts.glu import Glu
 
@@ -48,6 +48,26 @@ class Int4(NamedTuple):
         """Return how the CPU's library reads the matrix, and its arrays."""
         arrays = [self.codes, self.scales, self.zeros]
         return ("codes", arrays) if self.group_of is None else ("codes_by_table", [*arrays, self.group_of])
+
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in integers of 4 bits"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """XLA; a CPU has it in panels, Hopper's kernels have it in tiles."""
+        return ("xla",)
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.codes.shape[-1])
+
+    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+        """Return the matrix of an expert."""
+        table = None if self.group_of is None else self.group_of[index]
+        return dequantized(Int4(self.codes[index], self.scales[index], self.zeros[index], table), dtype)
 
 
 def dequantized(weights: Int4, dtype: jnp.dtype) -> Float[Array, "K C"]:

@@ -59,6 +59,25 @@ class Quantized(NamedTuple):
         """Return how the CPU's library reads the matrix, and its arrays."""
         return "scaled", [self.values, self.scales]
 
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "of 8 bits"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """XLA; a CPU has it in panels, Hopper's kernels have it in tiles."""
+        return ("xla",)
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.values.shape[-1])
+
+    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+        """Return the matrix of an expert."""
+        return dequantized(Quantized(self.values[index], self.scales[index]), dtype)
+
 
 class QuantizedRows(NamedTuple):
     """Weights: values · scales, of a matrix with a scale per row. Otherwise as `Quantized`."""
@@ -90,6 +109,25 @@ class QuantizedBlocks(NamedTuple):
 
     values: UInt8[Array, "*E K C"]
     scales: Float32[Array, "*E G S"]
+
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "of 8 bits in blocks"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """XLA; Hopper's kernels have it in tiles."""
+        return ("xla",)
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.values.shape[-1])
+
+    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+        """Return the matrix of an expert."""
+        return dequantized_blocks(QuantizedBlocks(self.values[index], self.scales[index]), dtype)
 
 
 def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:

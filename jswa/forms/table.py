@@ -9,6 +9,7 @@ from jswa.forms.base.form import Form, Place
 from jswa.forms.blocks import BLOCK_TILES, BLOCKS
 from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
 from jswa.forms.int4 import IN_INT4_TILES, INT4
+from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
 from jswa.forms.plain import PLAIN
 
 # A matrix has the first form whose arrays are all among the parameters.
@@ -21,6 +22,9 @@ FORMS: tuple[Form, ...] = (
     BLOCK_TILES,
     INT4,
     IN_INT4_TILES,
+    MXFP4,
+    MXFP4_TILES,
+    MXFP4_JOINED,
 )
 
 

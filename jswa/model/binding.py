@@ -11,13 +11,14 @@ import numpy as np
 from flax import nnx
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.form import Place
-from jswa.forms.base.names import Linear
+from jswa.forms.base.form import Place, key_of
+from jswa.forms.base.names import LINEAR, Linear
+from jswa.forms.mxfp4 import Storage, stored_shapes
 from jswa.forms.table import matrix_at
 from jswa.model.altup import StreamLayer, Streams
 from jswa.model.layers import Mlp, Normalize
 from jswa.model.lora import with_adapters
-from jswa.model.moe import Experts, Moe, Storage, storage_of
+from jswa.model.moe import Experts, Moe
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.routing.api import Implementation as Routing
@@ -30,7 +31,15 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plai
 
     `storage` is the storage format of the experts' matrices.
     """
-    return shapes_of(lambda: Decoder(config, dtype, Experts(storage=storage)))
+    plain = shapes_of(lambda: Decoder(config, dtype, Experts()))
+    if storage == "plain":
+        return plain
+    found: dict[str, jax.ShapeDtypeStruct] = {}
+    for name, one in plain.items():
+        is_stack = LINEAR.search(name) and len(one.shape) == 3
+        arrays = stored_shapes(storage, one.shape) if is_stack else {"": one}
+        found |= {key_of(name, end): array for end, array in arrays.items()}
+    return found
 
 
 def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -70,7 +79,7 @@ def bind(
         sums: the implementation of sums along rows outside of these. If it is not XLA, and the experts are chosen
             there, routers and head have the implementation of linear layers.
     """
-    kernels = Experts(experts, storage_of(params), sms, routing)
+    kernels = Experts(experts, sms, routing)
     alone = sums != "xla" and routing == "xla"
     made = _filled(_decoder(config, run_dtype(params), kernels, glue), params, None, sms, linear, alone=alone)
     return _with_sums(sums, made)

@@ -4,9 +4,8 @@ A step reads only the weights of experts that have tokens, so a decode step with
 `lax.ragged_dot` would compute all experts for all tokens.
 """
 
-from collections.abc import Callable, Iterable
-from types import EllipsisType
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +20,21 @@ from jswa.model.glue.routing import Choice, route, router_of, router_parts
 from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.cpu.experts import mixture
-from pallas_kernels.cpu.products import Panels
 from pallas_kernels.errors import NoRoutingKernel
-from pallas_kernels.experts.api import Implementation, Weights, grouped_matmul, tiling_of
+from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
-from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
 from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.experts.stacks import read_by
 from pallas_kernels.glue.api import Implementation as GlueBy
 from pallas_kernels.glue.plan import Pairs, Parts
 from pallas_kernels.glue.sums import Implementation as Sums
 
-Storage = Literal["plain", "mxfp4", "mxfp4_tiles", "mxfp4_joined"]
-_STORAGES: dict[str, Storage] = {"words": "mxfp4_tiles", "joined": "mxfp4_joined", "blocks": "mxfp4"}  # by a parameter
-
 
 class Experts(NamedTuple):
-    """Kernel that runs the experts, and storage format of their matrices, as `grouped_matmul` expects them.
+    """Kernel that runs the experts.
 
     Attributes:
         sms: multiprocessors of the device, or None.
@@ -47,7 +42,6 @@ class Experts(NamedTuple):
     """
 
     implementation: Implementation = "xla"
-    storage: Storage = "plain"
     sms: int | None = None
     routing: Routing = "xla"
 
@@ -77,29 +71,6 @@ class Assignment(NamedTuple):
     inputs: Float[Array, "R M"] | None = None
 
 
-class Packed(nnx.Module):
-    """MXFP4 matrices [E, K, C]: one parameter for each field of `Mxfp4` or `Mxfp4Tiles`, or one for `Mxfp4Joined`."""
-
-    def __init__(self, storage: Storage, experts: int, inputs: int, columns: int) -> None:
-        self.storage = storage
-        tiles = experts, columns // TILE, inputs // TILE
-        if storage == "mxfp4":
-            self.blocks = zeros(experts, columns, inputs // 2, dtype=jnp.dtype(jnp.uint8))
-            self.scales = zeros(experts, columns, inputs // BLOCK, dtype=jnp.dtype(jnp.uint8))
-        elif storage == "mxfp4_joined":
-            self.joined = zeros(*tiles, WORD_LINES + 1, TILE, dtype=jnp.dtype(jnp.int16))
-        else:
-            self.words = zeros(*tiles, 4, 128, dtype=jnp.dtype(jnp.int32))
-            self.scales = zeros(*tiles, TILE, dtype=jnp.dtype(jnp.int16))
-
-    def __getitem__(self, _: EllipsisType) -> Mxfp4 | Mxfp4Tiles | Mxfp4Joined:
-        """Return the arrays as `grouped_matmul` expects them."""
-        if self.storage == "mxfp4_joined":
-            return Mxfp4Joined(self.joined[...])
-        scales = self.scales[...]
-        return Mxfp4(self.blocks[...], scales) if self.storage == "mxfp4" else Mxfp4Tiles(self.words[...], scales)
-
-
 class Moe(nnx.Module):
     """Mixture of experts [E, M, 2F] (gate and up halves) and [E, F, M] with a router [M, E]; may have a shared expert.
 
@@ -125,14 +96,8 @@ class Moe(nnx.Module):
         self.selection_bias = (
             zeros(config.num_experts, dtype=jnp.dtype("float32")) if config.router.selection_bias else None
         )
-        self.gate_up: nnx.Param[Array] | Packed
-        self.down: nnx.Param[Array] | Packed
-        if kernel.storage == "plain":
-            self.gate_up = zeros(experts, d_model, 2 * hidden, dtype=dtype)
-            self.down = zeros(experts, hidden, d_model, dtype=dtype)
-        else:
-            self.gate_up = Packed(kernel.storage, experts, d_model, 2 * hidden)
-            self.down = Packed(kernel.storage, experts, hidden, d_model)
+        self.gate_up = zeros(experts, d_model, 2 * hidden, dtype=dtype)
+        self.down = zeros(experts, hidden, d_model, dtype=dtype)
         self.gate_up_bias = zeros(experts, 2 * hidden, dtype=dtype) if config.bias else None
         self.down_bias = zeros(experts, d_model, dtype=dtype) if config.bias else None
         self.router_norm = Normalize(config.router.norm, d_model, dtype) if config.router.norm else None
@@ -225,7 +190,7 @@ class Moe(nnx.Module):
         for inputs, weights, bias, gated in products:
             x = jax.ShapeDtypeStruct((rows, inputs), dtype)  # type: ignore[no-untyped-call]
             own = None if bias is None else bias[...]
-            found.append(tiling_of(x, _matrix(weights), own, gated, self.kernel.implementation, self.kernel.sms))
+            found.append(tiling_of(x, weights.get_value(), own, gated, self.kernel.implementation, self.kernel.sms))
         return tuple(dict.fromkeys(tiling for tiling in found if tiling is not None))
 
     @property
@@ -272,9 +237,7 @@ class Moe(nnx.Module):
         chosen, weights = self._route(routed_by)
         if routed is not None:
             routed(chosen)
-        gate_up, down = _matrix(self.gate_up), _matrix(self.down)
-        assert isinstance(gate_up, Panels | Mxfp4)
-        assert isinstance(down, Panels | Mxfp4)
+        gate_up, down = (read_by("cpu", weights.get_value()) for weights in (self.gate_up, self.down))
         own = self.gate_up_bias, self.down_bias
         biases = None if own[0] is None or own[1] is None else (own[0][...], own[1][...])
         on_input = self.config.weight_on_input
@@ -294,12 +257,12 @@ class Moe(nnx.Module):
     def _product(
         self,
         x: Float[Array, "R K"],
-        weights: nnx.Param[Array] | Packed,
+        weights: nnx.Param[Array],
         bias: nnx.Param[Array] | None,
         gated: Glu | None,
         given: Assignment,
     ) -> Float[Array, "R N"]:
-        matrix, own, kernel = _matrix(weights), None if bias is None else bias[...], self.kernel
+        matrix, own, kernel = weights.get_value(), None if bias is None else bias[...], self.kernel
         tiles = None
         if given.tiles:
             tiling = tiling_of(x, matrix, own, gated, kernel.implementation, kernel.sms)
@@ -330,14 +293,3 @@ def _grouped(
     mine = (local >= 0) & (local < count)
     groups, rows, pair = group_rows(jnp.where(mine, local, count), count + 1)
     return Groups(groups.starts[:count], groups.sizes[:count]), rows, pair, mine
-
-
-def storage_of(params: Iterable[str]) -> Storage:
-    """Return the storage format of the experts' matrices from the names of all parameters."""
-    return next((_STORAGES[end] for name in params if (end := name.rpartition("gate_up.")[2]) in _STORAGES), "plain")
-
-
-def _matrix(weights: nnx.Param[Array] | Packed) -> Weights:
-    """Return the matrix as `grouped_matmul` expects it; the value of a parameter may be a matrix of 8 or 4 bits."""
-    matrix: Weights = weights[...] if isinstance(weights, Packed) else weights.get_value()
-    return matrix

@@ -1,6 +1,6 @@
 """Experts on a CPU: the rows of each one times its matrix, in panels or in MXFP4, or the whole of a mixture."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,35 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu import library
-from pallas_kernels.cpu.products import PRODUCT_TYPES, Panels, number_of, operands
+from pallas_kernels.cpu.products import PRODUCT_TYPES, number_of
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups
-from pallas_kernels.experts.mxfp4 import Mxfp4
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # by their numbers in src/types.h; behind them: with `alpha`
 
 
+@runtime_checkable
+class Operands(Protocol):
+    """What the library reads of the matrices of experts: `Panels` or `Mxfp4`."""
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        ...
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether outputs are rows."""
+        ...
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the matrices are held, and their arrays."""
+        ...
+
+
 def grouped_products(
-    x: Float[Array, "R K"], weights: Panels | Mxfp4, groups: Groups, bias: Float[Array, "E C"] | None
+    x: Float[Array, "R K"], weights: Operands, groups: Groups, bias: Float[Array, "E C"] | None
 ) -> Float[Array, "R C"]:
     """Return x · weights[e] + bias[e], added in float32 and rounded once; rows of no expert may hold anything.
 
@@ -27,13 +45,13 @@ def grouped_products(
     if x.dtype.name not in PRODUCT_TYPES:
         raise NoExpertKernel(f"implementation = 'cpu' takes no rows of {x.dtype}: must be one of {PRODUCT_TYPES}")
     library.digest()
-    kind, (first, *rest), columns = _held(weights)
-    shape = jax.ShapeDtypeStruct((len(x), columns), x.dtype)  # type: ignore[no-untyped-call]
+    kind, (first, *rest) = weights.operands()
+    shape = jax.ShapeDtypeStruct((len(x), weights.columns), x.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_experts", shape)
     biases = [] if bias is None else [bias.astype(x.dtype)]
     starts, sizes = (array.astype(np.int32) for array in groups)
     out: Array = call(
-        x, first, starts, sizes, *biases, *rest, kind=kind, by_rows=kind == number_of("mxfp4"), biased=bool(biases)
+        x, first, starts, sizes, *biases, *rest, kind=number_of(kind), by_rows=weights.by_rows, biased=bool(biases)
     )
     return out
 
@@ -42,8 +60,8 @@ def mixture(
     x: Float[Array, "T M"],
     chosen: Int[Array, "T k"],
     weights: Float[Array, "T k"],
-    gate_up: Panels | Mxfp4,
-    down: Panels | Mxfp4,
+    gate_up: Operands,
+    down: Operands,
     *,
     glu: Glu,
     biases: tuple[Float[Array, "E C"], Float[Array, "E M"]] | None = None,
@@ -64,8 +82,8 @@ def mixture(
     if x.dtype.name not in PRODUCT_TYPES:
         raise NoExpertKernel(f"implementation = 'cpu' takes no rows of {x.dtype}: must be one of {PRODUCT_TYPES}")
     library.digest()
-    up_kind, (up_first, *up_rest), columns = _held(gate_up)
-    down_kind, (down_first, *down_rest), _ = _held(down)
+    columns, (up_kind, (up_first, *up_rest)) = gate_up.columns, gate_up.operands()
+    down_kind, (down_first, *down_rest) = down.operands()
     pairs = chosen.size
     # Beside the result, room for the rows of the pairs, which XLA allocates and counts.
     shapes = x.shape, (pairs, x.shape[1]), (pairs, columns), (pairs, columns // 2)
@@ -80,9 +98,9 @@ def mixture(
         *added,
         *up_rest,
         *down_rest,
-        up_kind=up_kind,
-        down_kind=down_kind,
-        by_rows=up_kind == number_of("mxfp4"),
+        up_kind=number_of(up_kind),
+        down_kind=number_of(down_kind),
+        by_rows=gate_up.by_rows,
         biased=bool(added),
         weight_on_input=weight_on_input,
         **_unit(glu),
@@ -110,10 +128,3 @@ def _unit(glu: Glu) -> dict[str, Any]:
         "clamp": np.float32(np.inf if glu.clamp is None else glu.clamp),
         "alpha": np.float32(glu.alpha or 0.0),
     }
-
-
-def _held(weights: Panels | Mxfp4) -> tuple[np.int64, list[Array], int]:
-    """Return how matrices are held, their arrays and their columns."""
-    if isinstance(weights, Mxfp4):
-        return number_of("mxfp4"), [weights.blocks, weights.scales], weights.blocks.shape[1]
-    return *operands(weights.weights), weights.outputs

@@ -39,9 +39,33 @@ class Panels:
     outputs: int
 
     @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in panels"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The library."""
+        return ("cpu",)
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return self.outputs
+
+    @property
+    def by_rows(self) -> bool:
+        """Outputs are no rows."""
+        return False
+
+    @property
     def native(self) -> bool:
         """The library multiplies."""
         return True
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the library reads the matrix, and its arrays."""
+        return operands(self.weights)
 
     def times(self, x: Float[Array, "T K"]) -> Float[Array, "T C"]:
         """Return x · weights in x's type."""
@@ -111,10 +135,9 @@ def to_quads(codes: UInt8[np.ndarray, "*E half C"], out: UInt8[np.ndarray, "*E P
             words[:, first : first + step] = packed.reshape(-1, panels, PANEL).swapaxes(0, 1)
 
 
-def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[np.int64, list[Array]]:
-    """Return the number of how a matrix is held, and its arrays: the matrix first."""
-    kind, arrays = ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
-    return number_of(kind), arrays
+def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[str, list[Array]]:
+    """Return how the library reads a matrix, and its arrays: the matrix first."""
+    return ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
 
 
 def number_of(kind: str) -> np.int64:
@@ -128,10 +151,10 @@ def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = No
     Raises NoLibrary.
     """
     library.digest()
-    kind, arrays = operands(weights.weights)
+    kind, arrays = weights.operands()
     shape = jax.ShapeDtypeStruct((len(x), weights.outputs), dtype or x.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
-    out: Array = call(x, *arrays, kind=kind, by_rows=False)
+    out: Array = call(x, *arrays, kind=number_of(kind), by_rows=False)
     return out
 
 
@@ -144,5 +167,5 @@ def matmul_rows(x: Float[Array, "T K"], weights: Float[Array, "C K"] | Quantized
     kind, arrays = operands(weights)
     shape = jax.ShapeDtypeStruct((len(x), len(arrays[0])), jnp.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_product", shape)
-    out: Array = call(x, *arrays, kind=kind, by_rows=True)
+    out: Array = call(x, *arrays, kind=number_of(kind), by_rows=True)
     return out

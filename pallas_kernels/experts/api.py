@@ -6,32 +6,39 @@ Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, 
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import int4
 from pallas_kernels.cpu.experts import grouped_products
-from pallas_kernels.cpu.products import Panels
-from pallas_kernels.errors import NoExpertKernel
-from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
-from pallas_kernels.experts.hopper.plan import HopperWeights, InTiles, Shape
-from pallas_kernels.experts.int4_tiles import Int4Tiles
-from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, unpack
+from pallas_kernels.experts.hopper.plan import Shape
+from pallas_kernels.experts.stacks import Stack, read_by
 from pallas_kernels.experts.triton import call as triton
 from pallas_kernels.experts.triton import plan as triton_plan
-from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized, dequantized_blocks
 
 Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 HOPPER = ("mosaic", "mosaic_overlap")
-Plain = Float[Array, "E K C"] | Quantized | QuantizedBlocks | Mxfp4 | int4.Int4  # for "reference" and "xla"
-Weights = Plain | InTiles | Panels
+Weights = Float[Array, "E K C"] | Stack
 TILE_ROWS = 16  # rows per turn of the XLA loop
+
+
+@runtime_checkable
+class Widened(Protocol):
+    """What "reference" and "xla" read of weights: one expert's matrix at a time."""
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        ...
+
+    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+        """Return the matrix of an expert in a type."""
+        ...
 
 
 def grouped_matmul(
@@ -74,67 +81,20 @@ def grouped_matmul(
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     out: Array
+    stack = read_by(implementation, weights)
     if implementation in HOPPER:
-        held = _for_hopper(weights, implementation)
         # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
-        return mosaic.grouped_matmul(x, held, groups, bias, gated, sms=sms, tiles=tiles)
-    if implementation == "triton":
-        return triton.grouped_matmul(x, _for_triton(weights), groups, bias, gated, tiles=tiles)
-    if implementation == "cpu":
-        if not isinstance(weights, Panels | Mxfp4):
-            raise NoExpertKernel("implementation = 'cpu' takes weights in panels, laid out at load, or as Mxfp4")
-        out = grouped_products(x, weights, groups, bias)
-        return out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
-    if isinstance(weights, Panels):
-        raise NoExpertKernel(f"implementation = {implementation!r} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, InTiles):
-        forms: dict[type, str] = {
-            Tiles8: "8 bits as Quantized",
-            BlockTiles8: "8 bits as QuantizedBlocks",
-            Int4Tiles: "4 bits as Int4",
-        }
-        kind = forms.get(type(weights), "4 bits as Mxfp4")
-        raise NoExpertKernel(f"implementation = {implementation!r} takes weights of {kind}, not in tiles")
-    out = (_reference if implementation == "reference" else _xla)(x, weights, groups, bias, gated)
+        out = mosaic.grouped_matmul(x, stack, groups, bias, gated, sms=sms, tiles=tiles)
+    elif implementation == "triton":
+        out = triton.grouped_matmul(x, stack.values, groups, bias, gated, tiles=tiles)
+    elif implementation == "cpu":
+        out = grouped_products(x, stack, groups, bias)
+        out = out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
+    else:
+        out = (_reference if implementation == "reference" else _xla)(x, stack, groups, bias, gated)
     return out
-
-
-def _for_hopper(weights: Weights, implementation: Implementation) -> HopperWeights:
-    """Return weights that a Hopper kernel takes. Raises NoExpertKernel if this one does not take these."""
-    name = f"implementation = {implementation!r}"
-    if isinstance(weights, Panels):
-        raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Quantized | QuantizedBlocks | int4.Int4):
-        layouts: dict[type, tuple[str, str]] = {
-            Quantized: ("8", "eight_bits.tiles"),
-            QuantizedBlocks: ("8", "eight_bits.block_tiles"),
-        }
-        kind, layout = layouts.get(type(weights), ("4", "int4_tiles.tiles"))
-        raise NoExpertKernel(f"{name} takes weights of {kind} bits in tiles, laid out at load ({layout})")
-    own = Mxfp4Joined if implementation == "mosaic_overlap" else Mxfp4Tiles
-    if isinstance(weights, own | Tiles8 | BlockTiles8 | Int4Tiles):
-        return weights
-    if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined):
-        layout = "mxfp4.joined" if implementation == "mosaic_overlap" else "mxfp4.tiles"
-        raise NoExpertKernel(f"{name} takes weights of 4 bits in tiles, laid out at load ({layout})")
-    if implementation == "mosaic_overlap":
-        raise NoExpertKernel(f"{name} takes weights of 8 and 4 bits, not {weights.dtype}: must be 'mosaic' or 'xla'")
-    return weights
-
-
-def _for_triton(weights: Weights) -> Float[Array, "E K C"]:
-    """Return weights that the Triton kernel takes. Raises NoExpertKernel for all but plain ones."""
-    name = "implementation = 'triton'"
-    if isinstance(weights, Panels):
-        raise NoExpertKernel(f"{name} takes no weights in panels: must be 'cpu'")
-    if isinstance(weights, Quantized | QuantizedBlocks | int4.Int4 | Mxfp4 | InTiles):
-        of_8_bits = isinstance(weights, Quantized | QuantizedBlocks | Tiles8 | BlockTiles8)
-        kind = "of 8 bits" if of_8_bits else "in integers of 4 bits"
-        kind = "in MXFP4" if isinstance(weights, Mxfp4 | Mxfp4Tiles | Mxfp4Joined) else kind
-        raise NoExpertKernel(f"{name} takes no weights {kind}: must be 'xla'")
-    return weights
 
 
 def tiling_of(
@@ -150,13 +110,13 @@ def tiling_of(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
-        own = triton_plan.Shape.of(x, _for_triton(weights), bias, gated)
+        own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
         return own.tiling(triton_plan.default_tuning(own))
     if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
 
-    return plan_of(Shape.of(x, weights, bias, gated), sms).tiling  # type: ignore[arg-type]
+    return plan_of(Shape.of(x, read_by(implementation, weights), bias, gated), sms).tiling
 
 
 def variant(
@@ -172,13 +132,13 @@ def variant(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
-        own = triton_plan.Shape.of(x, _for_triton(weights), bias, gated)
+        own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
         return replace(own, rows=0), triton_plan.default_tuning(own)
     if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of
 
-    shape = Shape.of(x, weights, bias, gated)  # type: ignore[arg-type]
+    shape = Shape.of(x, read_by(implementation, weights), bias, gated)
     return (
         shape.experts,
         shape.inputs,
@@ -190,28 +150,8 @@ def variant(
     )
 
 
-def _expert(weights: Plain, expert: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-    if isinstance(weights, Mxfp4):
-        return unpack(Mxfp4(weights.blocks[expert], weights.scales[expert]), dtype).T
-    if isinstance(weights, Quantized):
-        return dequantized(Quantized(weights.values[expert], weights.scales[expert]), dtype)
-    if isinstance(weights, QuantizedBlocks):
-        return dequantized_blocks(QuantizedBlocks(weights.values[expert], weights.scales[expert]), dtype)
-    if isinstance(weights, int4.Int4):
-        codes, scales, zeros, table = weights
-        own = int4.Int4(codes[expert], scales[expert], zeros[expert], None if table is None else table[expert])
-        return int4.dequantized(own, dtype)
-    return weights[expert].astype(dtype)
-
-
-def _outputs(weights: Plain, gated: Glu | None) -> int:
-    if isinstance(weights, int4.Int4):
-        columns = weights.codes.shape[2]
-    elif isinstance(weights, QuantizedBlocks):
-        columns = weights.values.shape[2]
-    else:
-        columns = weights.scales.shape[1] if isinstance(weights, Mxfp4 | Quantized) else weights.shape[2]
-    return columns if gated is None else columns // 2
+def _outputs(weights: Widened, gated: Glu | None) -> int:
+    return weights.columns if gated is None else weights.columns // 2
 
 
 def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Glu | None) -> Float[Array, "R N"]:
@@ -222,7 +162,7 @@ def _finish(out: Float[Array, "R C"], bias: Float[Array, " C"] | None, gated: Gl
 @partial(jax.jit, static_argnames="gated", inline=True)
 def _reference(
     x: Float[Array, "R K"],
-    weights: Plain,
+    weights: Widened,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -231,7 +171,7 @@ def _reference(
     row = jnp.arange(len(x))
     out = jnp.zeros((len(x), _outputs(weights, gated)), jnp.float32)
     for expert in range(len(groups.sizes)):
-        matrix = _expert(weights, expert, jnp.dtype(jnp.float32))
+        matrix = weights.expert(expert, jnp.dtype(jnp.float32))
         product = jnp.matmul(x.astype(jnp.float32), matrix, precision="highest")
         own_bias = None if bias is None else bias[expert].astype(jnp.float32)
         start, size = groups.starts[expert], groups.sizes[expert]
@@ -243,7 +183,7 @@ def _reference(
 @partial(jax.jit, static_argnames="gated", inline=True)
 def _xla(
     x: Float[Array, "R K"],
-    weights: Plain,
+    weights: Widened,
     groups: Groups,
     bias: Float[Array, "E C"] | None,
     gated: Glu | None,
@@ -260,7 +200,7 @@ def _xla(
         expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
         start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
         rows = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS)
-        product = jnp.matmul(rows, _expert(weights, expert, x.dtype), precision=precision)
+        product = jnp.matmul(rows, weights.expert(expert, x.dtype), precision=precision)
         result = _finish(product, None if bias is None else bias[expert], gated)
         # Tiles come in order, so rows that this one writes past its expert's last row are overwritten by the next.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)

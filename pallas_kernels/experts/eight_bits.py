@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Float32, Int8, UInt8
+from jaxtyping import Array, Bool, Float, Float32, Int, Int8, UInt8
 
 from pallas_kernels.quantized import Kind, Quantized, QuantizedBlocks, numbers
 
@@ -35,6 +35,43 @@ class Tiles8(NamedTuple):
         """The type of the numbers."""
         return "int8" if self.codes.dtype == jnp.int8 else "fp8"
 
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "of 8 bits in tiles"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Hopper's kernels."""
+        return ("mosaic", "mosaic_overlap")
+
+    @property
+    def held(self) -> str:
+        """The form's name among those of the Hopper kernel."""
+        return self.kind
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return TILE * int(self.codes.shape[-3])
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return TILE * int(self.codes.shape[-4])
+
+    def numbers(self) -> Float[Array, "*E K C"]:
+        """Return the weights in float32: for checks, since it makes many times the bytes."""
+        return jnp.swapaxes(untiled(self), -1, -2)
+
+    def wide_scales(self) -> Float32[Array, "*E C 1"]:
+        """Return the scale of each weight of an output."""
+        return self.scales[..., None]
+
+    def across(self, at: Int[Array, " n"]) -> "Tiles8":
+        """Return the tiles of some outputs of one matrix, by the number of 64 outputs."""
+        return Tiles8(self.codes[at], self.scales.reshape(-1, TILE)[at].reshape(-1))
+
 
 class BlockTiles8(NamedTuple):
     """`QuantizedBlocks` in the same tiles.
@@ -46,6 +83,43 @@ class BlockTiles8(NamedTuple):
 
     codes: UInt8[Array, "*E across along 32 128"]
     scales: Float32[Array, "*E across deep"]
+
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "of 8 bits in blocks, in tiles"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Hopper's kernels."""
+        return ("mosaic", "mosaic_overlap")
+
+    @property
+    def held(self) -> str:
+        """The form's name among those of the Hopper kernel."""
+        return "fp8_blocks"
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return TILE * int(self.codes.shape[-3])
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return TILE * int(self.codes.shape[-4])
+
+    def numbers(self) -> Float[Array, "*E K C"]:
+        """Return the weights in float32: for checks, since it makes many times the bytes."""
+        return jnp.swapaxes(untiled(self), -1, -2)
+
+    def wide_scales(self) -> Float32[Array, "*E C K"]:
+        """Return the scale of each weight."""
+        return jnp.repeat(jnp.repeat(self.scales, TILE, axis=-2), DEEP, axis=-1)
+
+    def across(self, at: Int[Array, " n"]) -> "BlockTiles8":
+        """Return the tiles of some outputs of one matrix, by the number of 64 outputs."""
+        return BlockTiles8(self.codes[at], self.scales[at])
 
 
 def tiles(weights: Quantized) -> Tiles8:
@@ -126,7 +200,4 @@ def untiled(weights: Tiles8 | BlockTiles8) -> Float[Array, "*E C K"]:
     *lead, across, along, _, _ = weights.codes.shape
     wide = lax.map(lambda codes: tile_numbers(codes, jnp.dtype(jnp.float32)), weights.codes.reshape(-1, LINES, LINE))
     wide = jnp.swapaxes(wide.reshape(*lead, across, along, TILE, TILE), -3, -2)
-    scales = weights.scales[..., None]
-    if isinstance(weights, BlockTiles8):
-        scales = jnp.repeat(jnp.repeat(weights.scales, TILE, axis=-2), DEEP, axis=-1)
-    return wide.reshape(*lead, across * TILE, along * TILE) * scales
+    return wide.reshape(*lead, across * TILE, along * TILE) * weights.wide_scales()

@@ -34,6 +34,39 @@ class Int4Tiles(NamedTuple):
         """Whether scales are sums of two."""
         return self.tiles.shape[-2] == WIDE_LINES
 
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in integers of 4 bits, in tiles"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Hopper's kernels."""
+        return ("mosaic", "mosaic_overlap")
+
+    @property
+    def held(self) -> str:
+        """The form's name among those of the Hopper kernel."""
+        return "int4_wide" if self.wide else "int4"
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return TILE * int(self.tiles.shape[-3])
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return TILE * int(self.tiles.shape[-4])
+
+    def numbers(self) -> Float[Array, "*E K C"]:
+        """Return the weights in float32: for checks, since it makes many times the bytes."""
+        return jnp.swapaxes(untiled(self), -1, -2)
+
+    def across(self, at: Int[Array, " n"]) -> "Int4Tiles":
+        """Return the tiles of some outputs of one matrix, by the number of 64 outputs."""
+        return Int4Tiles(self.tiles[at])
+
 
 def fits(inputs: int, outputs: int, groups: int) -> bool:
     """Return whether a matrix can be cut into tiles: sides are multiples of 64, and groups of inputs of 32."""

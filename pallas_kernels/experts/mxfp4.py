@@ -30,6 +30,34 @@ class Mxfp4(NamedTuple):
     blocks: UInt8[Array, "*E C half"]
     scales: UInt8[Array, "*E C groups"]
 
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in MXFP4"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """XLA and a CPU; Hopper's kernels have it in tiles."""
+        return ("xla", "cpu")
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.blocks.shape[-2])
+
+    @property
+    def by_rows(self) -> bool:
+        """Outputs are rows."""
+        return True
+
+    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
+        """Return the matrix of an expert."""
+        return unpack(Mxfp4(self.blocks[index], self.scales[index]), dtype).T
+
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the CPU's library reads the matrices, and their arrays."""
+        return "mxfp4", [self.blocks, self.scales]
+
 
 class Mxfp4Tiles(NamedTuple):
     """The same weights in tiles of 64 outputs by 64 inputs, as the threads of a warpgroup hold them: see `tiles`.
@@ -42,6 +70,35 @@ class Mxfp4Tiles(NamedTuple):
     words: Int[Array, "*E across along 4 128"]
     scales: Int[Array, "*E across along 64"]
 
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in MXFP4 in tiles"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """One of Hopper's kernels."""
+        return ("mosaic",)
+
+    @property
+    def held(self) -> str:
+        """The form's name among those of the Hopper kernel."""
+        return "mxfp4"
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return TILE * int(self.words.shape[-3])
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return TILE * int(self.words.shape[-4])
+
+    def numbers(self) -> Float[Array, "*E K C"]:
+        """Return the weights in float32: for checks, since it makes many times the bytes."""
+        return jnp.swapaxes(untiled(self), -1, -2)
+
 
 class Mxfp4Joined(NamedTuple):
     """`Mxfp4Tiles` whose scales lie behind their words, so that one copy brings both.
@@ -51,6 +108,35 @@ class Mxfp4Joined(NamedTuple):
     """
 
     tiles: Int[Array, "*E across along 17 64"]
+
+    @property
+    def form(self) -> str:
+        """What errors call it."""
+        return "in MXFP4 in tiles with their scales"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """One of Hopper's kernels."""
+        return ("mosaic_overlap",)
+
+    @property
+    def held(self) -> str:
+        """The form's name among those of the Hopper kernel."""
+        return "mxfp4_joined"
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return TILE * int(self.tiles.shape[-3])
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return TILE * int(self.tiles.shape[-4])
+
+    def numbers(self) -> Float[Array, "*E K C"]:
+        """Return the weights in float32: for checks, since it makes many times the bytes."""
+        return jnp.swapaxes(untiled(parted(self)), -1, -2)
 
 
 def unpack(weights: Mxfp4, dtype: jnp.dtype) -> Float[Array, "*E C K"]:
@@ -134,9 +220,8 @@ def parted(weights: Mxfp4Joined) -> Mxfp4Tiles:
     return Mxfp4Tiles(lax.bitcast_convert_type(pairs, jnp.int32), weights.tiles[..., WORD_LINES, :])
 
 
-def untiled(weights: Mxfp4Tiles | Mxfp4Joined) -> Float[Array, "*E C K"]:
+def untiled(weights: Mxfp4Tiles) -> Float[Array, "*E C K"]:
     """Return the numbers of tiles in float32, exactly: for checks, since it makes eight times the bytes."""
-    weights = parted(weights) if isinstance(weights, Mxfp4Joined) else weights
     *lead, across, along, _ = weights.scales.shape
     each = jax.vmap(tile_numbers)(weights.words.reshape(-1, 4, 128), weights.scales.reshape(-1, TILE))
     numbers = each.astype(jnp.float32).reshape(*lead, across, along, TILE, TILE) * 2.0**SHIFT

@@ -24,7 +24,7 @@ from flax import nnx
 
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.model.hf.config import parse_config
-from jswa.model.moe import Experts, Moe, Storage
+from jswa.model.moe import Experts, Moe
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.call import plan_of
@@ -165,10 +165,9 @@ def compile_block(layer: Layer, tokens: int) -> BlockFacts:
     """Compile the whole mixture of the layer's model, with router and shared expert."""
     model = parse_config(CONFIGS[_MODELS[layer.name]], weights=False)
     config = next(_mixtures(model))
-    storage: Storage = "mxfp4_joined" if layer.overlap else "mxfp4_tiles" if layer.form == "mxfp4" else "plain"
-    experts = Experts(layer.implementation, storage, device.SMS)
+    experts = Experts(layer.implementation, device.SMS)
     graph, held = nnx.split(nnx.eval_shape(lambda: Moe(config, model.d_model, _BFLOAT16, experts)))
-    if layer.form in ("int8", "fp8", "fp8_blocks", "int4", "int4_wide"):  # held as the values of plain parameters
+    if layer.form != "plain":  # held as the values of plain parameters
         for name, matrix in zip(("gate_up", "down"), MATRICES, strict=True):
             param: Any = held[name]
             held[name] = param.replace(arguments(layer, matrix, tokens).weights)

@@ -29,7 +29,7 @@ from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import InTiles, Shape, Tuning, launch
+from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import SHIFT, TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles, joined
 from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, SILU, Layer
@@ -167,7 +167,7 @@ def _fill(layer: Layer, matrix: Matrix, tokens: int, sizes: np.ndarray, sets: in
         return draw * jnp.asarray(scale, like.dtype)
 
     def weights(seed: int) -> Any:
-        if isinstance(given.weights, InTiles):
+        if layer.form != "plain":
             return _tiles(given.weights, jax.random.fold_in(key, seed), given.x.shape[1])
         return normal(given.weights, seed, given.x.shape[1] ** -0.5)
 

@@ -17,11 +17,9 @@ from jswa.forms.base.form import Place
 from jswa.forms.base.names import in_tiles, linear_in_16_bits, runs_on_mosaic
 from jswa.forms.table import matrix_at
 from jswa.model.layers import unit_of
-from pallas_kernels.experts import dense, eight_bits, int4_tiles
+from pallas_kernels.experts import dense
 from pallas_kernels.experts.dense import Dense, DensePlain
-from pallas_kernels.experts.eight_bits import TILE, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu, glu
-from pallas_kernels.experts.int4_tiles import Int4Tiles
 
 _OUTPUTS = 512  # that are compared: few, since their weights are widened
 _GATES = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up$")
@@ -100,32 +98,8 @@ def _results(
         return dense.matmul(x, weights, unit, wide=wide)[:, :_OUTPUTS]
 
     @jax.jit
-    def expected(x: Array, few: Array | Tiles8 | BlockTiles8 | Int4Tiles) -> Float[Array, "T n"]:
-        untiled: Any = int4_tiles.untiled if isinstance(few, Int4Tiles) else eight_bits.untiled
-        rows = few.astype(jnp.float32) if isinstance(few, Array) else untiled(few)
-        out = jnp.matmul(x.astype(jnp.float32), rows.T, precision="highest")
+    def expected(x: Array, few: Any) -> Float[Array, "T n"]:
+        out = jnp.matmul(x.astype(jnp.float32), few.numbers(), precision="highest")
         return out if unit is None else glu(unit, *jnp.split(out, 2, axis=1))
 
-    parts = 1 if unit is None else 2
-    few = _first_rows(weights, parts) if isinstance(weights, DensePlain) else _first(weights.tiles, parts)
-    return found(x, weights), expected(x, few)
-
-
-def _first_rows(weights: DensePlain, parts: int) -> Float[Array, "n K"]:
-    """Return the weights of the first outputs of each of so many equal parts of a matrix."""
-    count = weights.outputs // parts
-    kept = [slice(part * count, part * count + min(count, _OUTPUTS)) for part in range(parts)]
-    matrix = weights.matrix
-    return jnp.concatenate([matrix[own] if weights.outputs_first else matrix[:, own].T for own in kept])
-
-
-def _first(tiles: Tiles8 | BlockTiles8 | Int4Tiles, parts: int) -> Tiles8 | BlockTiles8 | Int4Tiles:
-    """Return the tiles of the first outputs of each of so many equal parts of a matrix."""
-    count = tiles[0].shape[0] // parts
-    chosen = [part * count + index for part in range(parts) for index in range(min(count, _OUTPUTS // TILE))]
-    at = jnp.asarray(chosen)
-    if isinstance(tiles, Int4Tiles):
-        return Int4Tiles(tiles.tiles[at])
-    if isinstance(tiles, BlockTiles8):
-        return BlockTiles8(tiles.codes[at], tiles.scales[at])
-    return Tiles8(tiles.codes[at], tiles.scales.reshape(-1, TILE)[at].reshape(-1))
+    return found(x, weights), expected(x, weights.first(_OUTPUTS, 1 if unit is None else 2))

@@ -6,7 +6,6 @@ few pages, and only a few rows and experts have tokens. A compiler that gives wr
 
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,14 +36,10 @@ from jswa.model.attention import scales_of
 from jswa.model.binding import run_dtype
 from jswa.model.transformer import Params
 from jswa.plan import COLUMNS
-from pallas_kernels.experts import eight_bits, int4_tiles, mxfp4
-from pallas_kernels.experts.api import Weights, grouped_matmul, variant
-from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
+from pallas_kernels.experts.api import grouped_matmul, variant
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
-from pallas_kernels.experts.hopper.plan import InTiles
-from pallas_kernels.experts.int4_tiles import Int4Tiles
-from pallas_kernels.experts.mxfp4 import TILE, Mxfp4Joined, Mxfp4Tiles
+from pallas_kernels.experts.stacks import stack_of
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.ptxas import find_ptxas
 
@@ -56,7 +51,6 @@ _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
 _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
-_OWNER = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up(\.words|\.joined|\.tiles|\.int4_tiles)?$")
 
 
 def check_kernels(
@@ -248,19 +242,14 @@ def _content(
 
 def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket], backends: Backends) -> Iterator[Case]:
     seen: set[Hashable] = set()
-    for name in params:
-        owner = _OWNER.match(name)
-        if owner is None or params[name].ndim not in (3, 5):  # a linear layer's matrix has an axis less
-            continue
-        layer = model.layers[int(owner[1])]
-        moe = layer.mlp if isinstance(layer.mlp, MoeConfig) else layer.side and layer.side.moe
-        assert isinstance(moe, MoeConfig)
+    for owner, moe in _mixtures(model):
         for matrix in ("gate_up", "down"):
-            prefix = f"layers.{owner[1]}.{owner[2]}.{matrix}"
-            weights, bias = _weights(params, prefix), params.get(f"{prefix}_bias")
+            prefix = f"{owner}.{matrix}"
+            weights = stack_of(matrix_at(Place(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
+            bias = params.get(f"{prefix}_bias")
             gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
             for bucket in buckets:
-                x: Any = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), _inputs(weights)), run_dtype(params))  # type: ignore[no-untyped-call]
+                x: Any = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), weights.inputs), run_dtype(params))  # type: ignore[no-untyped-call]
                 key = _variant(x, weights, bias, gated, backends)
                 if (matrix, gated, key) in seen:
                     continue
@@ -269,19 +258,13 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
                 yield Case(f"expert kernel {backends.experts!r}, {prefix}, {bucket.tokens} tokens", run)
 
 
-def _weights(params: Params, prefix: str) -> Weights:
-    if f"{prefix}.words" in params:
-        return Mxfp4Tiles(params[f"{prefix}.words"], params[f"{prefix}.scales"])
-    if f"{prefix}.joined" in params:
-        return Mxfp4Joined(params[f"{prefix}.joined"])
-    weights: Weights = matrix_at(Place(prefix, (0, 0, 0)), params)  # tiles tell their own sizes
-    return weights
-
-
-def _inputs(weights: Weights) -> int:
-    if isinstance(weights, InTiles):
-        return TILE * int(weights[0].shape[2])
-    return int(weights.shape[1])  # type: ignore[union-attr]
+def _mixtures(model: ModelConfig) -> Iterator[tuple[str, MoeConfig]]:
+    """Yield the names of the mixtures of experts, and their configs."""
+    for index, layer in enumerate(model.layers):
+        if isinstance(layer.mlp, MoeConfig):
+            yield f"layers.{index}.mlp", layer.mlp
+        if layer.side is not None:
+            yield f"layers.{index}.side.moe", layer.side.moe
 
 
 def _rows(moe: MoeConfig, tokens: int) -> int:
@@ -289,7 +272,7 @@ def _rows(moe: MoeConfig, tokens: int) -> int:
     return row_count(tokens * moe.top_k, experts + (moe.devices > 1))
 
 
-def _variant(x: jax.ShapeDtypeStruct, weights: Weights, bias: Any, gated: Glu | None, backends: Backends) -> Hashable:
+def _variant(x: jax.ShapeDtypeStruct, weights: Any, bias: Any, gated: Glu | None, backends: Backends) -> Hashable:
     """Return what tells the kernel of a call apart, from the shape of its input alone."""
     found = list[Hashable]()
     jax.eval_shape(lambda rows: found.append(variant(rows, weights, bias, gated, backends.experts, backends.sms)), x)
@@ -297,7 +280,7 @@ def _variant(x: jax.ShapeDtypeStruct, weights: Weights, bias: Any, gated: Glu | 
 
 
 def _expert_results(
-    x: jax.ShapeDtypeStruct, weights: Weights, bias: Array | None, gated: Glu | None, backends: Backends
+    x: jax.ShapeDtypeStruct, weights: Any, bias: Array | None, gated: Glu | None, backends: Backends
 ) -> tuple[Array, Array]:
     """Return the results of an expert kernel and of XLA in float32, [R, N]: 0 for rows of no expert."""
     rows = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape, np.float32)).astype(x.dtype)
@@ -317,21 +300,10 @@ def _expert_results(
     found = _multiply(rows, weights, groups, bias, gated, backends)
     few: Any = jax.tree.map(lambda array: array[busy], weights)
     own = None if bias is None else bias[busy].astype(jnp.float32)
-    wide = _wide(few)
+    wide = few.numbers()
     few_groups = Groups(groups.starts[busy], groups.sizes[busy])
     expected = _multiply(rows.astype(jnp.float32), wide, few_groups, own, gated, Backends(experts="reference"))
     return found, expected
-
-
-def _wide(weights: Any) -> Float[Array, "E K C"]:
-    """Return weights in float32."""
-    if not isinstance(weights, InTiles):
-        wide: Array = weights.astype(jnp.float32)
-        return wide
-    untiled: Any = mxfp4.untiled
-    if isinstance(weights, Tiles8 | BlockTiles8 | Int4Tiles):
-        untiled = int4_tiles.untiled if isinstance(weights, Int4Tiles) else eight_bits.untiled
-    return jnp.swapaxes(untiled(weights), 1, 2)
 
 
 @partial(jax.jit, static_argnames=("gated", "backends"))

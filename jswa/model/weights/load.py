@@ -19,12 +19,12 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.base.names import Linear
+from jswa.forms.mxfp4 import Storage
 from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
-from jswa.model.moe import Storage
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted, load_converted

@@ -6,7 +6,7 @@ cores' work is empty, and one kernel serves decode and prefill.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,11 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts import eight_bits, int4_tiles
-from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8, Tiles8
+from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
-from pallas_kernels.experts.int4_tiles import Int4Tiles
-from pallas_kernels.experts.mxfp4 import WORD_LINES, Mxfp4Joined, Mxfp4Tiles
+from pallas_kernels.experts.mxfp4 import WORD_LINES
+from pallas_kernels.experts.stacks import stack_of
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_ALIGN, SMEM_BYTES, SMS, WARPGROUP_ROWS
 
 UNIT = WARPGROUP_ROWS  # columns of the weights per WGMMA, and inputs per turn of the main loop (a swizzled row)
@@ -27,7 +27,22 @@ BAND = 8
 CLUSTER = "cluster"  # the axis of a cluster's thread blocks
 _SHARED_ROWS = 48  # times parts, of weights with scales of blocks: sums that leave two thread blocks their registers
 Held = Literal["plain", "rows", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
-InTiles = Mxfp4Tiles | Mxfp4Joined | Tiles8 | BlockTiles8 | Int4Tiles
+_OF_8_BITS = ("int8", "fp8", "fp8_blocks")
+
+
+@runtime_checkable
+class OnHopper(Protocol):
+    """What the kernel is told of weights, whose arrays have the experts on their first axis."""
+
+    @property
+    def held(self) -> str:
+        """The form: one of `Held`."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        ...
 
 
 class OutputsFirst(NamedTuple):
@@ -35,9 +50,19 @@ class OutputsFirst(NamedTuple):
 
     values: Float[Array | jax.ShapeDtypeStruct, "E C K"]
 
+    @property
+    def held(self) -> str:
+        """Outputs are rows."""
+        return "rows"
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.values.shape[1])
+
 
 # Of shapes alone where no call is made.
-HopperWeights = Float[Array | jax.ShapeDtypeStruct, "E K C"] | OutputsFirst | InTiles
+HopperWeights = Float[Array | jax.ShapeDtypeStruct, "E K C"] | OnHopper
 
 
 class Tuning(NamedTuple):
@@ -109,13 +134,14 @@ class Shape:
         Raises NoExpertKernel if the kernel cannot serve them.
         """
         rows, inputs = x.shape
-        _check(x, weights, bias)
-        experts, columns = _sizes(weights)
-        outputs = columns if gated is None else columns // 2
+        stack = stack_of(weights)
+        held: Held = stack.held
+        first, *_ = jax.tree.leaves(stack)
+        _check(x, held, first.dtype, bias)
+        experts, outputs = first.shape[0], stack.columns if gated is None else stack.columns // 2
         for name, size in (("inputs", inputs), ("outputs", outputs)):
             if size % UNIT:
                 raise NoExpertKernel(f"{size} {name}: implementation = 'mosaic' needs a multiple of {UNIT}")
-        held = _held(weights)
         if held == "fp8_blocks" and inputs % DEEP:
             limit = f"implementation = 'mosaic' with scales of blocks needs a multiple of {DEEP}"
             raise NoExpertKernel(f"{inputs} inputs: {limit}")
@@ -143,29 +169,6 @@ TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
     "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
     "fp8_blocks": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
 }
-
-
-def _held(weights: HopperWeights) -> Held:
-    if isinstance(weights, Tiles8):
-        return weights.kind
-    if isinstance(weights, Int4Tiles):
-        return "int4_wide" if weights.wide else "int4"
-    forms: dict[type, Held] = {
-        Mxfp4Tiles: "mxfp4",
-        Mxfp4Joined: "mxfp4_joined",
-        BlockTiles8: "fp8_blocks",
-        OutputsFirst: "rows",
-    }
-    return forms.get(type(weights), "plain")
-
-
-def _sizes(weights: HopperWeights) -> tuple[int, int]:
-    """Return the experts, and the columns of each one's matrix."""
-    if isinstance(weights, InTiles):
-        return weights[0].shape[0], weights[0].shape[1] * UNIT
-    if isinstance(weights, OutputsFirst):
-        return weights.values.shape[0], weights.values.shape[1]
-    return weights.shape[0], weights.shape[2]
 
 
 @dataclass(frozen=True)
@@ -314,18 +317,15 @@ def _check_cluster(plan: Launch) -> None:
 
 
 def _check(
-    x: Float[Array | jax.ShapeDtypeStruct, "R K"],
-    weights: HopperWeights,
-    bias: Float[Array, "E C"] | None,
+    x: Float[Array | jax.ShapeDtypeStruct, "R K"], held: Held, dtype: jnp.dtype, bias: Float[Array, "E C"] | None
 ) -> None:
-    if isinstance(weights, InTiles):
-        if x.dtype != jnp.bfloat16:
-            bits = 8 if isinstance(weights, Tiles8 | BlockTiles8) else 4
-            raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
-        dtypes = {array.dtype for array in (x, bias) if array is not None}
-    else:
-        held = weights.values if isinstance(weights, OutputsFirst) else weights
-        dtypes = {array.dtype for array in (x, held, bias) if array is not None}
+    """Raise NoExpertKernel for types that the kernel does not take; `dtype` is that of the weights' first array."""
+    dtypes = {array.dtype for array in (x, bias) if array is not None}
+    if held in ("plain", "rows"):
+        dtypes.add(dtype)
+    elif x.dtype != jnp.bfloat16:
+        bits = 8 if held in _OF_8_BITS else 4
+        raise NoExpertKernel(f"implementation = 'mosaic' with weights of {bits} bits needs bfloat16, not {x.dtype}")
     if len(dtypes) > 1:
         raise NoExpertKernel(
             f"rows, weights and bias are {sorted(map(str, dtypes))}: implementation = 'mosaic' needs one"

@@ -15,7 +15,6 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
-from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.dense import DenseTiles, matmul
 from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.int4_tiles import Int4Tiles
@@ -80,8 +79,7 @@ def check_parts(
     for number, (part, own) in enumerate(zip(parts, inputs, strict=True)):
         shards = [sorted(array.addressable_shards, key=lambda one: one.device.id)[number].data for array in arrays]
         tiles = form(*shards)
-        untiled = int4_tiles.untiled(tiles) if isinstance(tiles, Int4Tiles) else eight_bits.untiled(tiles)
-        assert np.array_equal(np.asarray(untiled).T, part), f"{name} on device {number}"
+        assert np.array_equal(np.asarray(tiles.numbers()), part), f"{name} on device {number}"
         with hopper():
             held = jax.device_put(DenseTiles(tiles), jax.devices()[0])
             found = np.asarray(matmul(jnp.asarray(own, jnp.bfloat16), held).astype(jnp.float32))

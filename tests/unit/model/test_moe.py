@@ -11,9 +11,10 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
+from jswa.forms.mxfp4 import Storage
 from jswa.model.binding import bind, param_shapes
 from jswa.model.glue.routing import route
-from jswa.model.moe import Moe, Storage
+from jswa.model.moe import Moe
 from jswa.model.transformer import Decoder
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation

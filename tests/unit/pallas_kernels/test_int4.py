@@ -112,5 +112,5 @@ def test_the_hopper_kernel_refuses_experts_of_4_bits() -> None:
     """As the checkpoint has them, not in tiles; the error says so."""
     weights: Int4 = jax.tree.map(lambda part: part[None], random(64, 64, 2)[0])
     groups, _, pair = group_rows(jnp.zeros((4, 1), jnp.int32), 1)
-    with pytest.raises(ValueError, match="'mosaic' takes weights of 4 bits in tiles, laid out at load"):
+    with pytest.raises(ValueError, match="'mosaic' takes no weights in integers of 4 bits: must be 'xla'"):
         grouped_matmul(jnp.ones((len(pair), 64)), weights, groups, implementation="mosaic")

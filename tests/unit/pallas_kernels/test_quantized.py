@@ -133,5 +133,5 @@ def test_the_hopper_kernel_refuses_experts_of_8_bits() -> None:
     """As they lie for XLA, not in tiles; the error says so."""
     weights = quantize(jnp.ones((3, 64, 64)), "int8")
     groups, _, pair = group_rows(jnp.zeros((4, 1), jnp.int32), 3)
-    with pytest.raises(ValueError, match="'mosaic' takes weights of 8 bits in tiles, laid out at load"):
+    with pytest.raises(ValueError, match="'mosaic' takes no weights of 8 bits: must be 'xla'"):
         grouped_matmul(jnp.ones((len(pair), 64)), weights, groups, implementation="mosaic")

@@ -10,7 +10,7 @@ from pallas_kernels.experts import int4_tiles
 from pallas_kernels.experts.eight_bits import DEEP, LINE, LINES, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
-from pallas_kernels.experts.hopper.plan import InTiles
+from pallas_kernels.experts.hopper.plan import OnHopper
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from tools.cases.kernels.experts import Layer
@@ -23,7 +23,7 @@ class Arguments(NamedTuple):
     """Shapes of the arrays, and the activation."""
 
     x: jax.ShapeDtypeStruct
-    weights: jax.ShapeDtypeStruct | InTiles
+    weights: jax.ShapeDtypeStruct | OnHopper
     groups: Groups
     bias: jax.ShapeDtypeStruct | None
     gated: Glu | None
@@ -49,7 +49,7 @@ def arguments(layer: Layer, matrix: Matrix, tokens: int, sharding: Sharding | No
     )
 
 
-def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> InTiles:
+def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -> OnHopper:
     tiles = layer.experts, columns // TILE, inputs // TILE
     if layer.form in ("int8", "fp8"):
         codes = array(*tiles, LINES, LINE, dtype="int8" if layer.form == "int8" else "uint8")

@@ -16,7 +16,7 @@ from jswa.storage.convert import convert
 from jswa.storage.hub import TINY
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import Implementation
-from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, tiles, unpack, untiled
+from pallas_kernels.experts.mxfp4 import Mxfp4, Mxfp4Joined, Mxfp4Tiles, parted, tiles, unpack, untiled
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -241,7 +241,7 @@ def test_tiny_predicts_as_well_in_8_bits(mode: QuantizationMode, most: float) ->
 def numbers_of(params: Params, name: str) -> np.ndarray:
     """Return the numbers of an MXFP4 matrix [E, outputs, inputs], of blocks or of tiles."""
     if f"{name}.joined" in params:
-        return np.asarray(untiled(Mxfp4Joined(params[f"{name}.joined"])))
+        return np.asarray(untiled(parted(Mxfp4Joined(params[f"{name}.joined"]))))
     scales = params[f"{name}.scales"]
     if f"{name}.blocks" in params:
         return np.asarray(unpack(Mxfp4(params[f"{name}.blocks"], scales), FLOAT32))

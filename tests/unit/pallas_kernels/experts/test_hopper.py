@@ -156,7 +156,10 @@ def test_shapes_that_the_kernel_cannot_serve_are_an_error(change: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("implementation", "message"),
-    [("xla", "'xla' takes weights of 4 bits as Mxfp4, not in tiles"), ("mosaic", "takes weights of 4 bits in tiles")],
+    [
+        ("xla", "'xla' takes no weights in MXFP4 in tiles: must be 'mosaic'"),
+        ("mosaic", "in MXFP4: must be 'xla' or 'cpu'"),
+    ],
 )
 def test_weights_laid_out_for_another_implementation_are_an_error(implementation: Any, message: str) -> None:
     """Weights are laid out when they are loaded, never in a step."""
@@ -189,16 +192,20 @@ def test_weights_of_8_and_4_bits_need_bfloat16(form: Form, bits: int) -> None:
 
 @pytest.mark.parametrize(
     ("form", "name"),
-    [("int4", "4 bits as Int4"), ("fp8", "8 bits as Quantized"), ("fp8_blocks", "8 bits as QuantizedBlocks")],
+    [
+        ("int4", "in integers of 4 bits, in tiles"),
+        ("fp8", "of 8 bits in tiles"),
+        ("fp8_blocks", "of 8 bits in blocks, in tiles"),
+    ],
 )
 def test_tiles_are_for_hopper_alone(form: Form, name: str) -> None:
     """XLA takes these weights as checkpoints have them."""
     call, weights = tiled(form, "bfloat16")
-    with pytest.raises(ValueError, match=f"'xla' takes weights of {name}, not in tiles"):
-        grouped_matmul(call.x, weights, call.groups, implementation="xla")
-    kind = "of 8 bits" if form.startswith("fp8") else "in integers of 4 bits"
-    with pytest.raises(ValueError, match=f"'triton' takes no weights {kind}: must be 'xla'"):
-        grouped_matmul(call.x, weights, call.groups, implementation="triton")
+    for other in ("xla", "triton"):
+        with pytest.raises(
+            ValueError, match=f"{other!r} takes no weights {name}: must be 'mosaic' or 'mosaic_overlap'"
+        ):
+            grouped_matmul(call.x, weights, call.groups, implementation=other)
 
 
 def test_inputs_that_are_no_whole_blocks_are_an_error() -> None:

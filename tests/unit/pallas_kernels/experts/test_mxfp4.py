@@ -71,7 +71,7 @@ def test_joined_tiles_are_the_same_tiles() -> None:
         assert np.asarray(together.tiles[expert, across, along]).tobytes() == words + scales
     for one, other in zip(parted(together), apart, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-    np.testing.assert_array_equal(np.asarray(untiled(together)), expected.astype(np.float32))
+    np.testing.assert_array_equal(np.asarray(untiled(parted(together))), expected.astype(np.float32))
 
 
 def test_each_thread_unpacks_its_part_of_the_operand() -> None:

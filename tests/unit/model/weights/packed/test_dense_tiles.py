@@ -20,9 +20,8 @@ from jswa.model.lora import Adapted, lora_product
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import int4_tiles
 from pallas_kernels.experts.dense import DensePlain, DenseTiles, fits, matmul
-from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.int4 import Int4
 from tests.support.checkpoints.packed_integers import CASES, write_both
 from tests.support.kernels.device import hopper
@@ -42,7 +41,7 @@ def laid_out(params: Params) -> Params:
 def numbers(name: str, params: Params) -> Float[np.ndarray, "K C"]:
     """Return the numbers of a matrix in tiles."""
     tiles = matrix_at(Place(name, (0, 0)), params).tiles
-    return np.asarray(int4_tiles.untiled(tiles) if isinstance(tiles, Int4Tiles) else eight_bits.untiled(tiles)).T
+    return np.asarray(tiles.numbers())
 
 
 @pytest.mark.parametrize(
