@@ -24,7 +24,12 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
+from jswa.forms.base.form import Counts
 from jswa.forms.base.names import ENDS, LINEAR, Linear
+from jswa.forms.eight_bits import EIGHT_BITS
+from jswa.forms.mxfp4 import MXFP4
+from jswa.forms.plain import PLAIN
+from jswa.forms.table import FORMS
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Layers, Scheme
@@ -101,16 +106,19 @@ def weight_bytes(
             have stored experts but those in MXFP4 widened, unless the mode names 8 bits.
     """
     kept = None if mode == "none" else stored
-    packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
-    shapes = param_shapes(part, jnp.dtype(dtype), "mxfp4" if packed else "plain")
     rounded = mode in ("int8", "fp8")
+    packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
+    shapes = param_shapes(part, jnp.dtype(dtype))
     schemes = {} if rounded or packed or kept is None else _schemes(part, kept, shapes)
     total = 0
-    for name, shape in shapes.items():
-        if rounded and (LINEAR.search(name) or name in ENDS):
-            total += math.prod(shape.shape)
+    for name, one in shapes.items():
+        linear_layer, is_stack = LINEAR.search(name), len(one.shape) == 3
+        if packed and linear_layer and is_stack:  # whatever the mode names
+            total += MXFP4.nbytes(name, one.shape)
+        elif rounded and (linear_layer or name in ENDS):
+            total += EIGHT_BITS.nbytes(name, one.shape)
         else:
-            total += _matrix_bytes(shape, schemes.get(name), experts if len(shape.shape) == 3 else linear)
+            total += _matrix_bytes(name, one, schemes.get(name), experts if is_stack else linear)
     return total
 
 
@@ -128,28 +136,18 @@ def _schemes(part: ModelConfig, stored: Quantization, names: Iterable[str]) -> d
     return table
 
 
-def _matrix_bytes(shape: jax.ShapeDtypeStruct, scheme: Scheme | None, kernel: Experts | Linear) -> int:
-    """Return the bytes of a parameter, held by a scheme or in its dtype; a scale of 4-bit weights has 16 bits.
+def _matrix_bytes(name: str, one: jax.ShapeDtypeStruct, scheme: Scheme | None, kernel: Experts | Linear) -> int:
+    """Return the bytes of a parameter, held by a scheme or in its dtype.
 
     `kernel`: that runs the matrix, or the stack of experts.
     """
-    size: int = math.prod(shape.shape)
-    is_stack = len(shape.shape) == 3
-    held = None if scheme is None else scheme.held
-    in_tiles = kernel == ("mosaic_overlap" if is_stack else "mosaic")
-    if held == "mxfp4" and is_stack:
-        return size // 2 + size // BLOCK
-    if is_stack and kernel in ("mosaic", "triton"):
-        held = None  # they have other experts widened
-    if held == "8 bits":
-        return size + 4 * size // int(shape.shape[-2])
-    if held == "blocks" and in_tiles:
-        return size
-    if held == "int4" and scheme is not None:
-        inputs = int(shape.shape[-2])
-        groups = -(-inputs // min(scheme.group or inputs, BLOCK if in_tiles else inputs))
-        return size // 2 + 3 * groups * (size // inputs)
-    return size * int(shape.dtype.itemsize)
+    form = next((form for form in FORMS if scheme is not None and form.scheme == scheme.held), PLAIN)
+    is_stack = len(one.shape) == 3
+    if scheme is None or kernel not in (form.experts if is_stack else form.linear):
+        return int(math.prod(one.shape)) * int(one.dtype.itemsize)
+    inputs, in_tiles = int(one.shape[-2]), kernel == ("mosaic_overlap" if is_stack else "mosaic")
+    group = min(scheme.group or inputs, BLOCK if in_tiles else inputs)
+    return form.nbytes(name, one.shape, Counts(-(-inputs // group)))
 
 
 def claim_memory(share: float) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import Form, Place
-from jswa.forms.base.names import BLOCK_SCALES, TILES
+from jswa.forms.base.form import Counts, Form, Place, Spec
+from jswa.forms.base.names import BLOCK_SCALES, LINEAR, TILES
 from pallas_kernels.experts.dense import DenseTiles
 from pallas_kernels.experts.eight_bits import BlockTiles8
 from pallas_kernels.quantized import QuantizedBlocks
@@ -20,5 +20,24 @@ def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-BLOCKS = Form(("values", BLOCK_SCALES), lambda _, arrays: QuantizedBlocks(arrays["values"], arrays[BLOCK_SCALES]))
+def _specs(name: str, shape: tuple[int, ...], counts: Counts) -> dict[str, Spec] | None:
+    *lead, inputs, outputs = shape
+    values, told = {"values": Spec(shape, ("uint8",))}, counts.groups and counts.shares
+    if not told:
+        return values
+    sides = (inputs, counts.groups), (outputs, counts.shares)
+    if not LINEAR.search(name) or any(not 0 < count <= side or side % count for side, count in sides):
+        return None
+    return values | {BLOCK_SCALES: Spec((*lead, counts.groups, counts.shares), ("float32",))}
+
+
+BLOCKS = Form(
+    ("values", BLOCK_SCALES),
+    lambda _, arrays: QuantizedBlocks(arrays["values"], arrays[BLOCK_SCALES]),
+    specs=_specs,
+    scheme="blocks",
+    counted=BLOCK_SCALES,
+    linear=("mosaic",),
+    experts=("mosaic_overlap",),
+)
 BLOCK_TILES = Form((TILES, BLOCK_SCALES), _bound_tiles)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import Form, Place
+from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
 from jswa.forms.base.names import TILES
 from pallas_kernels.cpu.products import Panels, Rows
 from pallas_kernels.experts.dense import DenseTiles
@@ -32,6 +32,11 @@ def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-EIGHT_BITS = Form(("values", "scales"), _bound)
+def _specs(name: str, shape: tuple[int, ...], _: Counts) -> dict[str, Spec]:
+    scales = shape[:1] if name == "embed" else (*shape[:-2], shape[-1])
+    return {"values": Spec(shape, ("int8", "uint8")), "scales": Spec(scales, ("float32",))}
+
+
+EIGHT_BITS = Form(("values", "scales"), _bound, specs=_specs, scheme="8 bits", linear=LINEARS, experts=NO_DEFAULTS)
 EIGHT_BIT_TILES = Form((TILES, "scales"), _bound_tiles)
 EIGHT_BIT_ROWS = Form(("rows", "scales"), lambda _, arrays: Fp8Rows(arrays["rows"], arrays["scales"]))

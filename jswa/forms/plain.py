@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import Form, Place
+from jswa.forms.base.form import FLOATS, Form, Place, Spec
 from jswa.forms.base.names import runs_on_mosaic
 from pallas_kernels.cpu.products import Panels, Rows
 from pallas_kernels.experts.dense import DensePlain, fits
@@ -28,4 +28,4 @@ def _embedding(place: Place, matrix: Array) -> Any:
     return DensePlain(matrix, place.sms, outputs_first=True) if on_hopper else matrix
 
 
-PLAIN = Form(("",), _bound)
+PLAIN = Form(("",), _bound, specs=lambda _, shape, __: {"": Spec(shape, FLOATS)})

@@ -26,6 +26,8 @@ FORMS: tuple[Form, ...] = (
     MXFP4_TILES,
     MXFP4_JOINED,
 )
+# The ends of the names of all arrays but of plain ones.
+ENDS_OF_ARRAYS = frozenset(end for form in FORMS for end in (*form.ends, *form.optional) if end)
 
 
 def matrix_at(place: Place, params: Mapping[str, Array]) -> Any:

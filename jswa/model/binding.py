@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.form import Place, key_of
+from jswa.forms.base.form import Counts, Form, Place, key_of
 from jswa.forms.base.names import LINEAR, Linear
-from jswa.forms.mxfp4 import Storage, stored_shapes
-from jswa.forms.table import matrix_at
+from jswa.forms.plain import PLAIN
+from jswa.forms.table import ENDS_OF_ARRAYS, matrix_at
 from jswa.model.altup import StreamLayer, Streams
 from jswa.model.layers import Mlp, Normalize
 from jswa.model.lora import with_adapters
@@ -26,20 +26,29 @@ from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.sums import Implementation as Sums
 
 
-def param_shapes(config: ModelConfig, dtype: jnp.dtype, storage: Storage = "plain") -> dict[str, jax.ShapeDtypeStruct]:
+def param_shapes(config: ModelConfig, dtype: jnp.dtype, experts: Form = PLAIN) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shape and dtype of every parameter by name, without allocating any.
 
-    `storage` is the storage format of the experts' matrices.
+    `experts` is the form of the experts' matrices, which must say all of its arrays' sizes; others are plain.
     """
     plain = shapes_of(lambda: Decoder(config, dtype, Experts()))
-    if storage == "plain":
+    if experts is PLAIN:
         return plain
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for name, one in plain.items():
         is_stack = LINEAR.search(name) and len(one.shape) == 3
-        arrays = stored_shapes(storage, one.shape) if is_stack else {"": one}
-        found |= {key_of(name, end): array for end, array in arrays.items()}
+        found |= _arrays(experts, name, one.shape) if is_stack else {name: one}
     return found
+
+
+def _arrays(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and types of the arrays that hold a matrix."""
+    specs = form.specs(name, shape, Counts())
+    assert specs is not None
+    return {
+        key_of(name, end): jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.kinds[0]))  # type: ignore[no-untyped-call]
+        for end, spec in specs.items()
+    }
 
 
 def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -50,8 +59,8 @@ def shapes_of(make: Callable[[], nnx.Module]) -> dict[str, jax.ShapeDtypeStruct]
 
 def run_dtype(params: Mapping[str, Any]) -> np.dtype:
     """Return the dtype of the activations: the dtype of parameters that are not quantized, such as norms."""
-    others = (".scales", ".group_scales", ".block_scales", ".selection_bias")
-    floats = (value.dtype for name, value in params.items() if not name.endswith(others))
+    others = {*ENDS_OF_ARRAYS, "selection_bias"}
+    floats = (value.dtype for name, value in params.items() if name.rpartition(".")[2] not in others)
     return next(np.dtype(dtype) for dtype in floats if jnp.issubdtype(dtype, jnp.floating))
 
 

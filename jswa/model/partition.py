@@ -41,11 +41,9 @@ _SIDES: dict[str, dict[str, Side]] = {
     "experts": dict.fromkeys(_DENSE, "leading"),
     "other": {},
 }
-_FORMAT = re.compile(
-    r"\.(values|scales|tiles|int4_tiles|blocks|words|joined|codes|group_scales|group_zeros|group_of|block_scales"
-    r"|lora_a|lora_b|lora_owner)$"
-)
-_LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|mlp|side\.moe)\.(\w+)")
+# Behind the name of a parameter may be the end of an array that holds it (`jswa.forms`), or of an adapter's.
+_LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|mlp|side\.moe)\.(\w+)(?:\.(\w+))?")
+_END = re.compile(r"(embed|lm_head|head_bias)(?:\.(\w+))?")
 
 
 class Cut(NamedTuple):
@@ -115,27 +113,28 @@ def _require_whole(name: str, value: int, devices: int) -> None:
 def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) -> Cut | None:
     """Return how a parameter is split, or None if it is replicated.
 
+    Arrays of a form need no rule of their own if they have the axes of the matrix, however many inputs or outputs share
+    a number. One with a single axis has a number per output.
+
     Args:
-        name: name of the parameter, with the suffix of its storage format (`jswa.model.weights.formats`) or adapter.
+        name: name of the parameter, with the end of an array of its form or of its adapter.
         shape: shape of the whole parameter.
         model: config of the whole model, not of a shard.
     """
-    suffix = _FORMAT.search(name)
-    owner, last, layer = _split_name(name[: suffix.start()] if suffix else name, model)
+    owner, last, form, layer = _split_name(name, model)
     side = _SIDES[owner].get(last)
-    if side is None:
+    if side is None or not shape:
         return None
     if side == "first":
         return Cut(-1, (((0, shape[-1]),), *((),) * (devices - 1)))
     if side == "leading":
         return Cut(0, _even(shape[0], devices))
-    form = suffix[1] if suffix else ""
     if form == "lora_owner" or form == ("lora_a" if side == "outputs" else "lora_b"):
         return None
     if form == "group_of":  # the groups of 4-bit weights do not cross devices: jswa.model.weights.packed.int4
         return Cut(-1, _even(shape[-1], devices)) if side == "inputs" else None
     if side == "inputs":
-        return None if form == "scales" else Cut(-2, _even(shape[-2], devices))
+        return None if len(shape) == 1 else Cut(-2, _even(shape[-2], devices))
     if layer is not None and last in ("qkv", "qkv_bias"):
         columns = _qkv_columns(layer.attention, devices)
         return Cut(-1, _in_blocks(columns, shape[-1]) if form == "block_scales" else columns)
@@ -144,17 +143,18 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     return Cut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
 
 
-def _split_name(name: str, model: ModelConfig) -> tuple[str, str, LayerConfig | None]:
-    """Return the key of a parameter in `_SIDES`, its name there, and its layer."""
+def _split_name(name: str, model: ModelConfig) -> tuple[str, str, str, LayerConfig | None]:
+    """Return the key of a parameter in `_SIDES`, its name there, the end behind it or "", and its layer."""
     found = _LAYER.fullmatch(name)
     if found is None:
-        return "ends" if name in ("embed", "lm_head", "head_bias") else "other", name, None
-    layer, module, last = model.layers[int(found[1])], found[2], found[3]
-    if module == "attention":
-        return module, last, layer
+        end = _END.fullmatch(name)
+        return ("other", name, "", None) if end is None else ("ends", end[1], end[2] or "", None)
+    layer, module, last, form = model.layers[int(found[1])], found[2], found[3], found[4] or ""
     if module.endswith("shared"):
-        return "shared", last, layer
-    return "dense" if module == "mlp" and isinstance(layer.mlp, MlpConfig) else "experts", last, layer
+        return "shared", last, form, layer
+    if module != "attention":
+        module = "dense" if module == "mlp" and isinstance(layer.mlp, MlpConfig) else "experts"
+    return module, last, form, layer
 
 
 def _is_gated(owner: str, last: str, layer: LayerConfig | None) -> bool:

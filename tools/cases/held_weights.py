@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
 from jswa.forms.base.names import BLOCK_SCALES, CODES, LINEAR, OUTPUTS_FIRST, SCALES, TILES, ZEROS, Linear, fp8_names
+from jswa.forms.mxfp4 import MXFP4_JOINED, MXFP4_TILES
 from jswa.model.binding import param_shapes
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
@@ -29,7 +30,7 @@ def held_shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shape and dtype of a model's parameters as the engine holds them for these kernels."""
     if quantization == "mxfp4":
-        return param_shapes(model, BFLOAT16, "mxfp4_joined" if experts == "mosaic_overlap" else "mxfp4_tiles")
+        return param_shapes(model, BFLOAT16, MXFP4_JOINED if experts == "mosaic_overlap" else MXFP4_TILES)
     held: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
         lambda params: _held(model, params, quantization, linear), param_shapes(model, BFLOAT16)
     )

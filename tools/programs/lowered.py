@@ -30,6 +30,8 @@ from jswa.exec.side_programs import (
     compile_set_texts,
 )
 from jswa.forms.layouts import lay_out
+from jswa.forms.mxfp4 import MXFP4
+from jswa.forms.plain import PLAIN
 from jswa.model.binding import param_shapes, run_dtype
 from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import Drafter
@@ -196,9 +198,8 @@ def _weights(model: ModelConfig, wanted: Configuration) -> dict[str, Any]:
 def _on_cpu(model: ModelConfig, wanted: Configuration) -> dict[str, Any]:
     """Return shapes of the weights after an engine on a CPU has laid them out, which needs arrays: small ones."""
     kernels = wanted.backends
-    storage: Literal["plain", "mxfp4"] = "mxfp4" if wanted.held == "mxfp4" else "plain"
     mode = cast(QuantizationMode, "none" if wanted.held == "mxfp4" else wanted.held)
-    shapes = param_shapes(model, jnp.dtype(wanted.dtype), storage)
+    shapes = param_shapes(model, jnp.dtype(wanted.dtype), MXFP4 if wanted.held == "mxfp4" else PLAIN)
     params: dict[str, Any] = {}
     for name, shape in shapes.items():
         zeros = {name: jnp.zeros(shape.shape, shape.dtype)}

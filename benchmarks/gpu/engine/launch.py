@@ -42,6 +42,8 @@ from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.sampling import verify
 from jswa.exec.programs.state import DeviceState, init_state, state_shapes
 from jswa.exec.programs.step import sampling_state
+from jswa.forms.mxfp4 import MXFP4_JOINED
+from jswa.forms.plain import PLAIN
 from jswa.model.binding import head_names, param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
@@ -117,7 +119,7 @@ class Setting:
         self.layers = layers
         self.limits = Limits(self.model.max_position, rows, 2_048, page_size=PAGE, num_blocks=blocks)
         kind = jnp.dtype("float32") if small else BFLOAT16
-        self.params: dict[str, Any] = dict(param_shapes(self.model, kind, "plain" if small else "mxfp4_joined"))
+        self.params: dict[str, Any] = dict(param_shapes(self.model, kind, PLAIN if small else MXFP4_JOINED))
         self.state: DeviceState = state_shapes(self.layout, self.limits, self.model.vocab_size, kind)
         self.kind = kind
 

@@ -36,6 +36,7 @@ from jswa.exec.canary import kernels as canary
 from jswa.exec.compile import program, steps
 from jswa.exec.programs.state import state_shapes
 from jswa.exec.sizing import size_arena
+from jswa.forms.mxfp4 import MXFP4_JOINED
 from jswa.llm import LLM
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import load_config, parse_config
@@ -70,7 +71,7 @@ def compile_all(folder: Path, options: dict[str, Any], only: Sequence[str]) -> N
     config = EngineConfig(**options)
     model = parse_config(CONFIGS["gpt-oss-20b"], weights=False)
     kind = jnp.dtype("bfloat16")
-    params = dict(param_shapes(model, kind, "mxfp4_joined"))
+    params = dict(param_shapes(model, kind, MXFP4_JOINED))
     limits = resolve_limits(config, model, on_gpu=True)
     model = model.at_length(limits.max_model_len)
     backends = choose_backends(config, kind, "gpu", "9.0", SMS, None, mxfp4=True)

@@ -1,12 +1,18 @@
 """What a form of a matrix is: the arrays that hold it, and the matrix that the model gets."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jswa.forms.base.names import Linear
+
+FLOATS = ("float32", "bfloat16", "float16")
+LINEARS = ("xla", "cpu", "mosaic", "fp8")
+NO_DEFAULTS = ("reference", "xla", "cpu", "mosaic_overlap")
 
 
 class Place(NamedTuple):
@@ -33,6 +39,35 @@ class Place(NamedTuple):
         return len(self.shape) == 3
 
 
+class Counts(NamedTuple):
+    """How many scales a matrix has, if its form does not say so.
+
+    Attributes:
+        groups: of inputs that share one; 0: not told.
+        shares: of outputs that share one; 0: not told.
+        by_table: whether the group of each input is listed.
+    """
+
+    groups: int = 0
+    shares: int = 0
+    by_table: bool = False
+
+
+_UNTOLD = Counts()
+
+
+class Spec(NamedTuple):
+    """Shape of an array, and the types that it may have."""
+
+    shape: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The least bytes that it takes."""
+        return math.prod(self.shape) * min(jnp.dtype(kind).itemsize for kind in self.kinds)
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of a matrix N.
@@ -41,11 +76,30 @@ class Form:
         ends: N.end is an array of it, for each of these; "" is N itself.
         bound: from a place and the arrays by their ends, returns the matrix as the model reads it.
         optional: ends of arrays that it may have too.
+        specs: from the name and the shape of a matrix, returns what its arrays are by their ends; None if there can be
+            none.
+        scheme: the name by which `jswa.model.hf.schemes` knows that a checkpoint has it; "" for what is laid out for a
+            kernel.
+        counted: the end of the array whose last two axes are the `Counts`.
+        linear, experts: the implementations for which matrices of linear layers, and stacks of experts, stay in this
+            form if a checkpoint has it; for others they are widened to the type of the activations. No GPU has timed
+            stacks in other forms than MXFP4, so those of "mosaic", a default, are widened.
     """
 
     ends: tuple[str, ...]
     bound: Callable[[Place, Mapping[str, Array]], Any]
     optional: tuple[str, ...] = ()
+    specs: Callable[[str, tuple[int, ...], Counts], dict[str, Spec] | None] = lambda *_: None
+    scheme: str = ""
+    counted: str = ""
+    linear: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+
+    def nbytes(self, name: str, shape: tuple[int, ...], counts: Counts = _UNTOLD) -> int:
+        """Return the least bytes that a matrix of this form takes; without scales that `counts` does not tell."""
+        specs = self.specs(name, shape, counts)
+        assert specs is not None
+        return sum(spec.nbytes for spec in specs.values())
 
     def arrays(self, name: str, params: Mapping[str, Array]) -> dict[str, Array] | None:
         """Return the arrays of a matrix by their ends; None if it is not held in this form."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from jswa.model.hf.tensor_map import canonical_name
 
@@ -42,14 +41,14 @@ class Scheme:
     """How some layers are stored.
 
     Attributes:
-        held: how the engine holds them if `quantization` is "auto": packed integers in 4 bits, numbers of 8 bits with a
-            scale per output, MXFP4 (experts only), or in its own dtype (None). "blocks": float8 with scales of blocks,
-            if the kernel reads that.
+        held: how the engine holds them if `quantization` is "auto" and the kernel reads that: the `scheme` of a form in
+            `jswa.forms`, such as "int4" for packed integers, "8 bits" with a scale per output, "blocks" for float8 with
+            scales of blocks, or "mxfp4"; None: in its own dtype.
         group: inputs that share a scale, for "int4"; 0: all.
     """
 
     layers: Layers
-    held: Literal["int4", "8 bits", "blocks", "mxfp4"] | None
+    held: str | None
     group: int = 0
 
 

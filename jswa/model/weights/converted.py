@@ -28,7 +28,10 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
-from jswa.forms.base.names import BLOCK_SCALES, CODES, GROUP_OF, LINEAR, SCALES, ZEROS, Linear
+from jswa.forms.base.form import FLOATS, Counts, Form, Spec, key_of
+from jswa.forms.base.names import BLOCK_SCALES, CODES, Linear
+from jswa.forms.plain import PLAIN
+from jswa.forms.table import FORMS
 from jswa.model.attention import scales_name
 from jswa.model.binding import param_shapes
 from jswa.model.transformer import Params
@@ -41,7 +44,6 @@ from jswa.storage.json_object import read_object, shown
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
 FORMAT, VERSION = "jswa weights", 1
 _CHUNK_BYTES = 2**19
-_FLOATS = ("float32", "bfloat16", "float16")
 
 
 def is_converted(folder: Path) -> bool:
@@ -118,7 +120,7 @@ def load_converted(
         if _read(folder, entry.name, array) != entry.checksum:
             raise CheckpointError(f"{folder}: the parameter {entry.name} is damaged: its checksum does not match")
         own = shapes[entry.name].dtype if entry.name in shapes else entry.dtype  # a quantized matrix is not in shapes
-        if entry.dtype.name in _FLOATS and entry.dtype != own:
+        if entry.dtype.name in FLOATS and entry.dtype != own:
             cast = empty(array.shape, np.dtype(own))
             cast[...] = array
             array = cast
@@ -147,58 +149,30 @@ class _Entry(NamedTuple):
     checksum: int
 
 
-_Form = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # shape and dtypes by parameter
-
-
-def _forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
-    """Return shapes and dtypes of a matrix's parameters for each storage format; see `formats`."""
+def _candidates(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[dict[str, Spec]]:
+    """Return what the arrays of a matrix may be, by their names: one candidate for each form."""
     if name.endswith(".scales"):
-        return [{name: (shape, ("float32",))}]
+        return [{name: Spec(shape, ("float32",))}]
     if len(shape) < 2:
-        return [{name: (shape, _FLOATS)}]
-    *lead, inputs, outputs = shape
-    scales = shape[:1] if name == "embed" else (*lead, outputs)
-    return [
-        {name: (shape, _FLOATS)},
-        {f"{name}.values": (shape, ("int8", "uint8")), f"{name}.scales": (scales, ("float32",))},
-        {
-            f"{name}.blocks": ((*lead, outputs, inputs // 2), ("uint8",)),
-            f"{name}.scales": ((*lead, outputs, inputs // 32), ("uint8",)),
-        },
-        *_int4_forms(name, shape, listed),
-        *_block_forms(name, shape, listed),
-    ]
+        return [{name: Spec(shape, FLOATS)}]
+    found: list[dict[str, Spec]] = []
+    for form in FORMS:
+        counts = _counts(form, name, len(shape), listed) if form is PLAIN or form.scheme else None
+        specs = None if counts is None else form.specs(name, shape, counts)
+        found += [] if specs is None else [{key_of(name, end): spec for end, spec in specs.items()}]
+    return found
 
 
-def _int4_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
-    """Return the forms of a matrix in 4 bits, first the one with the group of each input."""
-    *lead, inputs, outputs = shape
-    entry = listed.get(f"{name}.{SCALES}")
+def _counts(form: Form, name: str, axes: int, listed: Mapping[str, object]) -> Counts | None:
+    """Return how many scales a matrix has by the manifest; None if it should say so and does not."""
+    if not form.counted:
+        return Counts()
+    entry = listed.get(key_of(name, form.counted))
     found = entry.get("shape") if isinstance(entry, dict) else None
-    count = found[-2] if isinstance(found, list) and len(found) == len(shape) else 0
-    if not isinstance(count, int) or not 0 < count <= inputs or inputs % 2:
-        return []
-    groups = (*lead, count, outputs)
-    form: _Form = {
-        f"{name}.{CODES}": ((*lead, inputs // 2, outputs), ("uint8",)),
-        f"{name}.{SCALES}": (groups, _FLOATS),
-        f"{name}.{ZEROS}": (groups, ("uint8",)),
-    }
-    by_input: _Form = {**form, f"{name}.{GROUP_OF}": ((*lead, inputs), ("int32",))}
-    return [by_input] if inputs % count else [by_input, form]
-
-
-def _block_forms(name: str, shape: tuple[int, ...], listed: Mapping[str, object]) -> list[_Form]:
-    """Return the form of a matrix, or a stack, in e4m3 with scales of blocks, which must divide the matrices."""
-    *lead, inputs, outputs = shape
-    entry = listed.get(f"{name}.{BLOCK_SCALES}") if LINEAR.search(name) else None
-    found = entry.get("shape") if isinstance(entry, dict) else None
-    blocks = found[-2:] if isinstance(found, list) and len(found) == len(shape) else [0, 0]
-    sides = zip((inputs, outputs), blocks, strict=True)
-    if not all(isinstance(count, int) and 0 < count <= side and side % count == 0 for side, count in sides):
-        return []
-    scales = (*lead, *blocks)
-    return [{f"{name}.values": (shape, ("uint8",)), f"{name}.{BLOCK_SCALES}": (scales, ("float32",))}]
+    if not isinstance(found, list) or len(found) != axes or not all(isinstance(n, int) and n > 0 for n in found[-2:]):
+        return None
+    groups, shares = found[-2:]
+    return Counts(groups, shares, any(key_of(name, end) in listed for end in form.optional))
 
 
 def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:
@@ -213,7 +187,8 @@ def _entries(folder: Path, listed: object, shapes: Mapping[str, jax.ShapeDtypeSt
     listed = listed if isinstance(listed, dict) else {}
     found: dict[str, list[_Entry]] = {}
     for name, shape in shapes.items():
-        form = next((form for form in _forms(name, shape.shape, listed) if form.keys() <= listed.keys()), {})
+        candidates = _candidates(name, shape.shape, listed)
+        form = next((specs for specs in candidates if specs.keys() <= listed.keys()), {})
         found[name] = [_entry(folder, one, listed[one], *form[one]) for one in form]
     known = {entry.name for entries in found.values() for entry in entries}
     if not all(found.values()) or known != listed.keys():

@@ -176,8 +176,8 @@ def _quantize_on_devices(name: str, weights: jax.Array, kind: Kind, placement: P
     shards, (values, scales) = placement.shards(weights), _names(name)
     if name == "embed":
         quantized = [_quantize_rows(shard, kind=kind) for shard in shards]
-    elif placement.is_sharded(name, weights) and not placement.is_sharded(scales, weights):
-        # Inputs are split, so an output's scale needs the magnitudes of all devices.
+    elif placement.input_shards(name, weights.shape) > 1:
+        # So an output's scale needs the magnitudes of all devices.
         if placement.mesh is not None and placement.mesh.is_multi_process:
             limit = "weights that are loaded already cannot be quantized on several hosts: convert the checkpoint so"
             raise ConfigError("quantization", kind, limit)

@@ -18,8 +18,10 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, ConfigError
+from jswa.forms.base.form import Form
 from jswa.forms.base.names import Linear
-from jswa.forms.mxfp4 import Storage
+from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
+from jswa.forms.plain import PLAIN
 from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
@@ -210,10 +212,9 @@ def dummy_checkpoint(
     shard_config(config, 1 if mesh is None else mesh.size)
     placement = Placement(config, mesh)
     if quantization == "mxfp4":
-        tiled: dict[Implementation, Storage] = {"mosaic": "mxfp4_tiles", "mosaic_overlap": "mxfp4_joined"}
-        storage = tiled.get(experts, "mxfp4")
+        tiled: dict[Implementation, Form] = {"mosaic": MXFP4_TILES, "mosaic_overlap": MXFP4_JOINED}
         _require_whole_blocks(config, TILE if experts in tiled else BLOCK)
-        return config, random_params(config, dtype, seed, mesh, storage)
+        return config, random_params(config, dtype, seed, mesh, tiled.get(experts, MXFP4))
     params = random_params(config, dtype, seed, mesh)
     formatted: Params = {}
     for name in list(params):
@@ -247,16 +248,16 @@ def _mixtures(config: ModelConfig) -> list[MoeConfig]:
 
 
 def random_params(
-    config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None, storage: Storage = "plain"
+    config: ModelConfig, dtype: jnp.dtype, seed: int, mesh: Mesh | None = None, experts: Form = PLAIN
 ) -> Params:
     """Return random parameters: matrices N(0, 1/fan_in), identity norms, zero biases and sinks.
 
-    Activations therefore have about the same magnitude in all layers. `storage`: of the experts' matrices, as in
+    Activations therefore have about the same magnitude in all layers. `experts`: the form of their matrices, as in
     `param_shapes`; in 4 bits all codes are equally likely.
     """
     params: Params = {}
     placement = Placement(config, mesh)
-    for index, (name, leaf) in enumerate(param_shapes(config, dtype, storage).items()):
+    for index, (name, leaf) in enumerate(param_shapes(config, dtype, experts).items()):
         target = placement.shape(name, leaf)
         if jnp.issubdtype(leaf.dtype, jnp.integer):
             make = partial(_random_joined if name.endswith(".joined") else _random_mxfp4, leaf, target.shape)

@@ -110,10 +110,6 @@ class Placement:
             shape[axis] = cut.size * self.mesh.size
         return jax.ShapeDtypeStruct(tuple(shape), whole.dtype, sharding=self._sharding(axis))  # type: ignore[no-untyped-call]
 
-    def is_sharded(self, name: str, array: jax.Array) -> bool:
-        """Return whether the devices store different shards of a parameter."""
-        return self._axis(name, array.shape) is not None
-
     def input_shards(self, name: str, shape: tuple[int, ...]) -> int:
         """Return over how many devices the inputs of a matrix [..., inputs, outputs] are split."""
         cut = self.cut(name, shape)

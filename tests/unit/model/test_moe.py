@@ -11,7 +11,8 @@ from flax import nnx
 from jaxtyping import Float, Int
 
 from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterConfig, SideExperts
-from jswa.forms.mxfp4 import Storage
+from jswa.forms.base.form import Form
+from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
 from jswa.model.binding import bind, param_shapes
 from jswa.model.glue.routing import route
 from jswa.model.moe import Moe
@@ -210,14 +211,14 @@ def test_the_hopper_kernel_agrees_with_the_xla_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "storage"), [("xla", "mxfp4"), ("mosaic", "mxfp4_tiles"), ("mosaic_overlap", "mxfp4_joined")]
+    ("implementation", "form"), [("xla", MXFP4), ("mosaic", MXFP4_TILES), ("mosaic_overlap", MXFP4_JOINED)]
 )
-def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Implementation, storage: Storage) -> None:
+def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Implementation, form: Form) -> None:
     """`bind` recognizes MXFP4 by the names of the experts' parameters."""
     config = dataclasses.replace(MOES["biases and clamp"], hidden=64)
     model = dataclasses.replace(small_model("F", d_model=64), layers=(_layer(config),))
     plain = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
-    shapes = param_shapes(model, jnp.dtype("bfloat16"), storage)
+    shapes = param_shapes(model, jnp.dtype("bfloat16"), form)
     packed = {name: plain[name] for name in shapes if name in plain}
     for name in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
         experts, inputs, columns = plain[name].shape
@@ -225,8 +226,8 @@ def test_mxfp4_experts_agree_with_their_dequantized_weights(implementation: Impl
         blocks = jnp.asarray(rng.integers(0, 256, (experts, columns, inputs // 2), np.uint8))
         numbers = Mxfp4(blocks, jnp.full((experts, columns, inputs // 32), 122, jnp.uint8))
         plain[name] = unpack(numbers, jnp.dtype("bfloat16")).transpose(0, 2, 1)
-        stored = numbers if storage == "mxfp4" else tiles(numbers)
-        if storage == "mxfp4_joined":
+        stored = numbers if form is MXFP4 else tiles(numbers)
+        if form is MXFP4_JOINED:
             packed[f"{name}.joined"] = joined(tiles(numbers)).tiles
         else:
             packed |= {f"{name}.{field}": value for field, value in stored._asdict().items()}

@@ -139,7 +139,24 @@ def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
 )
 def test_norms_routers_and_unsplit_factors_are_replicated(name: str) -> None:
     """Scales and LoRA factors are replicated if they belong to the side of the matrix that is not split."""
-    assert cut_of(name, (8, 8), model_of(8, 4), 4) is None
+    shape = (8,) if name.endswith("scales") else (8, 8)
+    assert cut_of(name, shape, model_of(8, 4), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis"),
+    [
+        ("layers.0.mlp.down.anything", (HIDDEN // 16, 5), -2),
+        ("layers.0.mlp.down.anything", (5,), None),
+        ("layers.0.mlp.down.anything", (), None),
+        ("layers.0.attention.qkv.anything", (3, 8 * D + 4 * (D + D_V)), -1),
+        ("layers.1.mlp.down.anything", (EXPERTS,), 0),
+    ],
+)
+def test_arrays_of_a_new_form_need_no_rule(name: str, shape: tuple[int, ...], axis: int | None) -> None:
+    """They are split by their axes: those of the matrix, its outputs alone, or none."""
+    cut = cut_of(name, shape, model_of(8, 4), 4)
+    assert (None if cut is None else cut.axis) == axis
 
 
 @pytest.mark.parametrize(
