@@ -48,7 +48,7 @@ OPENERS = {
     "jswa/commands/evaluate.py": (1, "task sets, which the user names"),
     "jswa/commands/task_sets.py": (1, "task sets, which the user names"),
     "jswa/exec/compile/store.py": (4, "programs that jswa has compiled, its sources, and /proc/cpuinfo"),
-    "jswa/forms/layouts.py": (1, "memory without a file"),
+    "jswa/forms/base/panels.py": (1, "memory without a file"),
     "jswa/plan/trace.py": (1, "a trace that the user names"),
     "jswa/storage/convert.py": (1, "writes the copy"),
     "jswa/storage/folders.py": (1, "waits for what was written"),
@@ -231,3 +231,27 @@ def test_only_tests_of_benchmarks_import_benchmarks() -> None:
     for path, tree in trees("tests").items():
         if not path.as_posix().startswith(TESTS_OF_BENCHMARKS):
             assert not imports(path, tree, modules), path
+
+
+def form_records() -> set[str]:
+    """The names of the classes that hold matrices: those that have one of the forms' methods."""
+    methods = {"times", "scores", "operands", "expert", "numbers"}
+    return {
+        node.name
+        for tree in (*trees("pallas_kernels").values(), *trees("jswa").values())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and methods & {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    }
+
+
+def test_nobody_asks_a_matrix_for_its_form() -> None:
+    """What differs between forms is a method of their records, or a field of `jswa.forms.base.form.Form`."""
+    records, found = form_records(), []
+    assert {"Plain", "Quantized", "Int4", "Mxfp4", "Panels", "Tiles8", "DenseTiles"} <= records
+    for path, tree in (*trees("jswa").items(), *trees("pallas_kernels").items()):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                found += [f"{path}:{node.lineno} {name}" for name in asked & records]
+    assert not found

@@ -7,13 +7,19 @@ of 8 bits. An embedding has a scale per row.
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jaxtyping import Array
 
+from jswa.errors import ConfigError
 from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
 from jswa.forms.base.names import TILES
+from jswa.forms.base.panels import Room, in_panels
+from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from pallas_kernels.cpu.products import Panels, Rows
+from pallas_kernels.experts import eight_bits
+from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.dense import DenseTiles
-from pallas_kernels.experts.eight_bits import Tiles8
+from pallas_kernels.experts.eight_bits import TILE, Tiles8
 from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
@@ -37,6 +43,51 @@ def _specs(name: str, shape: tuple[int, ...], _: Counts) -> dict[str, Spec]:
     return {"values": Spec(shape, ("int8", "uint8")), "scales": Spec(scales, ("float32",))}
 
 
-EIGHT_BITS = Form(("values", "scales"), _bound, specs=_specs, scheme="8 bits", linear=LINEARS, experts=NO_DEFAULTS)
-EIGHT_BIT_TILES = Form((TILES, "scales"), _bound_tiles)
+def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards) -> dict[str, Array]:
+    values, scales = arrays["values"], arrays["scales"]
+    if experts == "triton":
+        raise ConfigError("moe_backend", experts, f"{name} is held in 8 bits: must be xla or mosaic")
+    if experts not in HOPPER:
+        return {f"{name}.values": values, f"{name}.scales": scales}
+    refuse_stack(name, experts, _limit(values.shape[1:]))
+    shards = zip(*map(place.shards, (values, scales)), strict=True)
+    tiled: list[Tiles8] = [expert_by_expert(eight_bits.tiles, Quantized(*shard)) for shard in shards]
+    return place.from_each((f"{name}.{TILES}", f"{name}.scales"), tiled)
+
+
+def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...]:
+    values = f"{name}.values"
+    params[values] = in_panels(params.pop(values), room)
+    return (values,)
+
+
+def _tiled(name: str, params: dict[str, Array]) -> None:
+    values, scales = params[f"{name}.values"], params[f"{name}.scales"]
+    refuse_linear(name, _limit(own_sides(values)))
+    tiled: list[Tiles8] = [_in_tiles(part) for part in map(Quantized, *map(on_devices, (values, scales)))]
+    params[f"{name}.{TILES}"] = joined(values, [one.codes for one in tiled])
+    by_device = jax.make_array_from_single_device_arrays
+    params[f"{name}.scales"] = by_device(scales.shape, scales.sharding, [one.scales for one in tiled])
+    del params[f"{name}.values"]
+
+
+def _limit(sides: tuple[int, ...]) -> str | None:
+    """Return why a matrix, or each of a stack, has no tiles; None if it has."""
+    return f"{list(sides)} in 8 bits does not fit multiples of {TILE}" if any(side % TILE for side in sides) else None
+
+
+_in_tiles = jax.jit(eight_bits.tiles)
+EIGHT_BITS = Form(
+    ("values", "scales"),
+    _bound,
+    specs=_specs,
+    scheme="8 bits",
+    linear=LINEARS,
+    experts=NO_DEFAULTS,
+    modes=lambda arrays: ("int8",) if arrays["values"].dtype == "int8" else ("fp8",),
+    stacked=_stacked,
+    panelled=_panelled,
+    tiled=_tiled,
+)
+EIGHT_BIT_TILES = Form((TILES, "scales"), _bound_tiles, in_tiles=True)
 EIGHT_BIT_ROWS = Form(("rows", "scales"), lambda _, arrays: Fp8Rows(arrays["rows"], arrays["scales"]))

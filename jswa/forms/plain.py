@@ -7,6 +7,7 @@ from jaxtyping import Array
 
 from jswa.forms.base.form import FLOATS, Form, Place, Spec
 from jswa.forms.base.names import runs_on_mosaic
+from jswa.forms.base.panels import Room, in_panels
 from pallas_kernels.cpu.products import Panels, Rows
 from pallas_kernels.experts.dense import DensePlain, fits
 
@@ -28,4 +29,9 @@ def _embedding(place: Place, matrix: Array) -> Any:
     return DensePlain(matrix, place.sms, outputs_first=True) if on_hopper else matrix
 
 
-PLAIN = Form(("",), _bound, specs=lambda _, shape, __: {"": Spec(shape, FLOATS)})
+def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...]:
+    params[name] = in_panels(params.pop(name), room)
+    return (name,)
+
+
+PLAIN = Form(("",), _bound, specs=lambda _, shape, __: {"": Spec(shape, FLOATS)}, panelled=_panelled)

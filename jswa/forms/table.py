@@ -5,7 +5,8 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import Form, Place
+from jswa.forms.base.form import Form, Place, key_of
+from jswa.forms.base.names import LINEAR
 from jswa.forms.blocks import BLOCK_TILES, BLOCKS
 from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
 from jswa.forms.int4 import IN_INT4_TILES, INT4
@@ -35,8 +36,20 @@ def matrix_at(place: Place, params: Mapping[str, Array]) -> Any:
 
     Raises KeyError if `params` lacks it.
     """
+    form, arrays = form_at(place.name, params)
+    return form.bound(place, arrays)
+
+
+def form_at[A](name: str, params: Mapping[str, A]) -> tuple[Form, dict[str, A]]:
+    """Return the form of a matrix, and its arrays by their ends. Raises KeyError if `params` lacks it."""
     for form in FORMS:
-        arrays = form.arrays(place.name, params)
+        arrays = form.arrays(name, params)
         if arrays is not None:
-            return form.bound(place, arrays)
-    raise KeyError(place.name)
+            return form, arrays
+    raise KeyError(name)
+
+
+def linear_in_tiles(params: Mapping[str, Array]) -> list[str]:
+    """Return the names of the linear layers' matrices that are held in tiles; experts are none."""
+    found = ((form, name) for form in FORMS if form.in_tiles for name in form.names(params))
+    return [name for form, name in found if LINEAR.search(name) and params[key_of(name, form.ends[0])].ndim == 4]

@@ -14,8 +14,8 @@ from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.small import Case
 from jswa.forms.base.form import Place
-from jswa.forms.base.names import in_tiles, linear_in_16_bits, runs_on_mosaic
-from jswa.forms.table import matrix_at
+from jswa.forms.base.names import linear_in_16_bits, runs_on_mosaic
+from jswa.forms.table import linear_in_tiles, matrix_at
 from jswa.model.layers import unit_of
 from pallas_kernels.experts import dense
 from pallas_kernels.experts.dense import Dense, DensePlain
@@ -34,7 +34,7 @@ def dense_cases(
         params: of one device.
     """
     seen: set[Hashable] = set()
-    for name in (*in_tiles(params), *linear_in_16_bits(params)):
+    for name in (*linear_in_tiles(params), *linear_in_16_bits(params)):
         weights = _weights(name, params, sms)
         unit = None if f"{name}.lora_a" in params else _unit(model, name, params, weights)
         for bucket in buckets:

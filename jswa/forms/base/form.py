@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jswa.forms.base.names import Linear
+from jswa.forms.base.panels import Room
+from jswa.forms.base.tiles import Shards
 
 FLOATS = ("float32", "bfloat16", "float16")
 LINEARS = ("xla", "cpu", "mosaic", "fp8")
@@ -84,6 +86,17 @@ class Form:
         linear, experts: the implementations for which matrices of linear layers, and stacks of experts, stay in this
             form if a checkpoint has it; for others they are widened to the type of the activations. No GPU has timed
             stacks in other forms than MXFP4, so those of "mosaic", a default, are widened.
+        named: the implementations for which stacks of experts stay in it too if the mode names it.
+        modes: from the arrays, returns the values of `quantization` that name the form, besides "auto", which takes
+            every form as it is; the first is what errors call it.
+        rounded_for: the implementations of experts for which the numbers are rounded again.
+        stacked: from the name of a stack of experts, its arrays by their ends and the implementation of experts,
+            returns its parameters as that reads them. Raises ConfigError or CheckpointError if it cannot. None: they
+            stay.
+        panelled: replaces arrays of a matrix by panels in a `Room`, and returns the names of those. None: no panels.
+        tiled: replaces the arrays of a linear layer's matrix by tiles for Hopper's kernel. Raises ConfigError if a
+            device's part does not fit. None: it has no tiles.
+        in_tiles: whether it is what `tiled` makes.
     """
 
     ends: tuple[str, ...]
@@ -94,6 +107,19 @@ class Form:
     counted: str = ""
     linear: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    modes: Callable[[Mapping[str, Array]], tuple[str, ...]] = lambda _: ()
+    rounded_for: tuple[str, ...] = ()
+    stacked: Callable[[str, Mapping[str, Array], str, Shards], dict[str, Array]] | None = None
+    panelled: Callable[[str, dict[str, Array], Room], tuple[str, ...]] | None = None
+    tiled: Callable[[str, dict[str, Array]], None] | None = None
+    in_tiles: bool = False
+
+    def names(self, params: Mapping[str, Array]) -> list[str]:
+        """Return the names of the parameters that are held in this form."""
+        first = f".{self.ends[0]}" if self.ends[0] else ""
+        found = (name.removesuffix(first) for name in params if name.endswith(first))
+        return [name for name in found if self.arrays(name, params) is not None]
 
     def nbytes(self, name: str, shape: tuple[int, ...], counts: Counts = _UNTOLD) -> int:
         """Return the least bytes that a matrix of this form takes; without scales that `counts` does not tell."""
@@ -101,7 +127,7 @@ class Form:
         assert specs is not None
         return sum(spec.nbytes for spec in specs.values())
 
-    def arrays(self, name: str, params: Mapping[str, Array]) -> dict[str, Array] | None:
+    def arrays[A](self, name: str, params: Mapping[str, A]) -> dict[str, A] | None:
         """Return the arrays of a matrix by their ends; None if it is not held in this form."""
         if not all(key_of(name, end) in params for end in self.ends):
             return None

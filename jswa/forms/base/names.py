@@ -68,9 +68,3 @@ def matrices_on_xla(params: Mapping[str, Array], linear: Linear = "cpu") -> list
     if any(name.split(".")[0] == "lm_head" for name in params):
         return found
     return found if "embed" in params and fits(*params["embed"].shape) else [*found, "embed"]
-
-
-def in_tiles(params: Mapping[str, Any]) -> list[str]:
-    """Return the names of the linear layers' matrices that are held in tiles; experts are none."""
-    found = (name.rpartition(".") for name, value in params.items() if name.endswith((TILES, INT4_TILES)))
-    return [base for base, _, form in found if LINEAR.search(base) and params[f"{base}.{form}"].ndim == 4]

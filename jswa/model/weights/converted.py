@@ -29,14 +29,13 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.forms.base.form import FLOATS, Counts, Form, Spec, key_of
-from jswa.forms.base.names import BLOCK_SCALES, CODES, Linear
+from jswa.forms.base.names import Linear
 from jswa.forms.plain import PLAIN
-from jswa.forms.table import FORMS
+from jswa.forms.table import FORMS, form_at
 from jswa.model.attention import scales_name
 from jswa.model.binding import param_shapes
 from jswa.model.transformer import Params
-from jswa.model.weights.packed.blocks import cut_blocks, rounded
-from jswa.model.weights.packed.int4 import for_devices
+from jswa.model.weights.packed.table import READINGS
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import read_object, shown
@@ -128,13 +127,10 @@ def load_converted(
 
     def load(name: str) -> Params:
         arrays = {entry.name: read(entry) for entry in entries[name]}
-        if f"{name}.{CODES}" in arrays:
-            devices = placement.input_shards(f"{name}.{CODES}", arrays[f"{name}.{CODES}"].shape)
-            own = for_devices(name, {key.rpartition(".")[2]: array for key, array in arrays.items()}, devices)
-            arrays = {f"{name}.{field}": array for field, array in own.items()}
-        if f"{name}.{BLOCK_SCALES}" in arrays:
-            kept = len(shapes[name].shape) == 3 or linear == "mosaic"
-            arrays = cut_blocks(name, arrays, placement) if kept else rounded(name, arrays, shapes[name])
+        form, _ = form_at(name, arrays)
+        fitted = next((reading.fitted for reading in READINGS if reading.form is form), None)
+        if fitted is not None:
+            arrays = fitted(name, arrays, shapes[name], placement, linear)
         return reformat(name, {key: placement.put(key, array) for key, array in arrays.items()}, placement)
 
     return model, load_all(load, shapes)

@@ -33,6 +33,7 @@ from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
+from jswa.model.weights.packed.reading import Matrix
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
@@ -126,14 +127,17 @@ def load_table(
         quantization, experts, linear: see `load_checkpoint`.
     """
     assert table.keys() == shapes.keys(), "the table and the module must have the same parameters"
-    formats = choose_formats(table, weights, shapes, quantization, experts, reader, linear)
+
+    def matrix(name: str) -> Matrix:
+        return Matrix(name, table[name], reader, weights, shapes[name], row_reader(weights, reader))
+
+    formats = choose_formats(list(map(matrix, table)), quantization, experts, linear)
 
     def load(name: str) -> Params:
-        shape, read = shapes[name], row_reader(weights, reader)
         if name in formats:
-            return load_matrix(name, formats[name], table[name], reader, weights, shape, read, experts, placement)
-        out = empty(shape.shape, np.dtype(shape.dtype))
-        assemble(table[name], out, read)
+            return load_matrix(matrix(name), formats[name], experts, placement)
+        out = empty(shapes[name].shape, np.dtype(shapes[name].dtype))
+        assemble(table[name], out, row_reader(weights, reader))
         return {name: placement.put(name, out)}
 
     return load_all(load, shapes)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -35,17 +34,6 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + size].view(dtype).reshape(shape)
-
-
-@partial(jax.jit, static_argnums=0)
-def expert_by_expert[Given, Made](convert: Callable[[Given], Made], matrices: Given) -> Made:
-    """Convert the matrices of all experts [E, ...], one after the other.
-
-    On the way there are up to 16 times the bytes of one expert. As many times the bytes of all, between weights that
-    stay, would leave holes that the KV arena cannot use.
-    """
-    made: Made = jax.lax.map(convert, matrices)
-    return made
 
 
 @dataclass(frozen=True)

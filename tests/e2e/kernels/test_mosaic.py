@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import pytest
 
 from jswa.forms.base.names import LINEAR, ZEROS
-from jswa.forms.tiles import lay_out_tiles
-from jswa.model.weights.packed.blocks import blocks_for_kernel
+from jswa.forms.layouts import lay_out_tiles
 from pallas_kernels.attention.hopper import call
+from pallas_kernels.experts import eight_bits
+from pallas_kernels.experts.eight_bits import BlockTiles8, block_tiles
 from pallas_kernels.glue.hopper import norms, rope
 from pallas_kernels.glue.plan import Pairs
+from pallas_kernels.quantized import QuantizedBlocks
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
 from tests.support.nights import sample
 
@@ -230,11 +232,10 @@ def test_experts_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypatch: py
 def test_a_scale_of_another_block_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of scales of blocks fails clearly if each block of inputs has the other one's."""
 
-    def wrong(name: str, found: Any, *given: Any) -> Any:
-        scales = f"{name}.block_scales"
-        return blocks_for_kernel(name, found | {scales: found[scales][:, ::-1]}, *given)
+    def wrong(weights: QuantizedBlocks) -> BlockTiles8:
+        return block_tiles(weights._replace(scales=weights.scales[::-1]))
 
-    monkeypatch.setattr("jswa.model.weights.formats.blocks_for_kernel", wrong)
+    monkeypatch.setattr(eight_bits, "block_tiles", wrong)
     options = BLOCKS | {"moe_backend": "mosaic_overlap"}
     assert worst(tmp_path, monkeypatch, "mimo_v2_flash in blocks", **options) > 0.1  # 0.037 without the fault
 

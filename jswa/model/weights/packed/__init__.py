@@ -1,1 +1,1 @@
-"""Weights of packed integers: how checkpoints store them, and how the engine holds them in 4 bits."""
+"""How the matrices of a checkpoint are read in the forms of `jswa.forms`; `table` lists them."""

@@ -4,7 +4,7 @@ The numbers are those of the checkpoint: its bytes, and its scales in float32. `
 what they look like.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import gcd
 from typing import NamedTuple
 
@@ -13,25 +13,20 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from jswa.errors import ConfigError
-from jswa.forms.base.names import BLOCK_SCALES
-from jswa.forms.tiles import blocks_limit
+from jswa.forms.base.names import BLOCK_SCALES, Linear
+from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
-from jswa.model.weights.placement import Placement, empty, expert_by_expert
+from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
+from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
-from pallas_kernels.experts import eight_bits
-from pallas_kernels.experts.api import HOPPER, Implementation
-from pallas_kernels.experts.eight_bits import BlockTiles8
-from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 
 # Whose outputs are rows on disk, and their inputs in the same order.
 _LAYOUTS = "experts", "transposed", "matrix", "rank_slices"
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
-Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory
 
 
 class Blocks(NamedTuple):
@@ -41,12 +36,13 @@ class Blocks(NamedTuple):
     outputs: int
 
 
-def blocks_of(source: Source, weights: Mapping[str, Weight]) -> Blocks | None:
+def _stored(matrix: Matrix) -> Blocks | None:
     """Return the blocks of a matrix, or of each of a stack, that is stored in e4m3 with a scale for each, else None.
 
     Where the checkpoint's own blocks divide no matrix, or end at other outputs in gates than in ups, they are cut into
     equal ones.
     """
+    source, weights = matrix.source, matrix.weights
     if source.layout not in _LAYOUTS or source.folds:
         return None
     inputs, outputs, wide = source.parts[0].shape[-1], 0, True
@@ -63,11 +59,9 @@ def blocks_of(source: Source, weights: Mapping[str, Weight]) -> Blocks | None:
     return None if wide else Blocks(inputs, outputs)
 
 
-def load_blocks(
-    name: str, blocks: Blocks, source: Source, reader: Reader, weights: Mapping[str, Weight],
-    shape: jax.ShapeDtypeStruct, placement: Placement,
-) -> Params:  # fmt: skip
+def _load(matrix: Matrix, blocks: Blocks, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
+    name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape
     groups = inputs // blocks.inputs
     # One per output while they are put in order, as only then gates and ups are in one matrix.
@@ -84,10 +78,16 @@ def load_blocks(
     assemble(of_outputs(source, groups), scales, factors)
     values = stored_values(source, reader, weights, shape, np.dtype(np.uint8))
     arrays = dict(zip(_names(name), (values, scales[..., :: blocks.outputs]), strict=True))
-    return {field: placement.put(field, array) for field, array in cut_blocks(name, arrays, placement).items()}
+    return {field: placement.put(field, array) for field, array in _cut(name, arrays, placement).items()}
 
 
-def cut_blocks(name: str, arrays: Arrays, placement: Placement) -> Arrays:
+def _fitted(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct, placement: Placement, linear: Linear) -> Arrays:
+    """Return a matrix whose blocks no devices share; or rounded again, for kernels that read no scales of blocks."""
+    kept = len(shape.shape) == 3 or linear in BLOCKS.linear
+    return _cut(name, arrays, placement) if kept else _rounded(name, arrays, shape)
+
+
+def _cut(name: str, arrays: Arrays, placement: Placement) -> Arrays:
     """Return a matrix with its blocks cut into smaller equal ones where devices would share a block."""
     values, scales = (arrays[field] for field in _names(name))
     (inputs, outputs), (groups, shares) = values.shape[-2:], scales.shape[-2:]
@@ -100,7 +100,7 @@ def cut_blocks(name: str, arrays: Arrays, placement: Placement) -> Arrays:
     return dict(zip(_names(name), (values, np.ascontiguousarray(scales)), strict=True))
 
 
-def rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
+def _rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
     """Return a matrix rounded again, with a scale per output: what loading its checkpoint gives other kernels.
 
     Args:
@@ -137,29 +137,4 @@ def stored_values(
     return values
 
 
-def blocks_for_kernel(name: str, found: Params, experts: Implementation, placement: Placement) -> Params:
-    """Return experts with scales of blocks as their kernel reads them: in tiles for Hopper, per output for a CPU.
-
-    A CPU's library reads no scales of blocks, so for it the numbers are rounded a second time. Raises ConfigError if
-    blocks do not fit tiles.
-    """
-    fields = _names(name)
-    values, scales = (found[field] for field in fields)
-    made: tuple[str, ...]
-    convert: Callable[[QuantizedBlocks], Quantized | BlockTiles8]
-    if experts == "cpu":
-        made, convert = (fields[0], f"{name}.scales"), _per_output
-    elif experts in HOPPER:
-        (_, *sides), (_, *counts) = values.shape, scales.shape
-        if (limit := blocks_limit((sides[0], sides[1]), (counts[0], counts[1]))) is not None:
-            raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
-        made, convert = (f"{name}.tiles", fields[1]), eight_bits.block_tiles
-    else:
-        return found
-    shards = zip(*map(placement.shards, (values, scales)), strict=True)
-    return placement.from_each(made, [expert_by_expert(convert, QuantizedBlocks(*shard)) for shard in shards])
-
-
-def _per_output(matrix: QuantizedBlocks) -> Quantized:
-    """Return a matrix rounded again to e4m3, with a scale per output."""
-    return quantize(dequantized_blocks(matrix, jax.numpy.dtype("float32")), "fp8")
+READING = Reading(BLOCKS, _stored, _load, modes=("fp8",), fitted=_fitted)

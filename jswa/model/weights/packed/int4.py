@@ -4,6 +4,7 @@ Where the groups are not runs of neighbouring inputs ("act-order"), N.group_of i
 the inputs stays, so that sums are those of the dequantized matrix.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,15 +13,18 @@ import numpy as np
 from jaxtyping import Int32, Shaped
 
 from jswa.errors import CheckpointError, ConfigError
-from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
+from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS, Linear
+from jswa.forms.int4 import INT4
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import Part, Source
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
+from jswa.model.weights.packed.reading import Matrix, Reading
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from jswa.model.weights.safetensors_files import TYPES, Reader
 
+_log = logging.getLogger("jswa")
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by the ends of their names
 
 
@@ -36,13 +40,19 @@ class Groups(NamedTuple):
     run: int | None
 
 
-def is_4_bit(source: Source, weights: Mapping[str, object]) -> bool:
-    """Return whether all tensors of a matrix are packed integers of 4 bits."""
-    found = [weights[part.key] for part in source.parts]
-    return all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found)
+def _stored(matrix: Matrix) -> Groups | None:
+    """Return how a matrix is held in 4 bits, if all of its tensors are; the log says if it cannot."""
+    found = [matrix.weights[part.key] for part in matrix.source.parts]
+    if not all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found):
+        return None
+    groups = _groups_of(matrix.source, matrix.weights, matrix.reader)
+    if groups is None:
+        why = "its tensors have an odd number of inputs, or differ in their groups of inputs"
+        _log.warning("%s is not held in 4 bits: %s", matrix.name, why)
+    return groups
 
 
-def groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> Groups | None:
+def _groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> Groups | None:
     """Return how a matrix of 4 bits can be held so, or None if it cannot.
 
     It can if inputs come in pairs, and if groups are runs of neighbours in all tensors or the same in all tensors. The
@@ -60,11 +70,9 @@ def groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> 
     return Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
 
 
-def load_int4(
-    name: str, groups: Groups, source: Source, reader: Reader, weights: Mapping[str, object],
-    shape: jax.ShapeDtypeStruct, placement: Placement,
-) -> Params:  # fmt: skip
+def _load(matrix: Matrix, groups: Groups, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, whose tensors have 4 bits, and return its parameters."""
+    name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape
     kinds = {TYPES[_grouped(weights, part).scale.dtype] for part in source.parts}
     kind = kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)
@@ -79,6 +87,13 @@ def load_int4(
         _fill({field: array[index] if lead else array for field, array in arrays.items()}, groups, one, weights, reader)
     arrays = for_devices(name, arrays, placement.input_shards(f"{name}.{CODES}", arrays[CODES].shape))
     return {f"{name}.{field}": placement.put(f"{name}.{field}", array) for field, array in arrays.items()}
+
+
+def _fitted(name: str, arrays: Arrays, _: jax.ShapeDtypeStruct, placement: Placement, __: Linear) -> Arrays:
+    codes = f"{name}.{CODES}"
+    devices = placement.input_shards(codes, arrays[codes].shape)
+    own = for_devices(name, {key.rpartition(".")[2]: array for key, array in arrays.items()}, devices)
+    return {f"{name}.{end}": array for end, array in own.items()}
 
 
 def for_devices(name: str, arrays: Arrays, devices: int) -> Arrays:
@@ -149,3 +164,6 @@ def _grouped(weights: Mapping[str, object], part: Part) -> Grouped:
     weight = weights[part.key]
     assert isinstance(weight, Grouped)
     return weight
+
+
+READING = Reading(INT4, _stored, _load, fitted=_fitted)

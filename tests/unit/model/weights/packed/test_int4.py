@@ -227,7 +227,7 @@ def test_a_converted_checkpoint_is_held_as_its_source(name: str, tmp_path: Path)
         assert_equal({key: np.asarray(value) for key, value in held.items()}, again)
     modes: tuple[QuantizationMode, ...] = ("none", "int8", "fp8")
     for mode in modes:
-        with pytest.raises(ConfigError, match=f"quantization = '{mode}': .* is stored in 4 bits: must be auto"):
+        with pytest.raises(ConfigError, match=f"quantization = '{mode}': .* is stored as int4: must be auto"):
             load(tmp_path / "converted", mode)
     with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic': .* is stored in 4-bit integers: must be xla"):
         load(tmp_path / "converted", experts="mosaic")
