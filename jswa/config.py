@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
+from jswa.kernels import named_in
 from jswa.text.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
@@ -36,9 +37,11 @@ class EngineConfig:
         quantization: Hold linear layers and experts in this form. auto keeps the checkpoint's own form: 8 bits with one
             scale per output, packed integers of 4 bits (W4A16, GPTQ, AWQ), MXFP4 experts. none converts all weights to
             dtype. int8 and fp8 quantize linear layers, embedding and output head at start, and keep MXFP4 experts; fp8
-            also keeps experts in fp8 with a scale per block, and with linear_backend mosaic linear layers too. mxfp4 is
-            auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it makes random
-            MXFP4 experts.
+            also keeps experts in fp8 with a scale per block, and with linear=mosaic in kernels linear layers too.
+            w8a8_fp8 is fp8, or auto for checkpoints in fp8, and also rounds the activations of linear layers, with a
+            scale per token: the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly. mxfp4
+            is auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it makes
+            random MXFP4 experts.
         max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
             model's maximum.
         max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU, on GPUs of 140
@@ -72,31 +75,13 @@ class EngineConfig:
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
-        attention_backend: Run attention with these kernels. auto chooses by device; xla runs on any device, cpu on a
-            CPU whose kernels are compiled, mosaic on Hopper, triton on NVIDIA GPUs since Ampere. mosaic_splits is
-            mosaic, where a long row beside short ones costs its share: 64 rows of 1,536 tokens take 0.9 of mosaic's
-            time, one row 2.5 times. mosaic_whole and triton_whole split no row's keys, as deterministic needs, and are
-            slow for few long rows. reference is float32, for tests. A backend that cannot run the model is an error.
-        moe_backend: Run experts with these kernels. auto chooses by device; xla runs on any device, cpu on a CPU whose
-            kernels are compiled, mosaic on Hopper. mosaic_overlap is for experts in MXFP4, 8 bits or integers of 4 bits
-            on Hopper, which are unpacked while those before are multiplied; auto chooses it for MXFP4. triton is for
-            experts in 16 or 32 bits on one NVIDIA GPU since Ampere. reference is for tests.
-        linear_backend: Run linear layers with these kernels. auto chooses by device; xla runs on any device, cpu on a
-            CPU whose kernels are compiled. mosaic is for layers that are held in integers of 4 bits or in 8 bits, on
-            Hopper: weights are unpacked while those before are multiplied. It takes layers in 16 bits too, for
-            deterministic alone: cuBLAS, which xla calls, takes up to a third less time. fp8 rounds activations to 8
-            bits too ("W8A8"), with a scale per token, for layers in fp8 with one scale per output (quantization); the
-            numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly.
-        glue_backend: Run norms, residuals, rotary embedding and KV writes with these kernels. auto chooses by device
-            and model; xla runs on any device, cpu on a CPU whose kernels are compiled. mosaic runs fewer on Hopper.
-        routing_backend: Choose the experts of tokens with these kernels, and sort tokens by expert; auto as above. xla
-            runs on any device. triton does it in one kernel, on one NVIDIA GPU since Ampere.
-        sampling_backend: Draw tokens with these kernels; the draws are the same. auto chooses by device; xla runs on
-            any. triton reads the logits about once, on one NVIDIA GPU since Ampere. cpu adds up probabilities in the
-            compiled kernels of a CPU, so that they do not depend on other rows.
+        kernels: Run these kernels, for tests and measurements. auto chooses by device and model (docs/kernels.md has
+            the table); xla is plain XLA for all operations, reference is float32 where there is one. Or name some, as
+            in attention=triton,experts=xla: operations are attention, experts, linear, glue, routing and sampling, and
+            auto chooses the others. A named kernel that cannot run is an error.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
-            this costs nothing for most models. With linear_backend and glue_backend mosaic steps on Hopper keep their
-            batch shapes. Elsewhere they have one, which is slow.
+            this costs nothing for most models; on Hopper models with plain weights keep their batch shapes. Elsewhere
+            every step has one, which is slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -121,7 +106,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto"
+    quantization: Literal["auto", "none", "int8", "fp8", "w8a8_fp8", "mxfp4"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -138,14 +123,7 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
-    attention_backend: Literal[
-        "auto", "xla", "cpu", "mosaic", "mosaic_splits", "mosaic_whole", "triton", "triton_whole", "reference"
-    ] = "auto"
-    moe_backend: Literal["auto", "xla", "cpu", "mosaic", "mosaic_overlap", "triton", "reference"] = "auto"
-    linear_backend: Literal["auto", "xla", "cpu", "mosaic", "fp8"] = "auto"
-    glue_backend: Literal["auto", "xla", "cpu", "mosaic"] = "auto"
-    routing_backend: Literal["auto", "xla", "triton"] = "auto"
-    sampling_backend: Literal["auto", "xla", "triton", "cpu"] = "auto"
+    kernels: str = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
@@ -186,6 +164,7 @@ class EngineConfig:
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
         _check_host_memory(self)
+        named_in(self.kernels)
         parse(self.speculative_config)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))

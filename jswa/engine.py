@@ -20,6 +20,7 @@ from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.exec.host.pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
+from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
@@ -74,6 +75,7 @@ class Engine:
     """Runs requests. One thread drives it: `add`, then `step` while `has_work`.
 
     Args:
+        kernels: that the runner runs.
         adapters: the LoRA adapters among the runner's parameters, and the room for others.
         lora_reader: reads further adapters; None: the runner has no room for any.
         stager: turns new weights into parameters; needed if the runner can change them.
@@ -93,6 +95,7 @@ class Engine:
         layout: KVLayout,
         runner: StepRunner,
         *,
+        kernels: Kernels = PORTABLE,
         seed: int = 0,
         switches: Switches | None = None,
         trace: IO[str] | None = None,
@@ -105,6 +108,7 @@ class Engine:
         self.model = model
         self.limits = limits
         self.layout = layout
+        self.kernels = kernels
         self._adapters = adapters or Adapters()
         self._lora_reader = lora_reader
         self._stager = stager

@@ -174,7 +174,7 @@ class KernelError(JswaError):
         super().__init__(
             f"{kernel}: its numbers differ from XLA's by up to {difference:.3g}, and rounding explains {bound:.3g}. "
             f"The likely cause is the compiler, {compiler}: install the one that jswa[cuda12] or jswa[cuda13] names, "
-            "or choose attention_backend = xla and moe_backend = xla"
+            "or choose kernels = xla"
         )
         self.kernel = kernel
         self.difference = difference

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.architecture import ModelConfig
-from jswa.build import build_engine, check_model
+from jswa.building.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine

@@ -1,25 +1,49 @@
 """Errors for calls that an implementation cannot serve. No other implementation takes over: the caller decides."""
 
+from typing import ClassVar
+
 
 class NoKernel(ValueError):
-    """The requested implementation of attention has no kernel for these shapes or types."""
+    """The chosen implementation of an operation cannot serve these shapes, types or models.
+
+    Attributes:
+        operation: what the implementation is of.
+    """
+
+    operation: ClassVar[str]
 
 
-class NoExpertKernel(ValueError):
-    """The requested implementation of the grouped matmul has no kernel for these shapes or types."""
+class NoAttentionKernel(NoKernel):
+    """The chosen implementation of attention cannot serve these shapes or types."""
+
+    operation = "attention"
 
 
-class NoLinearKernel(ValueError):
-    """The requested implementation of linear layers has no kernel for these types."""
+class NoExpertKernel(NoKernel):
+    """The chosen implementation of the grouped matmul cannot serve these shapes or types."""
+
+    operation = "experts"
 
 
-class NoSamplingKernel(ValueError):
+class NoLinearKernel(NoKernel):
+    """The chosen implementation of linear layers cannot serve these types."""
+
+    operation = "linear"
+
+
+class NoSamplingKernel(NoKernel):
     """The chosen implementation of sampling cannot serve these shapes or types."""
 
+    operation = "sampling"
 
-class NoGlueKernel(ValueError):
+
+class NoGlueKernel(NoKernel):
     """The chosen implementation of norms, rotary embedding and KV writes cannot serve these shapes or types."""
 
+    operation = "glue"
 
-class NoRoutingKernel(ValueError):
+
+class NoRoutingKernel(NoKernel):
     """The chosen implementation of routing cannot serve this router."""
+
+    operation = "routing"

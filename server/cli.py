@@ -16,6 +16,7 @@ from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
+from jswa.kernels import instead_of
 
 from .options import GROUPS, ServeConfig
 
@@ -112,5 +113,7 @@ def remove_options(environ: MutableMapping[str, str], options: Sequence[str]) ->
 
 
 def _near(name: str, known: Sequence[str]) -> str:
+    if (newer := instead_of(name.removeprefix("JSWA_").lower())) is not None:
+        return f"; it is now {newer}"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""

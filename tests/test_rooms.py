@@ -40,7 +40,7 @@ OPENS = {
 OPENERS = {
     "jswa/storage/checkpoint_files.py": (4, "the reader of checkpoints"),
     "jswa/bench/load.py": (1, "prompts that the user names"),
-    "jswa/build.py": (1, "writes the trace that the user names"),
+    "jswa/building/build.py": (1, "writes the trace that the user names"),
     "jswa/cache/disk/records.py": (4, "pages that jswa has written"),
     "jswa/cache/disk/store.py": (1, "a lock of jswa's own"),
     "jswa/commands/chat.py": (1, "tools that the user names"),

@@ -40,12 +40,16 @@ class Tier:
         return test.startswith(self.tests) and not test.startswith(self.always or "\0")
 
 
-_KERNELS = ("pallas_kernels/", "jswa/exec/programs/", "jswa/forms/", "jswa/model/", "tools/cases/", "requirements.lock")
+_KERNELS = (
+    *("pallas_kernels/", "jswa/kernels.py", "jswa/exec/programs/", "jswa/forms/", "jswa/model/"),
+    "tools/cases/",
+    "requirements.lock",
+)
 TIERS = {
     "kernels": Tier(  # which are interpreted
         sources=(
             *_KERNELS,
-            *("jswa/exec/backends.py", "jswa/exec/canary/", "jswa/exec/compile/store.py", "tests/support/kernels/"),
+            *("jswa/exec/canary/", "jswa/exec/compile/store.py", "tests/support/kernels/"),
         ),
         tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/", "tests/unit/exec/test_canary.py"),
     ),

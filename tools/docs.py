@@ -41,6 +41,7 @@ GUIDES = {
     "Operate": (
         "deploy/README",
         "parallel",
+        "kernels",
         "lora",
         "speculation",
         "rl",

@@ -34,7 +34,7 @@ import jswa
 ROOT = Path(jswa.__file__).parents[1]
 ROOMS = ("jswa", "pallas_kernels")
 PARTS = ("host", "pages", "program")
-XLA = {f"{kind}_backend": "xla" for kind in ("attention", "moe", "linear", "glue", "sampling", "routing")}
+XLA = {"kernels": "xla"}
 _PROMPT = 20  # tokens: the first step that is watched begins no page
 _BEFORE, _AFTER = 4, 200  # steps before the first that is watched, and after it: pages of 16 end, windows of 64 slide
 _SKIPPED = {

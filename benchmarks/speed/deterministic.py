@@ -1,9 +1,9 @@
 """What `deterministic=True` costs, where rows are computed alone, and where every step has the largest shape.
 
-    python -m benchmarks.speed.deterministic [--max-num-batched-tokens 64 512] [--linear-backend xla] [--json FILE]
+    python -m benchmarks.speed.deterministic [--max-num-batched-tokens 64 512] [--kernels xla] [--json FILE]
 
 For each size of steps, two engines in one process take turns with the same prompts: a usual one (the baseline) and a
-deterministic one. With `--linear-backend xla` both add up on XLA, so that the second has one batch shape. Loads are one
+deterministic one. With `--kernels xla` both add up on XLA, so that the second has one batch shape. Loads are one
 request, and as many as there are rows. The prefix cache is off. Printed are medians and ranges of the tokens per
 second, and of the ratios of the paired runs. CPU time is measured, too: it says more than the clock if the machine has
 other work.
@@ -42,7 +42,7 @@ def compare(model: str, step_tokens: int, args: argparse.Namespace) -> list[dict
     """Return a row for each load: the paired runs of both engines, the usual one first."""
     options: dict[str, Any] = {
         "max_num_seqs": ROWS, "max_num_batched_tokens": step_tokens, "max_model_len": args.input + args.output,
-        "prefix_cache": False, "linear_backend": args.linear_backend,
+        "prefix_cache": False, "kernels": args.kernels,
     }  # fmt: skip
     random = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="folder of a checkpoint, or tiny")
     parser.add_argument("--max-num-batched-tokens", type=int, nargs="+", default=[64, 512], help="tokens of a step")
-    parser.add_argument("--linear-backend", default="auto", choices=["auto", "xla"], help="of both engines")
+    parser.add_argument("--kernels", default="auto", help="of both engines")
     parser.add_argument("--input", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=128, help="tokens generated for each prompt")
     parser.add_argument("--repeats", type=int, default=5, help="paired runs that are counted")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
-from jswa.commands.option_groups import ENGINE, PLAIN, grouped, whole_lines
+from jswa.commands.option_groups import ENGINE, PLAIN, grouped, replaced, whole_lines
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
 
@@ -335,7 +335,7 @@ def env() -> None:
     """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
     import jax
 
-    from pallas_kernels.ptxas import find_ptxas
+    from jswa.exec.compile.ptxas import find_ptxas
 
     print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
     for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
@@ -362,7 +362,7 @@ def run(arguments: list[str]) -> int:
     except JswaError as error:
         said = f"{type(error).__name__}: {error}"
     except CycloptsError as error:
-        words = " ".join(str(error).split())
+        words = " ".join([*str(error).split(), *replaced(arguments)])
         said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
     except Exception as error:
         if not is_out_of_memory(error):

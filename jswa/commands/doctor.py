@@ -114,7 +114,7 @@ def of_devices(devices: Sequence[Any], driver: str) -> Iterator[Finding]:
 
 def of_compiler() -> Iterator[Finding]:
     """Yield the compilers of kernels for NVIDIA GPUs."""
-    from pallas_kernels.ptxas import find_ptxas, prefer_packaged
+    from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
 
     prefer_packaged()
     found = find_ptxas()
@@ -144,26 +144,20 @@ def of_cache() -> Iterator[Finding]:
 
 def of_kernels(device: Any) -> Finding:
     """Start an engine on a small model with random weights, which checks its kernels on a GPU, and generate tokens."""
-    import jax.numpy as jnp
-
-    from jswa.config import EngineConfig
-    from jswa.exec.backends import choose_backends
     from jswa.llm import LLM
 
-    on_gpu = device.platform == "gpu"
-    dtype, capability = jnp.dtype("bfloat16" if on_gpu else "float32"), getattr(device, "compute_capability", None)
-    chosen = choose_backends(EngineConfig(), dtype, device.platform, capability)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_MODEL))
         try:
             with LLM(folder, **_OPTIONS) as llm:
                 llm.generate([[1, 2, 3]], temperature=0, max_tokens=4, ignore_eos=True, use_tqdm=False)
+                chosen = llm.engine.kernels.table()
         except JswaError as error:
-            plain = " ".join(f"--{kind}-backend xla" for kind in ("attention", "moe", "glue", "routing"))
-            return _wrong("kernels", _line(error), f"run with {plain} until it is mended")
-    plain = "plain XLA, as on any CPU" if chosen.attention == "xla" else "from the library of CPU kernels"
-    checked = "each agrees with XLA on this GPU" if on_gpu else plain
-    return Finding("kernels", f"attention {chosen.attention}, experts {chosen.experts}: {checked}; a small model runs")
+            return _wrong("kernels", _line(error), "run with --kernels xla until it is mended")
+    plain = "plain XLA, as on any CPU" if chosen["attention"] == "xla" else "from the library of CPU kernels"
+    checked = "each agrees with XLA on this GPU" if device.platform == "gpu" else plain
+    kernels = ", ".join(f"{operation} {name}" for operation, name in chosen.items())
+    return Finding("kernels", f"{kernels}: {checked}; a small model runs")
 
 
 def _wrong(subject: str, found: str, advice: str) -> Finding:

@@ -9,6 +9,8 @@ from typing import Annotated, get_type_hints
 
 from cyclopts import Group, Parameter
 
+from jswa.kernels import instead_of
+
 Groups = Mapping[str, Sequence[str]]
 
 # Group: options of `EngineConfig`. An option that no group names is shown in the group "Other options".
@@ -26,7 +28,7 @@ ENGINE: Groups = {
         "deterministic", "enable_return_routed_experts",
     ),
     "Speculative decoding": ("speculative_config",),
-    "Kernels": tuple(f"{part}_backend" for part in ("attention", "moe", "linear", "glue", "routing", "sampling")),
+    "Kernels": ("kernels",),
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip
 OTHER = "Other options"
@@ -64,3 +66,10 @@ def whole_lines[Command: Callable[..., object]](command: Command) -> Command:
     parameters = re.sub(r"(\n {4}.+)((?:\n {4}.+)+)", lambda m: m[1] + m[2].replace("\n    ", " "), parameters)
     command.__doc__ = text + heading + parameters
     return command
+
+
+def replaced(arguments: list[str]) -> list[str]:
+    """Return a sentence for each option of earlier versions."""
+    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    newer = {option: instead_of(option.removeprefix("--").replace("-", "_")) for option in options}
+    return [f"{option} is now --{name}." for option, name in newer.items() if name is not None]

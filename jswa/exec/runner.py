@@ -17,7 +17,6 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
-from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
 from jswa.exec.compile.ending import compile_beside
 from jswa.exec.compile.program import no_drafts, step_input
@@ -57,6 +56,7 @@ from jswa.exec.side_programs import (
     idle_launches,
 )
 from jswa.forms.base.names import has_other_products
+from jswa.kernels import PORTABLE, Kernels
 from jswa.model.binding import head_names, run_dtype
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs, without_adapters
@@ -97,7 +97,7 @@ class Runner:
         limits: Limits,
         *,
         on_gpu: bool = False,
-        backends: Backends = PORTABLE,
+        kernels: Kernels = PORTABLE,
         kv_dtype: jnp.dtype | None = None,
         broadcast: Callable[[bytes], None] | None = None,
         adapters: AdapterRoom | None = None,
@@ -109,10 +109,10 @@ class Runner:
         self.limits = limits
         self.params = params
         # XLA's CPU product of one row in 16 bits is a scalar loop: it takes 8 times as long as that of two rows.
-        few = 2 if run_dtype(params).itemsize == 2 and has_other_products(params, backends.linear) else 1
+        few = 2 if run_dtype(params).itemsize == 2 and has_other_products(params, kernels.linear) else 1
         self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=few, tail=model.has_tail)
         self._model = model
-        self._backends = backends
+        self._kernels = kernels
         self._num_pages = limits.num_blocks * layout.pages_per_block
         self._preparing = Lock()
         self._broadcast = broadcast
@@ -124,7 +124,7 @@ class Runner:
         self._carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
         kv_dtype = kv_dtype or run_dtype(params)
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
-        self._steps = StepPrograms(model, layout, limits, self.buckets, backends, params, self._shapes, store, drafter)
+        self._steps = StepPrograms(model, layout, limits, self.buckets, kernels, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
         # A CPU compiles one at a time (350 MB, and others share the memory), and traces the next one meanwhile.
         pool = ThreadPoolExecutor(max(2, together()))
@@ -172,7 +172,7 @@ class Runner:
         from jswa.exec.canary.kernels import check_kernels  # imports Mosaic, which takes 0.5 s
 
         sizes = self.layout, self.limits, self.buckets
-        check_kernels(self._model, self.params, *sizes, self._backends, self.kv_dtype, self._store)
+        check_kernels(self._model, self.params, *sizes, self._kernels, self.kv_dtype, self._store)
         begin = time.perf_counter()
         for _ in range(_WARM_UPS):
             self._run(list(idle_launches(self.layout, self._shapes)))

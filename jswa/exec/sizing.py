@@ -14,7 +14,6 @@ from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held
 from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
-from jswa.exec.backends import Backends, on_hopper
 from jswa.exec.buckets import Bucket, bucket_table, in_units
 from jswa.exec.compile.program import step_scratch
 from jswa.exec.compile.store import ProgramStore
@@ -25,11 +24,12 @@ from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.forms.base.form import Counts
-from jswa.forms.base.names import ENDS, LINEAR, Linear
+from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.forms.mxfp4 import MXFP4
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import FORMS
+from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.schemes import Layers, Scheme
@@ -40,6 +40,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.lora_files import room_bytes
 from jswa.plan import Logprobs
+from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.mxfp4 import BLOCK
 
@@ -56,12 +57,24 @@ _SLACK = 0.02  # of the device's share, for fragmentation, programs and copies o
 
 
 def require_memory(
-    model: ModelConfig, stored: Quantization | None, options: EngineConfig, dtype: str, device: jax.Device
+    model: ModelConfig,
+    stored: Quantization | None,
+    options: EngineConfig,
+    mode: QuantizationMode,
+    dtype: str,
+    device: jax.Device,
+    kernels: Kernels,
 ) -> None:
-    """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file."""
+    """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file.
+
+    Args:
+        stored: how the checkpoint stores quantized weights.
+        mode: how they are held.
+        kernels: that run them, as far as these decide how they are held.
+    """
     shares = options.tensor_parallel_size
     part, room = shard_config(model, shares), options.lora_room
-    size = weight_bytes(part, stored, options.quantization, dtype, *_kernels(options, dtype, device))
+    size = weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear)
     size += 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
     if device.platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -77,14 +90,6 @@ def require_memory(
             f"has {limit / _GIB:.1f} GiB for each: choose a smaller model, --quantization int8, or more devices with "
             "--tensor-parallel-size",
         )
-
-
-def _kernels(options: EngineConfig, dtype: str, device: jax.Device) -> tuple[Experts, Linear]:
-    """Return the implementations of experts and linear layers, as far as they decide how weights are held."""
-    capability = getattr(device, "compute_capability", None)
-    default: Experts = "mosaic" if on_hopper(device.platform, capability, jnp.dtype(dtype)) else "xla"
-    experts = default if options.moe_backend == "auto" else options.moe_backend
-    return experts, "xla" if options.linear_backend == "auto" else options.linear_backend
 
 
 def weight_bytes(
@@ -256,7 +261,7 @@ def scratch_bytes(
     params: Params,
     layout: KVLayout,
     limits: Limits,
-    backends: Backends,
+    kernels: Kernels,
     kv_dtype: jnp.dtype,
     store: ProgramStore | None = None,
 ) -> int:
@@ -290,7 +295,7 @@ def scratch_bytes(
             targets=logprobs == "prompt",
             adapters=has_adapters(params),
         )
-        config = StepConfig(model, layout, bucket, spec, backends, logprobs, speculation=limits.speculation)
+        config = StepConfig(model, layout, bucket, spec, kernels, logprobs, speculation=limits.speculation)
         found[number] = step_scratch(config, params, state, store)
 
     side_by_side(range(len(cases)), measure, together())

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jswa.errors import ConfigError
 from jswa.forms.base.form import Counts, Form, Place, Spec
 from jswa.forms.base.names import BLOCK_SCALES, LINEAR, TILES
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
+from jswa.kernels import refused
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.dense import DenseTiles
@@ -45,7 +45,7 @@ def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards
     if experts == "cpu":
         made, convert = (made[0], f"{name}.scales"), _per_output
     elif experts == "triton":
-        raise ConfigError("moe_backend", experts, f"{name} is held in 8 bits: must be xla or mosaic")
+        raise refused("experts", experts, f"{name} is held in 8 bits: must be xla or mosaic")
     elif experts in HOPPER:
         refuse_stack(name, experts, _limit(values.shape[1:], scales.shape[1:]))
         made, convert = (f"{name}.{TILES}", made[1]), eight_bits.block_tiles

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jswa.errors import ConfigError
 from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
 from jswa.forms.base.names import TILES
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
+from jswa.kernels import refused
 from pallas_kernels.cpu.products import Panels, Rows
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER
@@ -46,7 +46,7 @@ def _specs(name: str, shape: tuple[int, ...], _: Counts) -> dict[str, Spec]:
 def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards) -> dict[str, Array]:
     values, scales = arrays["values"], arrays["scales"]
     if experts == "triton":
-        raise ConfigError("moe_backend", experts, f"{name} is held in 8 bits: must be xla or mosaic")
+        raise refused("experts", experts, f"{name} is held in 8 bits: must be xla or mosaic")
     if experts not in HOPPER:
         return {f"{name}.values": values, f"{name}.scales": scales}
     refuse_stack(name, experts, _limit(values.shape[1:]))

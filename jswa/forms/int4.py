@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jswa.errors import ConfigError
 from jswa.forms.base.form import FLOATS, LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
 from jswa.forms.base.names import CODES, GROUP_OF, INT4_TILES, SCALES, ZEROS
 from jswa.forms.base.panels import Room, in_panels, placed
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
+from jswa.kernels import refused
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_quads
 from pallas_kernels.experts import int4_tiles
 from pallas_kernels.experts.api import HOPPER
@@ -52,7 +52,7 @@ def _specs(_: str, shape: tuple[int, ...], counts: Counts) -> dict[str, Spec] | 
 def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards) -> dict[str, Array]:
     codes, scales, zeros = (arrays[end] for end in (CODES, SCALES, ZEROS))
     if experts not in NO_DEFAULTS:
-        raise ConfigError("moe_backend", experts, f"{name} is stored in 4-bit integers: must be xla or mosaic_overlap")
+        raise refused("experts", experts, f"{name} is stored in 4-bit integers: must be xla or mosaic_overlap")
     if experts not in HOPPER:
         return {f"{name}.{end}": array for end, array in arrays.items()}
     sides = 2 * codes.shape[1], codes.shape[2]

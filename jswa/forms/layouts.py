@@ -10,9 +10,11 @@ from jaxtyping import Array, UInt8
 
 from jswa.errors import ConfigError
 from jswa.forms.base.form import key_of
-from jswa.forms.base.names import LINEAR, OUTPUTS_FIRST, Linear, fp8_names, linear_in_16_bits
+from jswa.forms.base.names import LINEAR, OUTPUTS_FIRST, fp8_names, linear_in_16_bits
 from jswa.forms.base.panels import Room, moved
 from jswa.forms.table import FORMS
+from jswa.kernels import refused
+from pallas_kernels import Linear
 from pallas_kernels.experts.dense import fits
 from pallas_kernels.experts.eight_bits import TILE
 from pallas_kernels.fp8 import UNIT
@@ -85,13 +87,11 @@ def require_form(params: Mapping[str, Array], linear: Linear) -> None:
         for name in linear_in_16_bits(params):
             sides = params[name].sharding.shard_shape(params[name].shape)
             if not fits(*sides):
-                limit = (
-                    f"{name} is {list(sides)} on each device: both must be multiples of {TILE}, or linear_backend xla"
-                )
-                raise ConfigError("linear_backend", "mosaic", limit)
+                limit = f"{name} is {list(sides)} on each device: both must be multiples of {TILE}, or linear=xla"
+                raise refused("linear", "mosaic", limit)
     if linear == "fp8" and not any(name.endswith(OUTPUTS_FIRST) for name in params):
-        limit = "no linear layer is held in float8 with a scale per output: set quantization to fp8, which rounds them"
-        raise ConfigError("linear_backend", "fp8", limit)
+        limit = "no linear layer is held in float8 with a scale per output"
+        raise ConfigError("quantization", "w8a8_fp8", limit)
 
 
 def _lay_out_fp8(params: dict[str, Array]) -> None:
@@ -99,7 +99,7 @@ def _lay_out_fp8(params: dict[str, Array]) -> None:
         sides = params[f"{name}.values"].sharding.shard_shape(params[f"{name}.values"].shape)
         if any(side % UNIT for side in sides):
             limit = f"{name} is {list(sides)} on each device: both must be multiples of {UNIT}"
-            raise ConfigError("linear_backend", "fp8", limit)
+            raise ConfigError("quantization", "w8a8_fp8", limit)
         params[f"{name}{OUTPUTS_FIRST}"] = _outputs_first(params.pop(f"{name}.values"))
 
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jswa.errors import CheckpointError, ConfigError
+from jswa.errors import CheckpointError
 from jswa.forms.base.form import Counts, Form, Spec
 from jswa.forms.base.tiles import Shards, expert_by_expert
+from jswa.kernels import refused
 from pallas_kernels.experts import mxfp4
 from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
@@ -41,8 +42,8 @@ def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards
     """Lay a stack out. Raises CheckpointError if the Hopper kernel cannot read it, ConfigError for Triton's kernel."""
     blocks, scales = arrays["blocks"], arrays["scales"]
     if experts == "triton":
-        limit = f"{name} is in MXFP4, which it does not read: choose quantization = none or moe_backend = xla"
-        raise ConfigError("moe_backend", experts, limit)
+        limit = f"{name} is in MXFP4, which it does not read: choose quantization = none or kernels: experts=xla"
+        raise refused("experts", experts, limit)
     if experts not in HOPPER:
         return {f"{name}.blocks": blocks, f"{name}.scales": scales}
     shards = map(Mxfp4, place.shards(blocks), place.shards(scales))
@@ -60,7 +61,7 @@ def _tiled(name: str, shard: Mxfp4) -> Mxfp4Tiles:
     if 2 * half % TILE or outputs % TILE or not bool(_tiles_hold(shard.scales)):
         raise CheckpointError(
             f"{name} [{outputs}, {2 * half}] in MXFP4 does not fit the Hopper kernel, which needs multiples of {TILE} "
-            "and scales from 2^-93 to 2^33: choose quantization = none or moe_backend = xla"
+            "and scales from 2^-93 to 2^33: choose quantization = none or kernels: experts=xla"
         )
     tiled: Mxfp4Tiles = expert_by_expert(mxfp4.tiles, shard)
     return tiled

@@ -11,6 +11,7 @@ from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
+from jswa.kernels import Kernels
 from jswa.plan import Request, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
@@ -95,6 +96,11 @@ class EngineLike(Protocol):
     @property
     def limits(self) -> Limits:
         """The limits that the engine runs with."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels that the engine runs."""
         ...
 
     @property

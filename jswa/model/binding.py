@@ -12,7 +12,7 @@ from flax import nnx
 
 from jswa.architecture import ModelConfig
 from jswa.forms.base.form import Counts, Form, Place, key_of
-from jswa.forms.base.names import LINEAR, Linear
+from jswa.forms.base.names import LINEAR
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import ENDS_OF_ARRAYS, matrix_at
 from jswa.model.altup import StreamLayer, Streams
@@ -20,6 +20,7 @@ from jswa.model.layers import Mlp, Normalize
 from jswa.model.lora import with_adapters
 from jswa.model.moe import Experts, Moe
 from jswa.model.transformer import Decoder, Params
+from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.glue.api import Implementation as Glue

@@ -170,7 +170,7 @@ class Moe(nnx.Module):
         """Return the same by the kernel of `routing`, which adds the parts of the router's product itself."""
         read, (experts, k) = normed(self.router_norm, routed_by), (self.config.num_experts, self.config.top_k)
         if self.config.devices > 1:
-            raise NoRoutingKernel(f"{self.config.devices} devices: routing_backend = triton takes one")
+            raise NoRoutingKernel(f"{self.config.devices} devices: routing=triton takes one")
         optional = self.router_bias, self.selection_bias, self.expert_scale
         held = RouterWeights(*(None if own is None else own[...] for own in optional))
         tilings = self._tilings(row_count(len(x) * k, experts), x.dtype)

@@ -8,13 +8,13 @@ from typing import get_args
 import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
-from jswa.forms.base.names import Linear
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.checkpoint_files import is_folder, open_file
 from jswa.storage.folders import write_folder
 from jswa.storage.json_object import read_object, shown
+from pallas_kernels import Linear
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf", ".h5")

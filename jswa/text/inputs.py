@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.kernels import instead_of
 from jswa.storage.json_object import read_optional
 from jswa.text.speculation import as_text
 from jswa.text.tokenizer import Tokenizer
@@ -210,5 +211,7 @@ def _is_number(value: object) -> bool:
 
 
 def _nearest(name: str, names: list[str]) -> str:
+    if (newer := instead_of(name)) is not None:
+        return f"it is now {newer}"
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]}?" if near else f"the known names are {', '.join(names)}"

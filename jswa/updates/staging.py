@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
-from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST, Linear
+from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST
 from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
 from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
@@ -26,6 +26,7 @@ from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.updates.assembly import assemble_arrays, put_whole
+from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"

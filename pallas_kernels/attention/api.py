@@ -7,21 +7,22 @@ last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import Attention
 from pallas_kernels.attention import reference, xla
 from pallas_kernels.attention.hopper import heuristics
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
 from pallas_kernels.attention.triton import call as triton
 from pallas_kernels.cpu import attention as cpu
-from pallas_kernels.errors import NoKernel
+from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "mosaic_whole", "triton", "triton_whole"]
+Implementation = Attention
 _HOPPER = ("mosaic", "mosaic_splits", "mosaic_whole")
 
 TILE_TOKENS = 32  # query tokens per tile of all implementations but those for Hopper
@@ -76,7 +77,7 @@ def paged_attention(
         sms: multiprocessors of the device, for Hopper and Triton. None: as many as an H200 or an A100 has.
 
     Raises:
-        NoKernel: the implementation cannot serve these shapes or types.
+        NoAttentionKernel: the implementation cannot serve these shapes or types.
         ValueError: an argument is wrong.
         ImportError: the implementation is on Triton, and jax-triton is not installed.
         NoLibrary: implementation = "cpu", and its library is not there.
@@ -84,7 +85,7 @@ def paged_attention(
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
     if isinstance(q, Packed) and implementation not in _HOPPER:
-        raise NoKernel(f"packed queries: implementation = {implementation!r} takes none")
+        raise NoAttentionKernel(f"packed queries: implementation = {implementation!r} takes none")
     if not isinstance(q, Packed) and q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
     function = partial(
@@ -119,7 +120,7 @@ def packed_form(
 ) -> tuple[int, jnp.dtype] | None:
     """Return M and the type of the values if `paged_attention` takes this call's queries as `Packed` [T, K, M, D].
 
-    None: it does not. Only shapes and types are read. Raises NoKernel if the implementation cannot serve them.
+    None: it does not. Only shapes and types are read. Raises NoAttentionKernel if the implementation cannot serve them.
     """
     if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
         return None

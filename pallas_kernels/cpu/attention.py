@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
 from pallas_kernels.cpu import library
-from pallas_kernels.errors import NoKernel
+from pallas_kernels.errors import NoAttentionKernel
 
 _TYPES = ("float32", "bfloat16", "float16")
 
@@ -22,10 +22,10 @@ def paged_attention(
     attend: Attend,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
-    """See `attention.api.paged_attention`. Raises NoKernel for other types than those of the library."""
+    """See `attention.api.paged_attention`. Raises NoAttentionKernel for other types than those of the library."""
     for name, array, types in (("q", q, _TYPES), ("kv", kv, (*_TYPES, "float8_e4m3fn"))):
         if array.dtype.name not in types:
-            raise NoKernel(f"implementation = 'cpu' takes no {name} of {array.dtype}")
+            raise NoAttentionKernel(f"implementation = 'cpu' takes no {name} of {array.dtype}")
     library.digest()
     v_dim = attend.value_size(kv.shape[-1], q.shape[2])
     shape = jax.ShapeDtypeStruct((*q.shape[:2], v_dim), q.dtype)  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ def rotate_and_write(
     _require(dtype)
     require_served(heads)
     if kv.dtype.name not in PRODUCT_TYPES:
-        raise NoGlueKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for glue_backend = cpu")
+        raise NoGlueKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for glue=cpu")
     library.digest()
     tokens = values.shape[1]
     q = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), dtype)  # type: ignore[no-untyped-call]
@@ -87,12 +87,12 @@ def require_served(heads: Heads) -> None:
     }
     for name, found in unserved.items():
         if found:
-            raise NoGlueKernel(f"{name}: glue_backend must not be cpu for this model")
+            raise NoGlueKernel(f"{name}: choose glue=xla for this model")
 
 
 def _require(dtype: jnp.dtype) -> None:
     if jnp.dtype(dtype).name not in PRODUCT_TYPES:
-        raise NoGlueKernel(f"{dtype}: must be one of {PRODUCT_TYPES} for glue_backend = cpu")
+        raise NoGlueKernel(f"{dtype}: must be one of {PRODUCT_TYPES} for glue=cpu")
 
 
 def _or_none(array: Array | None, dtype: jnp.dtype) -> Array:

@@ -6,13 +6,14 @@ Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, 
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import Experts
 from pallas_kernels.cpu.experts import grouped_products
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
@@ -21,7 +22,7 @@ from pallas_kernels.experts.stacks import Stack, read_by
 from pallas_kernels.experts.triton import call as triton
 from pallas_kernels.experts.triton import plan as triton_plan
 
-Implementation = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
+Implementation = Experts
 HOPPER = ("mosaic", "mosaic_overlap")
 Weights = Float[Array, "E K C"] | Stack
 TILE_ROWS = 16  # rows per turn of the XLA loop

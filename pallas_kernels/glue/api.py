@@ -8,17 +8,18 @@ head size of V, n = half of the rotated dimensions, G query heads per KV head, P
 tokens per page, E = D + V.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from pallas_kernels import Glue
 from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue import xla
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
 
-Implementation = Literal["xla", "cpu", "mosaic"]
+Implementation = Glue
 
 
 def residual_norms(
@@ -42,7 +43,7 @@ def residual_norms(
         whole = branch if isinstance(branch, Parts) else Parts(xla.summed(branch, x.dtype)[None])
         return cpu.residual_norms(whole.values, whole.bias, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
-        raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue_backend = mosaic")
+        raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue=mosaic")
     from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
 
     out: tuple[Array, Array] = norms.residual_norms(branch, x, join, post_weight, pre_weight)
@@ -101,7 +102,7 @@ def _in_pages(
     if implementation == "xla":
         return xla.rotate_and_write(*given)
     if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype not in (dtype, jnp.float8_e4m3fn):
-        limit = "must be bfloat16 or float16 for glue_backend = mosaic, and pages the same or float8_e4m3fn"
+        limit = "must be bfloat16 or float16 for glue=mosaic, and pages the same or float8_e4m3fn"
         raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: {limit}")
     if kv.shape[-1] != heads.row:
         raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {heads.row} for mosaic")

@@ -5,17 +5,15 @@ The last bit of an exponential or a logarithm depends on them too: inside of a l
 otherwise than elsewhere. In the library, and on Triton (`row_sums`), a row depends on no other row.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, UInt
 
-from pallas_kernels import triton
+from pallas_kernels import Sums, triton
 from pallas_kernels.cpu import library
 
-Implementation = Literal["xla", "cpu", "triton"]
+Implementation = Sums
 _MOST_COLUMNS = 2_048  # at a time, of a thread block on Triton
 
 

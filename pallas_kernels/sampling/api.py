@@ -7,17 +7,15 @@ limits and the noise are left to these. The draws are the same, but for sums tha
 not ask for costs it nothing: its record has a flag for it, and no kernel is launched for it.
 """
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels import Sampling
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import call
 from pallas_kernels.sampling.plan import DEFAULT, Codes, Drawn, Rows, Tables, Tuning
 
-# "xla" is that of jswa; so is "cpu", but for sums, which the library of CPU kernels adds (`pallas_kernels.glue.sums`).
-Implementation = Literal["xla", "triton", "cpu"]
+Implementation = Sampling
 
 MOST_TOKENS = 4_096 * DEFAULT.sub  # of the vocabulary: one thread block holds a number of each block in registers
 
@@ -42,8 +40,8 @@ def sample(
         ImportError: jax-triton is not installed.
     """
     if logits.dtype != jnp.float32:
-        raise NoSamplingKernel(f"logits of {logits.dtype}: sampling_backend = triton takes float32")
+        raise NoSamplingKernel(f"logits of {logits.dtype}: sampling=triton takes float32")
     most = 4_096 * tuning.sub
     if logits.shape[1] > most:
-        raise NoSamplingKernel(f"a vocabulary of {logits.shape[1]}: sampling_backend = triton takes {most}")
+        raise NoSamplingKernel(f"a vocabulary of {logits.shape[1]}: sampling=triton takes {most}")
     return call.sample(logits, rows, tables, codes, top, tuning)

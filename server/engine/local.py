@@ -196,6 +196,7 @@ class LocalEngine:
             "steps": dataclasses.asdict(now.figures.steps),
             "state": now.state,
             "restarts": now.restarts,
+            "kernels": thread.engine.kernels.table(),
             "prefix_cache": dataclasses.asdict(now.figures.cache),
         }
         return Info({**rows, "tasks": load.tasks, "texts": thread.active}, rest)

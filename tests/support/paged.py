@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.architecture import ModelConfig
+from jswa.building.machine import use_compilation_cache
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
@@ -29,7 +30,6 @@ from jswa.exec.programs.step import forward
 from jswa.exec.side_programs import compile_copy_pages
 from jswa.model.binding import bind
 from jswa.model.transformer import Params
-from jswa.parts import use_compilation_cache
 from jswa.plan import NOT_FINITE, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams

@@ -81,7 +81,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "": {},
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
-    "blocks": {"quantization": "fp8", "moe_backend": "xla"},
+    "blocks": {"quantization": "fp8", "kernels": "experts=xla"},
     "mxfp4": {},
     "int4": {},
     "order": {},
@@ -99,7 +99,7 @@ OPTIONS: dict[str, Any] = {
     "block_size": 4,
     "kv_cache_memory_bytes": 1 << 21,
     "deterministic": True,  # one program, as XLA adds up what draws need
-    "sampling_backend": "xla",
+    "kernels": "sampling=xla",
 }
 ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
 

@@ -11,9 +11,9 @@ ONE_SHAPE: dict[str, Any] = {
     "max_num_batched_tokens": 16,
     "max_model_len": 512,
     "deterministic": True,
-    "sampling_backend": "xla",
+    "kernels": "sampling=xla",
 }
 ONE_SHAPE_FLAGS = (
     *("--max-num-seqs=4", "--max-num-batched-tokens=16", "--max-model-len=512"),
-    *("--deterministic", "--sampling-backend=xla"),
+    *("--deterministic", "--kernels=sampling=xla"),
 )

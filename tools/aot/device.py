@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from pallas_kernels.ptxas import prefer_packaged
+from jswa.exec.compile.ptxas import prefer_packaged
 from tools.aot.facts import KernelFacts, parse
 from tools.aot.measures.tma import linted
 

@@ -132,18 +132,18 @@ def default_spec(model: str, layers: int | None, rows: int) -> "StepSpec":
     """Return the decode step that an engine runs on an H200 if no kernel is named, of the model as it is released."""
     import jax.numpy as jnp
 
-    from jswa.config import EngineConfig
-    from jswa.exec.backends import choose_backends, for_model
+    from jswa.exec.served import what_serves
+    from jswa.kernels import Facts, resolve
     from jswa.model.hf.config import parse_config
     from tools.aot import device
     from tools.aot.step_specs import StepSpec
     from tools.cases.hub_configs import CONFIGS
 
-    options, dtype, config = EngineConfig(), jnp.dtype("bfloat16"), CONFIGS[model]
+    dtype, config = jnp.dtype("bfloat16"), CONFIGS[model]
     mxfp4 = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
     own = parse_config(config, weights=False)
-    chosen = choose_backends(options, dtype, "gpu", "9.0", device.SMS, mxfp4=mxfp4)
-    parts = for_model(chosen, options, own, dtype)._asdict()
+    facts = Facts("gpu", 9.0, dtype.name, sms=device.SMS, mxfp4=mxfp4)
+    parts = resolve("auto", facts, what_serves(own, dtype, dtype, plain=True))._asdict()
     del parts["sms"]
     spec = StepSpec(model, layers or len(own.layers), 0, rows=rows, **parts)
     return replace(spec, quantization="mxfp4") if mxfp4 else spec

@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step
 from jswa.exec.mesh import REPLICATED
@@ -31,7 +30,8 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.sizing import weight_bytes
-from jswa.forms.base.names import BLOCK_SCALES, INT4_TILES, OUTPUTS_FIRST, TILES, Linear
+from jswa.forms.base.names import BLOCK_SCALES, INT4_TILES, OUTPUTS_FIRST, TILES
+from jswa.kernels import Kernels
 from jswa.model.collectives import AXIS
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
@@ -39,6 +39,7 @@ from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.placement import Placement
 from jswa.text.speculation import PROGRAMS, Speculation
+from pallas_kernels import Linear
 from pallas_kernels.experts.eight_bits import DEEP, TILE
 from tools import gates
 from tools.aot import device
@@ -163,7 +164,7 @@ def compile_shared(spec: Spec) -> Facts:
     sizes = whole.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows)
-    kernels = Backends("mosaic", "mosaic", device.SMS, spec.linear)
+    kernels = Kernels("mosaic", "mosaic", device.SMS, spec.linear)
     config = StepConfig(part, layout, bucket, pack, kernels, speculation=drafting)
     where, held = Placement(whole, mesh), held_shapes(whole, spec.quantization, spec.linear)
     params: Any = {name: _placed(where, name, shape) for name, shape in held.items()}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jswa.exec.programs.config import Part
-from jswa.forms.base.names import Linear
+from pallas_kernels import Linear
 from pallas_kernels.attention.api import Implementation as Attention
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing

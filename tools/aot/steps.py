@@ -15,7 +15,6 @@ from benchmarks.predict.step import Load, Setting, works_of
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec
@@ -23,6 +22,7 @@ from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import DeviceState, state_bytes, state_shapes
 from jswa.forms.base.names import LINEAR, OUTPUTS_FIRST
+from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.text.speculation import PROGRAMS, Speculation
@@ -261,10 +261,10 @@ def _step_config(
     sizes = model.max_position, bucket.rows, bucket.tokens
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
-    backends = Backends(
+    kernels = Kernels(
         spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, spec.sampling, spec.routing, spec.sums
     )
-    config = StepConfig(model, layout, bucket, pack, backends, part=spec.part, speculation=drafting)
+    config = StepConfig(model, layout, bucket, pack, kernels, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, kv_dtype))
 
 

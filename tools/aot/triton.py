@@ -33,12 +33,12 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_bytes, state_shapes
 from jswa.exec.programs.step import step
+from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.api import paged_attention
@@ -197,7 +197,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
         model.max_position, bucket.rows, bucket.tokens, page_size=64, num_blocks=KV_BYTES // layout.block_bytes(2)
     )
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
-    config = StepConfig(model, layout, bucket, spec, Backends(attention="triton", sms=card.sms))
+    config = StepConfig(model, layout, bucket, spec, Kernels(attention="triton", sms=card.sms))
     with compiling_for(card) as sharding:
         state = placed(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)
         params = placed(param_shapes(model, BFLOAT16), sharding)

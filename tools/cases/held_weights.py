@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.names import BLOCK_SCALES, CODES, LINEAR, OUTPUTS_FIRST, SCALES, TILES, ZEROS, Linear, fp8_names
+from jswa.forms.base.names import BLOCK_SCALES, CODES, LINEAR, OUTPUTS_FIRST, SCALES, TILES, ZEROS, fp8_names
 from jswa.forms.mxfp4 import MXFP4_JOINED, MXFP4_TILES
 from jswa.model.binding import param_shapes
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
+from pallas_kernels import Linear
 from pallas_kernels.experts import eight_bits, int4_tiles
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.int4 import Int4

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import jswa
-from jswa.exec.backends import Backends
+from jswa.kernels import Kernels
 from jswa.text.speculation import Speculation
 from tools.cases.hub_configs import CONFIGS
 from tools.programs.lowered import Configuration
 
 _SMS = 132  # multiprocessors of an H200
-_LIBRARY = Backends("cpu", "cpu", linear="cpu", glue="cpu")
-_HOPPER = Backends("mosaic", "mosaic", _SMS)
+_LIBRARY = Kernels("cpu", "cpu", linear="cpu", glue="cpu")
+_HOPPER = Kernels("mosaic", "mosaic", _SMS)
 
 
 def _small(model: str, **changes: Any) -> dict[str, Any]:
@@ -28,18 +28,18 @@ _ASSETS = Path(jswa.__file__ or "").parent / "assets"
 _TINY = json.loads((_ASSETS / "tiny" / "config.json").read_text())
 _ON_CPUS = (
     Configuration(
-        "tiny, CPU kernels", _TINY, ("decode", "prefill", "beside"), (0, 2), backends=_LIBRARY, dtype="float32"
+        "tiny, CPU kernels", _TINY, ("decode", "prefill", "beside"), (0, 2), kernels=_LIBRARY, dtype="float32"
     ),
     Configuration(
-        "tiny, EAGLE-3, CPU kernels", _TINY, ("drafts", "propose"), backends=_LIBRARY, dtype="float32",
+        "tiny, EAGLE-3, CPU kernels", _TINY, ("drafts", "propose"), kernels=_LIBRARY, dtype="float32",
         speculation=Speculation("eagle3", 3), drafter=_ASSETS / "tiny_draft",
     ),
     Configuration(
         "tiny, deterministic, CPU kernels", _TINY, ("forward", "finish"), (0, 2), dtype="float32", deterministic=True,
-        backends=_LIBRARY._replace(sampling="cpu", sums="cpu"),
+        kernels=_LIBRARY._replace(sampling="cpu", sums="cpu"),
     ),
     Configuration(
-        "gpt-oss, MXFP4, CPU kernels", _small("gpt-oss-20b"), ("decode",), (0, 1), backends=_LIBRARY, held="mxfp4",
+        "gpt-oss, MXFP4, CPU kernels", _small("gpt-oss-20b"), ("decode",), (0, 1), kernels=_LIBRARY, held="mxfp4",
         experts_out=True,
     ),
     Configuration("gemma-2, 8 bits, XLA", _small("gemma-2-2b"), ("prompt",), (0, 1), held="int8"),
@@ -66,11 +66,11 @@ _ON_HOPPER = (
     ),
     Configuration(
         "gpt-oss-20b, MXFP4, Mosaic", CONFIGS["gpt-oss-20b"], ("decode",), (0, 1), "cuda", held="mxfp4",
-        backends=_HOPPER._replace(experts="mosaic_overlap", glue="mosaic"),
+        kernels=_HOPPER._replace(experts="mosaic_overlap", glue="mosaic"),
     ),
     Configuration(
         "Llama-4-Scout, 4 bits, Mosaic", CONFIGS["Llama-4-Scout"], ("decode",), (0, 3), "cuda", held="int4",
-        backends=_HOPPER._replace(experts="mosaic_overlap"),
+        kernels=_HOPPER._replace(experts="mosaic_overlap"),
     ),
     _MIMO,
     Configuration(
@@ -81,15 +81,15 @@ _ON_HOPPER = (
 _ON_TRITON = (
     Configuration(
         "gemma-3-27b, deterministic, Mosaic and Triton", CONFIGS["gemma-3-27b"], ("forward", "finish"), (0, 5), "cuda",
-        Backends("mosaic_whole", "mosaic", _SMS, "mosaic", "mosaic", "triton", sums="triton"), deterministic=True,
+        Kernels("mosaic_whole", "mosaic", _SMS, "mosaic", "mosaic", "triton", sums="triton"), deterministic=True,
     ),
     Configuration(
         "gpt-oss-20b, Triton", CONFIGS["gpt-oss-20b"], ("decode", "prefill"), (0, 1), "cuda",
-        Backends("triton", "triton", _SMS, sampling="triton", routing="triton"), capability=80,
+        Kernels("triton", "triton", _SMS, sampling="triton", routing="triton"), capability=80,
     ),
     replace(
         _MIMO, name="MiMo-V2-Flash, 8 bits in blocks, Mosaic and Triton",
-        backends=_MIMO.backends._replace(glue="mosaic", sampling="triton", routing="triton"),
+        kernels=_MIMO.kernels._replace(glue="mosaic", sampling="triton", routing="triton"),
     ),
 )  # fmt: skip
 CONFIGURATIONS = {one.name: one for one in (*_ON_CPUS, *_ON_HOPPER, *_ON_TRITON)}

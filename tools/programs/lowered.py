@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import bucket_table
 from jswa.exec.compile.program import compile_step
 from jswa.exec.compile.steps import StepPrograms
@@ -32,6 +31,7 @@ from jswa.exec.side_programs import (
 from jswa.forms.layouts import lay_out
 from jswa.forms.mxfp4 import MXFP4
 from jswa.forms.plain import PLAIN
+from jswa.kernels import PORTABLE, Kernels
 from jswa.model.binding import param_shapes, run_dtype
 from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import Drafter
@@ -81,7 +81,7 @@ class Configuration:
     kinds: tuple[Kind, ...]
     layers: tuple[int, ...] = ()
     platform: Literal["cpu", "cuda"] = "cpu"
-    backends: Backends = PORTABLE
+    kernels: Kernels = PORTABLE
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     kv_bits: Literal[8, 16, 32] = 16
     held: Held = "none"
@@ -96,12 +96,12 @@ class Configuration:
     @property
     def on_triton(self) -> bool:
         """Whether some kernel is on Triton, so that jax-triton is needed."""
-        return any(str(kernel).startswith("triton") for kernel in self.backends)
+        return any(str(kernel).startswith("triton") for kernel in self.kernels)
 
     @property
     def on_library(self) -> bool:
         """Whether some kernel is in the library of CPU kernels, so that this must be built."""
-        return "cpu" in self.backends
+        return "cpu" in self.kernels
 
 
 class _Recorder(ProgramStore):
@@ -156,7 +156,7 @@ def _engine(wanted: Configuration) -> _Engine:
         params = {name: Placement(whole, mesh).shape(name, shape) for name, shape in params.items()}
     if wanted.drafter is not None:
         drafter, own = load_drafter("eagle3", wanted.drafter, whole, {}, dtype)  # which takes no weight of it
-        lay_out(own, linear=wanted.backends.linear, experts=wanted.backends.experts == "cpu")
+        lay_out(own, linear=wanted.kernels.linear, experts=wanted.kernels.experts == "cpu")
         params |= {f"{PREFIX}{name}": _shape(value) for name, value in own.items()}
     model = shard_config(whole, wanted.devices)
     limits = _limits(wanted, model)
@@ -186,7 +186,7 @@ def _limits(wanted: Configuration, model: ModelConfig) -> Limits:
 
 def _weights(model: ModelConfig, wanted: Configuration) -> dict[str, Any]:
     """Return shapes of the weights as the engine holds them."""
-    kernels, dtype = wanted.backends, jnp.dtype(wanted.dtype)
+    kernels, dtype = wanted.kernels, jnp.dtype(wanted.dtype)
     shapes = param_shapes(model, dtype)
     if wanted.platform == "cuda":
         held: dict[str, Any] = held_shapes(model, wanted.held, kernels.linear, kernels.experts)
@@ -197,7 +197,7 @@ def _weights(model: ModelConfig, wanted: Configuration) -> dict[str, Any]:
 
 def _on_cpu(model: ModelConfig, wanted: Configuration) -> dict[str, Any]:
     """Return shapes of the weights after an engine on a CPU has laid them out, which needs arrays: small ones."""
-    kernels = wanted.backends
+    kernels = wanted.kernels
     mode = cast(QuantizationMode, "none" if wanted.held == "mxfp4" else wanted.held)
     shapes = param_shapes(model, jnp.dtype(wanted.dtype), MXFP4 if wanted.held == "mxfp4" else PLAIN)
     params: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _step(engine: _Engine, wanted: Configuration, kind: Kind) -> ProgramText:
         engine.layout,
         engine.limits,
         table,
-        wanted.backends,
+        wanted.kernels,
         engine.params,
         engine.state,
         None,

@@ -34,7 +34,6 @@ from benchmarks.gpu.engine.step_trace import traced
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile.program import jit_step, step_arguments
 from jswa.exec.pack import PackSpec, pack
@@ -44,6 +43,7 @@ from jswa.exec.programs.state import DeviceState, init_state, state_shapes
 from jswa.exec.programs.step import sampling_state
 from jswa.forms.mxfp4 import MXFP4_JOINED
 from jswa.forms.plain import PLAIN
+from jswa.kernels import Kernels
 from jswa.model.binding import head_names, param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
@@ -55,10 +55,10 @@ BFLOAT16 = jnp.dtype("bfloat16")
 MAX_ROWS, PAGE, SMS = 256, 64, 132
 _ROOM = 2_048  # tokens that a row's pages hold
 _KERNELS = {
-    "default": Backends("mosaic", "mosaic_overlap", SMS),
-    "fast": Backends("mosaic_splits", "mosaic_overlap", SMS, "xla", "mosaic", "triton", "triton"),
-    "fast_mosaic": Backends("mosaic", "mosaic_overlap", SMS, "xla", "mosaic", "triton", "triton"),
-    "cpu": Backends(),
+    "default": Kernels("mosaic", "mosaic_overlap", SMS),
+    "fast": Kernels("mosaic_splits", "mosaic_overlap", SMS, "xla", "mosaic", "triton", "triton"),
+    "fast_mosaic": Kernels("mosaic", "mosaic_overlap", SMS, "xla", "mosaic", "triton", "triton"),
+    "cpu": Kernels(),
 }
 
 

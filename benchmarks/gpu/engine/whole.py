@@ -27,16 +27,16 @@ from benchmarks import result_file
 from benchmarks.gpu import elsewhere
 from benchmarks.gpu.engine.launch import SMS, filled
 from benchmarks.speed.offline import TimedRunner
-from jswa import parts
+from jswa.building import parts
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, resolve_limits
-from jswa.exec.backends import choose_backends
 from jswa.exec.buckets import bucket_table
 from jswa.exec.canary import kernels as canary
 from jswa.exec.compile import program, steps
 from jswa.exec.programs.state import state_shapes
 from jswa.exec.sizing import size_arena
 from jswa.forms.mxfp4 import MXFP4_JOINED
+from jswa.kernels import Facts, resolve
 from jswa.llm import LLM
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import load_config, parse_config
@@ -44,10 +44,7 @@ from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 
-_FAST = {
-    "attention_backend": "mosaic_splits", "glue_backend": "mosaic", "sampling_backend": "triton",
-    "moe_backend": "mosaic_overlap", "routing_backend": "triton",
-}  # fmt: skip
+_FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,glue=mosaic,routing=triton,sampling=triton"}
 _WEIGHTS = "made-whole"
 _patched: tuple[Any, Any, Any] = steps, parts, canary
 
@@ -74,16 +71,14 @@ def compile_all(folder: Path, options: dict[str, Any], only: Sequence[str]) -> N
     params = dict(param_shapes(model, kind, MXFP4_JOINED))
     limits = resolve_limits(config, model, on_gpu=True)
     model = model.at_length(limits.max_model_len)
-    backends = choose_backends(config, kind, "gpu", "9.0", SMS, None, mxfp4=True)
+    kernels = resolve(config.kernels, Facts("gpu", 9.0, kind.name, sms=SMS, mxfp4=True))
     layout = KVLayout.of(model, limits.page_size)
     limits = size_arena(limits, layout, config, int(config.kv_cache_memory_bytes or 0), kind.itemsize, on_gpu=True)
     print(f"{limits.num_blocks} blocks, {limits.num_blocks * layout.block_bytes(2) / 1e9:.1f} GB", flush=True)
     state = state_shapes(layout, limits, model.vocab_size, kind)
     with elsewhere.for_h200() as place:
         shapes: Any = params
-        own = steps.StepPrograms(
-            model, layout, limits, bucket_table(limits, on_gpu=True), backends, shapes, state, None
-        )
+        own = steps.StepPrograms(model, layout, limits, bucket_table(limits, on_gpu=True), kernels, shapes, state, None)
         where = place(jax.eval_shape(lambda: jnp.zeros(1))).sharding
         programs: dict[str, Callable[[], Any]] = {
             _WEIGHTS: lambda: jax.jit(_made(params), out_shardings=where).lower().compile()
@@ -118,7 +113,7 @@ def _made(params: dict[str, Any]) -> Callable[[], dict[str, jax.Array]]:
 
 def _file(config: Any) -> str:
     bucket = config.bucket
-    return f"whole-{bucket.tokens}-{bucket.rows}-{config.backends.sampling}"
+    return f"whole-{bucket.tokens}-{bucket.rows}-{config.kernels.sampling}"
 
 
 def use_kept(folder: Path, loaded: list[dict[str, Any]]) -> None:

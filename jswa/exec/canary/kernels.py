@@ -21,10 +21,10 @@ from jswa.architecture import ModelConfig, MoeConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import KernelError
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.dense import dense_cases, head_cases
 from jswa.exec.canary.small import Case, fp8_cases, small_cases
+from jswa.exec.compile.ptxas import find_ptxas
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
@@ -32,6 +32,7 @@ from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
 from jswa.forms.base.form import Place
 from jswa.forms.table import matrix_at
+from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
 from jswa.model.binding import run_dtype
 from jswa.model.transformer import Params
@@ -41,7 +42,6 @@ from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, row_count
 from pallas_kernels.experts.stacks import stack_of
 from pallas_kernels.interpreter import interpreting
-from pallas_kernels.ptxas import find_ptxas
 
 _log = logging.getLogger("jswa")
 _THREADS = 8  # compile at once
@@ -59,7 +59,7 @@ def check_kernels(
     layout: KVLayout,
     limits: Limits,
     buckets: Sequence[Bucket],
-    backends: Backends,
+    kernels: Kernels,
     kv_dtype: np.dtype,
     store: ProgramStore | None = None,
 ) -> int:
@@ -77,11 +77,11 @@ def check_kernels(
 
     Raises KernelError that names the first kernel whose numbers differ by more than rounding.
     """
-    compare = partial(_compare, model, params, layout, limits, buckets, backends, kv_dtype)
+    compare = partial(_compare, model, params, layout, limits, buckets, kernels, kv_dtype)
     if store is None:
         return compare()
     fixed = dataclasses.replace(limits, num_blocks=0)  # as the memory that is free is never the same
-    return store.figure(f"kernels {model} {layout} {fixed} {buckets} {backends} {kv_dtype}", (params,), "", compare)
+    return store.figure(f"kernels {model} {layout} {fixed} {buckets} {kernels} {kv_dtype}", (params,), "", compare)
 
 
 def _compare(
@@ -90,23 +90,23 @@ def _compare(
     layout: KVLayout,
     limits: Limits,
     buckets: Sequence[Bucket],
-    backends: Backends,
+    kernels: Kernels,
     kv_dtype: np.dtype,
 ) -> int:
     begin = time.perf_counter()
     local = {name: value.addressable_shards[0].data for name, value in params.items()}
     cases: list[Case] = []
-    if backends.attention != "xla":
-        cases += _attention_cases(model, local, layout, limits, _chosen(buckets), backends, kv_dtype)
-    if backends.experts not in ("xla", "cpu", "reference"):
-        cases += _expert_cases(model, local, buckets, backends)
-    if backends.linear == "mosaic":
-        cases += dense_cases(model, local, buckets, run_dtype(params), backends.sms)
-        if backends.sums != "xla":
-            cases += head_cases(model, local, buckets, run_dtype(params), backends.sms)
-    if backends.linear == "fp8":
+    if kernels.attention != "xla":
+        cases += _attention_cases(model, local, layout, limits, _chosen(buckets), kernels, kv_dtype)
+    if kernels.experts not in ("xla", "cpu", "reference"):
+        cases += _expert_cases(model, local, buckets, kernels)
+    if kernels.linear == "mosaic":
+        cases += dense_cases(model, local, buckets, run_dtype(params), kernels.sms)
+        if kernels.sums != "xla":
+            cases += head_cases(model, local, buckets, run_dtype(params), kernels.sms)
+    if kernels.linear == "fp8":
         cases += fp8_cases(local, _chosen(buckets), run_dtype(params))
-    cases += small_cases(model, local, _chosen(buckets), backends, run_dtype(params), kv_dtype)
+    cases += small_cases(model, local, _chosen(buckets), kernels, run_dtype(params), kv_dtype)
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
     with ThreadPoolExecutor(_THREADS) as pool:
         results = map(_difference, cases) if interpreting() else pool.map(_difference, cases)
@@ -152,7 +152,7 @@ def _attention_cases(
     layout: KVLayout,
     limits: Limits,
     buckets: Sequence[Bucket],
-    backends: Backends,
+    kernels: Kernels,
     kv_dtype: np.dtype,
 ) -> Iterator[Case]:
     kinds: dict[Hashable, int] = {}
@@ -166,11 +166,11 @@ def _attention_cases(
         scales = scales_of(params, attention, layer) if kv_dtype.itemsize == 1 else None
         for bucket in buckets:
             spec = PackSpec.of(bucket, page_size=limits.page_size, max_rows=limits.max_rows)
-            config = StepConfig(model, layout, bucket, spec, backends)
+            config = StepConfig(model, layout, bucket, spec, kernels)
             run = partial(_attention_results, config, limits, layer, run_dtype(params), kv_dtype, scales)
             what = f"decode of {bucket.rows} rows" if bucket.decode else f"prefill of {bucket.tokens} tokens"
             what += f" with {bucket.drafts} drafts" if bucket.drafts else ""
-            yield Case(f"attention kernel {backends.attention!r}, {sizes}, {what}", run)
+            yield Case(f"attention kernel {kernels.attention!r}, {sizes}, {what}", run)
 
 
 def _attention_results(
@@ -240,7 +240,7 @@ def _content(
     return state, jnp.asarray(packed), 1 + -(-sum(pages) // per_block)
 
 
-def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket], backends: Backends) -> Iterator[Case]:
+def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket], kernels: Kernels) -> Iterator[Case]:
     seen: set[Hashable] = set()
     for owner, moe in _mixtures(model):
         for matrix in ("gate_up", "down"):
@@ -250,12 +250,12 @@ def _expert_cases(model: ModelConfig, params: Params, buckets: Sequence[Bucket],
             gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
             for bucket in buckets:
                 x: Any = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), weights.inputs), run_dtype(params))  # type: ignore[no-untyped-call]
-                key = _variant(x, weights, bias, gated, backends)
+                key = _variant(x, weights, bias, gated, kernels)
                 if (matrix, gated, key) in seen:
                     continue
                 seen.add((matrix, gated, key))
-                run = partial(_expert_results, x, weights, bias, gated, backends)
-                yield Case(f"expert kernel {backends.experts!r}, {prefix}, {bucket.tokens} tokens", run)
+                run = partial(_expert_results, x, weights, bias, gated, kernels)
+                yield Case(f"expert kernel {kernels.experts!r}, {prefix}, {bucket.tokens} tokens", run)
 
 
 def _mixtures(model: ModelConfig) -> Iterator[tuple[str, MoeConfig]]:
@@ -272,15 +272,15 @@ def _rows(moe: MoeConfig, tokens: int) -> int:
     return row_count(tokens * moe.top_k, experts + (moe.devices > 1))
 
 
-def _variant(x: jax.ShapeDtypeStruct, weights: Any, bias: Any, gated: Glu | None, backends: Backends) -> Hashable:
+def _variant(x: jax.ShapeDtypeStruct, weights: Any, bias: Any, gated: Glu | None, kernels: Kernels) -> Hashable:
     """Return what tells the kernel of a call apart, from the shape of its input alone."""
     found = list[Hashable]()
-    jax.eval_shape(lambda rows: found.append(variant(rows, weights, bias, gated, backends.experts, backends.sms)), x)
+    jax.eval_shape(lambda rows: found.append(variant(rows, weights, bias, gated, kernels.experts, kernels.sms)), x)
     return found[0]
 
 
 def _expert_results(
-    x: jax.ShapeDtypeStruct, weights: Any, bias: Array | None, gated: Glu | None, backends: Backends
+    x: jax.ShapeDtypeStruct, weights: Any, bias: Array | None, gated: Glu | None, kernels: Kernels
 ) -> tuple[Array, Array]:
     """Return the results of an expert kernel and of XLA in float32, [R, N]: 0 for rows of no expert."""
     rows = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape, np.float32)).astype(x.dtype)
@@ -297,20 +297,20 @@ def _expert_results(
     aligned = -(-sizes // ALIGN) * ALIGN
     starts = (np.cumsum(aligned) - aligned).astype(np.int32)
     groups, busy = Groups(jnp.asarray(starts), jnp.asarray(sizes)), np.flatnonzero(sizes)
-    found = _multiply(rows, weights, groups, bias, gated, backends)
+    found = _multiply(rows, weights, groups, bias, gated, kernels)
     few: Any = jax.tree.map(lambda array: array[busy], weights)
     own = None if bias is None else bias[busy].astype(jnp.float32)
     wide = few.numbers()
     few_groups = Groups(groups.starts[busy], groups.sizes[busy])
-    expected = _multiply(rows.astype(jnp.float32), wide, few_groups, own, gated, Backends(experts="reference"))
+    expected = _multiply(rows.astype(jnp.float32), wide, few_groups, own, gated, Kernels(experts="reference"))
     return found, expected
 
 
-@partial(jax.jit, static_argnames=("gated", "backends"))
+@partial(jax.jit, static_argnames=("gated", "kernels"))
 def _multiply(
-    x: Array, weights: Any, groups: Groups, bias: Array | None, gated: Glu | None, backends: Backends
+    x: Array, weights: Any, groups: Groups, bias: Array | None, gated: Glu | None, kernels: Kernels
 ) -> Float[Array, "R N"]:
-    out = grouped_matmul(x, weights, groups, bias=bias, gated=gated, implementation=backends.experts, sms=backends.sms)
+    out = grouped_matmul(x, weights, groups, bias=bias, gated=gated, implementation=kernels.experts, sms=kernels.sms)
     row = jnp.arange(len(x))[:, None]
     mine = ((row >= groups.starts[None]) & (row < (groups.starts + groups.sizes)[None])).any(axis=1)
     return jnp.where(mine[:, None], out.astype(jnp.float32), 0.0)

@@ -12,10 +12,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.draws import sampling_results
 from jswa.forms.base.names import OUTPUTS_FIRST
+from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
 from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
@@ -63,27 +63,27 @@ def small_cases(
     model: ModelConfig,
     params: Params,
     buckets: Sequence[Bucket],
-    backends: Backends,
+    kernels: Kernels,
     dtype: np.dtype,
     kv_dtype: np.dtype,
 ) -> Iterator[Case]:
     """Yield the checks of the small kernels of one device, in the smallest and the largest of the chosen buckets."""
-    if backends.sampling == "triton":
+    if kernels.sampling == "triton":
         rows = min(_ROWS, max(bucket.rows for bucket in buckets))
         run = partial(sampling_results, rows, model.vocab_size)
-        yield Case(f"sampling kernels {backends.sampling!r}, {rows} rows of {model.vocab_size} logits", run)
+        yield Case(f"sampling kernels {kernels.sampling!r}, {rows} rows of {model.vocab_size} logits", run)
     sizes = sorted({bucket.tokens for bucket in (buckets[0], buckets[-1])})
-    if backends.routing != "xla":
+    if kernels.routing != "xla":
         for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):
             for tokens in sizes:
                 name = f"{moe.num_experts} experts of which {moe.top_k} are chosen, {tokens} tokens"
                 run = partial(_routing_results, moe, tokens, model.d_model, dtype)
-                yield Case(f"routing kernels {backends.routing!r}, {name}", run)
-    if backends.glue == "mosaic":
+                yield Case(f"routing kernels {kernels.routing!r}, {name}", run)
+    if kernels.glue == "mosaic":
         few = sorted({min(tokens, _TOKENS) for tokens in sizes})
-        yield from _norm_cases(model, dtype, few, backends.glue)
-        yield from _rope_cases(model, params, few, backends, dtype, kv_dtype)
-        yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), backends)
+        yield from _norm_cases(model, dtype, few, kernels.glue)
+        yield from _rope_cases(model, params, few, kernels, dtype, kv_dtype)
+        yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), kernels)
 
 
 def fp8_cases(params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype) -> Iterator[Case]:
@@ -186,7 +186,7 @@ def _rope_cases(
     model: ModelConfig,
     params: Params,
     sizes: Sequence[int],
-    backends: Backends,
+    kernels: Kernels,
     dtype: np.dtype,
     kv_dtype: np.dtype,
 ) -> Iterator[Case]:
@@ -199,22 +199,22 @@ def _rope_cases(
         for tokens in sizes:
             size = f"{attention.head_dim}/{attention.v_head_dim}"
             name = f"{attention.num_heads} heads of {size}, {tokens} tokens{', scales' * scaled}"
-            given = attention, tokens, model.d_model, dtype, kv_dtype, scaled, backends
-            yield Case(f"glue kernel {backends.glue!r}, rotation and KV, {name}", partial(_rope_results, *given))
+            given = attention, tokens, model.d_model, dtype, kv_dtype, scaled, kernels
+            yield Case(f"glue kernel {kernels.glue!r}, rotation and KV, {name}", partial(_rope_results, *given))
             if in_8_bits:
-                yield Case(f"glue kernel {backends.glue!r}, KV in 8 bits, {name}", partial(_code_results, *given))
+                yield Case(f"glue kernel {kernels.glue!r}, KV in 8 bits, {name}", partial(_code_results, *given))
 
 
-def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], backends: Backends) -> Iterator[Case]:
+def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], kernels: Kernels) -> Iterator[Case]:
     found = [layer.mlp if isinstance(layer.mlp, MlpConfig) else layer.mlp.shared for layer in model.layers]
     for mlp in dict.fromkeys(mlp for mlp in found if mlp is not None):
         for tokens in (tokens for tokens in sizes if gates_in_one(mlp, tokens, model.d_model)):
-            run = partial(_gate_results, mlp, tokens, model.d_model, dtype, backends)
-            yield Case(f"glue kernel {backends.glue!r}, gates and ups, {tokens} tokens", run)
+            run = partial(_gate_results, mlp, tokens, model.d_model, dtype, kernels)
+            yield Case(f"glue kernel {kernels.glue!r}, gates and ups, {tokens} tokens", run)
 
 
 def _gate_results(
-    config: MlpConfig, tokens: int, width: int, dtype: np.dtype, backends: Backends
+    config: MlpConfig, tokens: int, width: int, dtype: np.dtype, kernels: Kernels
 ) -> tuple[Float[Array, "T F"], Float[Array, "T F"]]:
     """Return the inputs of the down projection by the kernel, and by XLA in float32, of a few columns."""
     rng, few = np.random.default_rng(0), dataclasses.replace(config, hidden=min(config.hidden, _COLUMNS))
@@ -225,11 +225,11 @@ def _gate_results(
         mlp.gate_up[...] = weights.astype(dtype).astype(x.dtype)
         if mlp.gate_up_bias is not None:
             mlp.gate_up_bias[...] = jnp.linspace(-1, 1, 2 * few.hidden).astype(dtype).astype(x.dtype)
-        return hidden_of(mlp, x, None, implementation, backends.sms)
+        return hidden_of(mlp, x, None, implementation, kernels.sms)
 
     run = jax.jit(call, static_argnames="implementation")
     with jax.default_matmul_precision("highest"):
-        return run(x, implementation=backends.glue).astype(jnp.float32), run(_widened(x), implementation="xla")
+        return run(x, implementation=kernels.glue).astype(jnp.float32), run(_widened(x), implementation="xla")
 
 
 def _choices(layer: LayerConfig) -> int:
@@ -269,14 +269,14 @@ def _rope_calls(
     dtype: np.dtype,
     kv_dtype: np.dtype,
     scaled: bool,
-    backends: Backends,
+    kernels: Kernels,
 ) -> tuple[_Written, _Written]:
     """Return what the kernel writes, and what XLA does in float32. A few tokens are written, the others dropped.
 
     Pages of 8 bits stay so, and queries are those that attention reads.
     """
     rng, heads, in_8_bits = np.random.default_rng(0), heads_of(config), kv_dtype.itemsize == 1
-    if in_8_bits and backends.attention in ("mosaic", "mosaic_splits"):
+    if in_8_bits and kernels.attention in ("mosaic", "mosaic_splits"):
         heads = heads._replace(query_dtype=jnp.dtype("float16"))
     columns, sizes = heads.columns, (heads.head_dim, heads.head_dim, heads.v_size)
     parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
@@ -307,7 +307,7 @@ def _rope_calls(
         return _Written(q[:, :, : heads.group].astype(jnp.float32), kv, written, *at)
 
     wide, kept = jax.tree.map(_widened, given), kv if in_8_bits else _widened(kv)
-    found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=backends.glue)
+    found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=kernels.glue)
     return found, call(kept, *wide, dtype=jnp.dtype("float32"), implementation="xla")
 
 

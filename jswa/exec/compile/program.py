@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from jswa.errors import ConfigError
-from jswa.exec.backends import Backends
 from jswa.exec.compile.store import ProgramStore, compiled
 from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
 from jswa.exec.pack import padding, unpack
@@ -19,15 +17,9 @@ from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.sampling.verify import ABSENT
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.step import Half, finish_half, forward_half, propose_drafts, sampling_state, step
+from jswa.kernels import Kernels, refused
 from jswa.model.binding import head_names, run_dtype
-from pallas_kernels.errors import (
-    NoExpertKernel,
-    NoGlueKernel,
-    NoKernel,
-    NoLinearKernel,
-    NoRoutingKernel,
-    NoSamplingKernel,
-)
+from pallas_kernels.errors import NoKernel
 
 _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {
     "step": step, "propose": propose_drafts, "forward": forward_half, "finish": finish_half,
@@ -93,7 +85,7 @@ def compile_step(
     """Compile one bucket's program ahead of time, from arrays or shapes, or load it. The state is donated."""
     precision = "highest" if run_dtype(params) == jnp.float32 else "default"
     arguments = step_arguments(config, params, state)
-    with jax.default_matmul_precision(precision), _unsupported(config.backends):
+    with jax.default_matmul_precision(precision), _unsupported(config.kernels):
         function = jit_step(config, params, state)
         return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
 
@@ -112,19 +104,9 @@ def step_scratch(config: StepConfig, params: Mapping[str, Any], state: DeviceSta
 
 
 @contextmanager
-def _unsupported(backends: Backends) -> Iterator[None]:
-    """Report a kernel that cannot serve the model as an error of its option: no other kernel is chosen silently."""
+def _unsupported(kernels: Kernels) -> Iterator[None]:
+    """Report a kernel that cannot serve the model as an error of `kernels`: no other kernel is chosen silently."""
     try:
         yield
     except NoKernel as error:
-        raise ConfigError("attention_backend", backends.attention, str(error)) from error
-    except NoExpertKernel as error:
-        raise ConfigError("moe_backend", backends.experts, str(error)) from error
-    except NoLinearKernel as error:
-        raise ConfigError("linear_backend", backends.linear, str(error)) from error
-    except NoGlueKernel as error:
-        raise ConfigError("glue_backend", backends.glue, str(error)) from error
-    except NoRoutingKernel as error:
-        raise ConfigError("routing_backend", backends.routing, str(error)) from error
-    except NoSamplingKernel as error:
-        raise ConfigError("sampling_backend", backends.sampling, str(error)) from error
+        raise refused(error.operation, getattr(kernels, error.operation), str(error)) from error

@@ -12,7 +12,6 @@ import jax
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.compile.ending import end_at_exit
 from jswa.exec.compile.program import compile_step
@@ -22,6 +21,7 @@ from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import Part, StepConfig
 from jswa.exec.programs.state import DeviceState
+from jswa.kernels import Kernels
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.plan import Feature, Logprobs, StepPlan
@@ -61,7 +61,7 @@ class StepPrograms:
         layout: KVLayout,
         limits: Limits,
         buckets: tuple[Bucket, ...],
-        backends: Backends,
+        kernels: Kernels,
         params: Mapping[str, jax.Array | jax.ShapeDtypeStruct],
         state: DeviceState,
         store: ProgramStore | None,
@@ -94,7 +94,7 @@ class StepPrograms:
         def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
             size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
             spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
-            fixed = model, layout, bucket, spec, backends
+            fixed = model, layout, bucket, spec, kernels
             # A first half does not know whether the second gives log probabilities.
             experts = limits.routed_experts and (part == "forward" or (part == "step" and logprobs != "none"))
             return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation, drafter, experts)

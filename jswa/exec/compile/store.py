@@ -30,8 +30,8 @@ import jax
 from jax.experimental import serialize_executable
 
 import pallas_kernels
+from jswa.exec.compile.ptxas import find_ptxas
 from pallas_kernels.cpu import library
-from pallas_kernels.ptxas import find_ptxas
 
 _log = logging.getLogger("jswa")
 IMPORTED = time.time()  # when this process read the sources

@@ -7,11 +7,11 @@ from jaxtyping import Array, Float
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
-from jswa.exec.backends import PORTABLE, Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.drafts.models import Placed
 from jswa.exec.programs.state import DeviceState
+from jswa.kernels import PORTABLE, Kernels
 from jswa.model.attention import scales_of
 from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
@@ -43,7 +43,7 @@ class StepConfig:
     layout: KVLayout
     bucket: Bucket
     pack: PackSpec
-    backends: Backends = PORTABLE
+    kernels: Kernels = PORTABLE
     logprobs: Logprobs = "none"
     part: Part = "step"
     deterministic: bool = False
@@ -57,12 +57,12 @@ class StepConfig:
         if self.drafter is None:
             return None
         per_row = self.bucket.per_row if self.bucket.decode else self.bucket.tokens
-        return Placed(self.drafter, self.model, self.layout, self.backends, per_row)
+        return Placed(self.drafter, self.model, self.layout, self.kernels, per_row)
 
 
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
-    own = config.backends
+    own = config.kernels
     return bind(config.model, params, own.experts, own.sms, own.linear, own.glue, own.routing, own.sums)
 
 
@@ -70,7 +70,7 @@ def layer_tile_tokens(config: StepConfig, layer: int) -> int:
     """Return the query tokens per tile of a layer's attention."""
     attention, bucket = config.model.layers[layer].attention, config.bucket
     group = attention.num_heads // attention.num_kv_heads
-    return min(tile_tokens(config.backends.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
+    return min(tile_tokens(config.kernels.attention, group), bucket.per_row if bucket.decode else bucket.tokens)
 
 
 def layer_scales(params: Params, state: DeviceState, config: StepConfig, layer: int) -> Float[Array, "2 K"] | None:

@@ -116,7 +116,7 @@ def finish_half(
     rows, devices = half.rows, config.model.devices
 
     def run() -> Draws:
-        own = config.backends
+        own = config.kernels
         head = bind_head(config.model, params, half.hidden.dtype, own.linear, own.sums, own.sms)
         return draw(
             head.logits,
@@ -211,7 +211,7 @@ def _forward_rows(
             # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
             block = config.bucket.rows if config.deterministic else _LOGPROB_BLOCK
             logits = decoder_of(config, params).logits
-            sums = config.backends.sums
+            sums = config.kernels.sums
             prompt = prompt_logprobs(logits, hidden, inputs.targets, block, config.model.devices, sums)
     places = _places(indices, bucket)
     beside = Beside(prompt)
@@ -298,7 +298,7 @@ def forward(
     tap = None if placed is None or placed.only_last else taps.__setitem__
     chosen = dict[int, Array]()
     routed = chosen.__setitem__ if config.experts else None
-    stand_ins = _stand_ins(indices) if config.backends.routing == "triton" else None
+    stand_ins = _stand_ins(indices) if config.kernels.routing == "triton" else None
     hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins)
     experts = _experts(chosen, select, config.model.tail) if config.experts else None
     state, carry = {**state, "lanes": lanes, "extras": extras}, None
@@ -395,5 +395,5 @@ def attend_layer(
         index=own.index,
         cells=Cells(kind.write_pages, kind.write_offsets, kind.last if last else kind.rows, tiles),
         attend=static(config.model.layers[layer].attention),
-        backends=config.backends,
+        kernels=config.kernels,
     )

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jswa.forms.base.names import Linear
 from jswa.forms.base.panels import Room
 from jswa.forms.base.tiles import Shards
+from pallas_kernels import Linear
 
 FLOATS = ("float32", "bfloat16", "float16")
 LINEARS = ("xla", "cpu", "mosaic", "fp8")

@@ -7,15 +7,15 @@ N.group_of. In tiles for Hopper N.tiles takes the place of N.values, and N.int4_
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array
 
+from pallas_kernels import Linear
 from pallas_kernels.experts.dense import fits
 from pallas_kernels.experts.eight_bits import TILE
 
-Linear = Literal["xla", "cpu", "mosaic", "fp8"]
 LINEAR = re.compile(r"\.(attention\.(qkv|out|gate)|gate_up|down)$")
 ENDS = ("embed", "lm_head")
 CODES, SCALES, ZEROS, GROUP_OF = "codes", "group_scales", "group_zeros", "group_of"

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jswa.errors import ConfigError
+from jswa.kernels import refused
 
 
 @runtime_checkable
@@ -42,13 +42,13 @@ def expert_by_expert[Given, Made](convert: Callable[[Given], Made], matrices: Gi
 def refuse_stack(name: str, experts: str, limit: str | None) -> None:
     """Raise ConfigError with what a stack of experts lacks for its kernel, if it lacks anything."""
     if limit is not None:
-        raise ConfigError("moe_backend", experts, f"{name} {limit}: must be xla")
+        raise refused("experts", experts, f"{name} {limit}: must be xla")
 
 
 def refuse_linear(name: str, limit: str | None) -> None:
     """Raise ConfigError with what a linear layer's matrix lacks for Hopper's kernel, if it lacks anything."""
     if limit is not None:
-        raise ConfigError("linear_backend", "mosaic", f"{name} {limit}: must be xla")
+        raise refused("linear", "mosaic", f"{name} {limit}: must be xla")
 
 
 def own_sides(matrix: Array) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def whole[Branch: Parts | Pairs](parts: Branch, dtype: jnp.dtype, devices: int) 
 def rms_of(norm: Norm) -> Rms:
     """Return a norm as the kernels know it. Raises NoGlueKernel if it is a LayerNorm."""
     if norm.centered or norm.bias:
-        raise NoGlueKernel("a LayerNorm: glue_backend must be xla for this model")
+        raise NoGlueKernel("a LayerNorm: choose glue=xla for this model")
     return Rms(norm.eps, norm.offset, norm.cast_first, norm.weighted)
 
 

@@ -49,7 +49,7 @@ def heads_of(config: AttentionConfig) -> Heads:
     }
     for name, found in unserved.items():
         if found:
-            raise NoGlueKernel(f"attention layers with {name}: glue_backend must be xla for this model")
+            raise NoGlueKernel(f"attention layers with {name}: choose glue=xla for this model")
 
     def norm(given: Norm | None) -> Rms | None:
         return None if given is None else rms_of(given)
@@ -64,11 +64,11 @@ def heads_of(config: AttentionConfig) -> Heads:
 def require_served(model: ModelConfig, implementation: Implementation) -> None:
     """Raise NoGlueKernel if a layer of the model needs more than the kernels of the glue do, with the reason."""
     if model.has_tail:
-        raise NoGlueKernel("layers without KV at the end: glue_backend must be xla for this model")
+        raise NoGlueKernel("layers without KV at the end: choose glue=xla for this model")
     for layer in model.layers:
         more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup
         if more:
-            raise NoGlueKernel("a layer is more than attention and feed-forward: glue_backend must be xla")
+            raise NoGlueKernel("a layer is more than attention and feed-forward: choose glue=xla")
         heads = heads_of(layer.attention)
         if implementation == "cpu":
             cpu.require_served(heads)

@@ -39,7 +39,7 @@ def router_of(config: RouterConfig, top_k: int) -> Router:
     """Return a router as the kernel knows it. Raises NoRoutingKernel if the kernel cannot serve it."""
     if config.score == "sparsemixer" or config.groups > 1:
         kind = config.score if config.groups == 1 else f"{config.groups} groups of experts"
-        raise NoRoutingKernel(f"a router with {kind}: routing_backend must be xla for this model")
+        raise NoRoutingKernel(f"a router with {kind}: choose routing=xla for this model")
     return Router(
         config.score,
         top_k,

@@ -29,7 +29,6 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
 from jswa.forms.base.form import FLOATS, Counts, Form, Spec, key_of
-from jswa.forms.base.names import Linear
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import FORMS, form_at
 from jswa.model.attention import scales_name
@@ -39,6 +38,7 @@ from jswa.model.weights.packed.table import READINGS
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import read_object, shown
+from pallas_kernels import Linear
 
 MANIFEST, WEIGHTS = "jswa_weights.json", "weights"
 FORMAT, VERSION = "jswa weights", 1

@@ -4,13 +4,15 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
 from jswa.errors import ConfigError
-from jswa.forms.base.names import ENDS, LINEAR, Linear
+from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.table import form_at
+from jswa.kernels import refused
 from jswa.model.transformer import Params
 from jswa.model.weights.packed import eight_bits, mxfp4
 from jswa.model.weights.packed.reading import Matrix, Reading
 from jswa.model.weights.packed.table import READINGS
 from jswa.model.weights.placement import Placement
+from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 
 QuantizationMode = Literal["none", "auto", "int8", "fp8", "mxfp4"]
@@ -94,7 +96,7 @@ def reformat(name: str, found: Params, placement: Placement, mode: QuantizationM
         raise ConfigError("quantization", mode, f"{name} is stored as {modes[0]}: must be {others}")
     if mode == "auto" and experts in form.rounded_for and arrays[form.ends[0]].ndim == 3:
         limit = f"{name} has a scale per block, which it cannot read: must be xla, or quantization must be fp8"
-        raise ConfigError("moe_backend", experts, limit)
+        raise refused("experts", experts, limit)
     return _for_kernel(name, found, experts, placement)
 
 
@@ -108,7 +110,7 @@ def _require_mxfp4(name: str, mode: QuantizationMode, *, stored: bool) -> None:
 def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation) -> None:
     """Raise ConfigError for experts in 8 bits if Triton's kernel is to run them."""
     if axes == 3 and experts == "triton":
-        raise ConfigError("quantization", mode, "experts in 8 bits need moe_backend = xla or mosaic")
+        raise ConfigError("quantization", mode, "experts in 8 bits need experts=xla or experts=mosaic in kernels")
 
 
 def load_matrix(matrix: Matrix, chosen: Chosen, experts: Implementation, placement: Placement) -> Params:

@@ -19,7 +19,6 @@ from jaxtyping import Shaped
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.base.form import Form
-from jswa.forms.base.names import Linear
 from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
 from jswa.forms.plain import PLAIN
 from jswa.model.binding import param_shapes
@@ -38,6 +37,7 @@ from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label, read_object
+from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, tile_scales
 

@@ -15,7 +15,7 @@ from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
-from pallas_kernels.errors import NoKernel
+from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.hopper import SMS
 from pallas_kernels.quantized import cut
 
@@ -37,12 +37,15 @@ def paged_attention(
     Over pages of 8 bits everything is float16, the output of queries that are not packed too. Queries beyond its range
     are cut to ±65,504; packed ones must be float16.
 
-    Raises NoKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit them.
+    Raises NoAttentionKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit
+    them.
     """
     if isinstance(q, Packed):
         plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
         if q.values.dtype != plan.dtype:
-            raise NoKernel(f"packed queries are {q.values.dtype}: must be {plan.dtype} for pages of {kv.dtype}")
+            raise NoAttentionKernel(
+                f"packed queries are {q.values.dtype}: must be {plan.dtype} for pages of {kv.dtype}"
+            )
         out = _run(plan, q.dtype, q.values, kv, rows, tiles, layer_index, sinks)
         return out.reshape(len(q.values), -1, plan.v_dim)
     tokens, heads, _ = q.shape
@@ -56,7 +59,7 @@ def paged_attention(
 
 
 def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend) -> Shape:
-    """Return the sizes of a call with packed queries. Raises NoKernel if the kernel cannot serve them."""
+    """Return the sizes of a call with packed queries. Raises NoAttentionKernel if the kernel cannot serve them."""
     tokens, kv_heads, _, head_dim = q.values.shape
     size = tokens, kv_heads * q.group, head_dim
     return Shape.of(jax.ShapeDtypeStruct(size, q.values.dtype), kv, rows, tiles, attend)  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
-from pallas_kernels.errors import NoKernel
+from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
 _BARRIER_BYTES = 256  # shared memory of all barriers, at most
@@ -82,7 +82,7 @@ class Shape:
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.
 
-        Raises NoKernel if the kernel cannot serve them.
+        Raises NoAttentionKernel if the kernel cannot serve them.
         """
         tokens, heads, head_dim = q.shape
         pages, layers_per_page, kv_heads, page, row = kv.shape
@@ -302,21 +302,31 @@ def _check_list(plan: Launch) -> None:
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
     if shape.stored not in (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn):
-        raise NoKernel(f"implementation = 'mosaic' needs bfloat16, float16 or float8_e4m3fn, not {shape.stored}")
+        raise NoAttentionKernel(
+            f"implementation = 'mosaic' needs bfloat16, float16 or float8_e4m3fn, not {shape.stored}"
+        )
     if query_dtype != shape.dtype and not shape.upcast:
-        raise NoKernel(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type")
+        raise NoAttentionKernel(
+            f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'mosaic' needs one type"
+        )
     if shape.upcast and shape.row % 32:
-        raise NoKernel(f"rows of {shape.row} 8-bit numbers: implementation = 'mosaic' needs a multiple of 32")
+        raise NoAttentionKernel(f"rows of {shape.row} 8-bit numbers: implementation = 'mosaic' needs a multiple of 32")
     if max(shape.head_dim, shape.v_dim) > 2 * WGMMA_COLUMNS:
-        raise NoKernel(f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512")
+        raise NoAttentionKernel(
+            f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'mosaic' takes at most 512"
+        )
     if shape.v_dim > WGMMA_COLUMNS and shape.v_dim % 128:
-        raise NoKernel(f"values of {shape.v_dim}: implementation = 'mosaic' takes multiples of 128 above 256")
+        raise NoAttentionKernel(f"values of {shape.v_dim}: implementation = 'mosaic' takes multiples of 128 above 256")
     if shape.group > WARPGROUP_ROWS:
-        raise NoKernel(f"{shape.group} query heads per KV head: implementation = 'mosaic' takes at most 64")
+        raise NoAttentionKernel(f"{shape.group} query heads per KV head: implementation = 'mosaic' takes at most 64")
     if shape.row % 16:
-        raise NoKernel(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
+        raise NoAttentionKernel(f"rows of {shape.row} numbers: implementation = 'mosaic' needs a multiple of 16")
     if shape.page % 8 or (64 % shape.page and shape.page % 64):
-        raise NoKernel(f"pages of {shape.page} tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64")
+        raise NoAttentionKernel(
+            f"pages of {shape.page} tokens: implementation = 'mosaic' takes 8, 16, 32 and multiples of 64"
+        )
     if shape.pages * shape.layers_per_page * shape.kv_heads >= 2**31:
         layers = shape.layers_per_page
-        raise NoKernel(f"{shape.pages} pages of {layers} layers and {shape.kv_heads} KV heads exceed 2^31 boxes")
+        raise NoAttentionKernel(
+            f"{shape.pages} pages of {layers} layers and {shape.kv_heads} KV heads exceed 2^31 boxes"
+        )

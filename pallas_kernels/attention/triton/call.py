@@ -31,8 +31,8 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`. `whole`: keys are not split.
 
-    Raises ImportError if jax-triton is missing, NoKernel if the kernel cannot serve the shapes, and ValueError if the
-    tuning cannot be compiled.
+    Raises ImportError if jax-triton is missing, NoAttentionKernel if the kernel cannot serve the shapes, and ValueError
+    if the tuning cannot be compiled.
     """
     tokens, heads, _ = q.shape
     shape = Shape.of(q, kv, rows, tiles, attend)

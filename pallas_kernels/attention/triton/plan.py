@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.rows import Attend, Rows, Tiles
-from pallas_kernels.errors import NoKernel
+from pallas_kernels.errors import NoAttentionKernel
 
 SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
 WIDEST = 512  # the largest head size
@@ -66,7 +66,7 @@ class Shape:
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.
 
-        Raises NoKernel if the kernel cannot serve them.
+        Raises NoAttentionKernel if the kernel cannot serve them.
         """
         tokens, heads, head_dim = q.shape
         _, layers_per_page, kv_heads, page, row = kv.shape
@@ -117,15 +117,17 @@ def power_of_two(size: int) -> int:
 
 def _check(shape: Shape, query_dtype: jnp.dtype) -> None:
     if shape.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        raise NoKernel(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
+        raise NoAttentionKernel(f"implementation = 'triton' needs bfloat16, float16 or float32, not {shape.dtype}")
     if query_dtype != shape.dtype:
-        raise NoKernel(f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type")
+        raise NoAttentionKernel(
+            f"queries are {query_dtype} and pages {shape.dtype}: implementation = 'triton' needs one type"
+        )
     if max(shape.head_dim, shape.v_dim) > WIDEST:
-        raise NoKernel(
+        raise NoAttentionKernel(
             f"head sizes {shape.head_dim} and {shape.v_dim}: implementation = 'triton' takes at most {WIDEST}"
         )
     if shape.kv_heads > _GRID:
-        raise NoKernel(f"{shape.kv_heads} KV heads: implementation = 'triton' takes at most {_GRID}")
+        raise NoAttentionKernel(f"{shape.kv_heads} KV heads: implementation = 'triton' takes at most {_GRID}")
 
 
 def check_tuning(tuning: Tuning) -> None:

@@ -4,17 +4,16 @@ Without it XLA runs some eleven small kernels between the router's product and t
 parts, a sort, a softmax, the counting of `group_rows` and the lists of tiles of `grouped_matmul`.
 """
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels import Routing
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling
 from pallas_kernels.experts.routing import call
 from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, require_held
 
-Implementation = Literal["xla", "triton"]  # "xla" is that of jswa
+Implementation = Routing
 
 _MOST_TILINGS = 2  # of a mixture's two grouped products
 
@@ -48,7 +47,7 @@ def route(
         ImportError: jax-triton is not installed.
     """
     if parts.dtype != jnp.float32:
-        raise NoRoutingKernel(f"logits of {parts.dtype}: routing_backend = triton takes float32")
+        raise NoRoutingKernel(f"logits of {parts.dtype}: routing=triton takes float32")
     require_held(parts.shape[2], router)
     if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
         raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")

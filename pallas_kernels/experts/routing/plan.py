@@ -77,6 +77,4 @@ class Routed(NamedTuple):
 def require_held(experts: int, router: Router) -> None:
     """Raise NoRoutingKernel if the kernel does not hold so many experts."""
     if not router.top_k <= experts <= _MOST_EXPERTS:
-        raise NoRoutingKernel(
-            f"{experts} experts: routing_backend = triton takes {router.top_k} (top_k) to {_MOST_EXPERTS}"
-        )
+        raise NoRoutingKernel(f"{experts} experts: routing=triton takes {router.top_k} (top_k) to {_MOST_EXPERTS}")

@@ -39,7 +39,7 @@ def chunks(columns: int) -> Iterator[Chunk]:
     Raises NoGlueKernel for other numbers of columns.
     """
     if columns % 64:
-        raise NoGlueKernel(f"{columns} columns: must be a multiple of 64 for glue_backend = mosaic")
+        raise NoGlueKernel(f"{columns} columns: must be a multiple of 64 for glue=mosaic")
     first = 0
     for vector in (_VECTOR, 2, 1):
         size = (columns - first) // (THREADS * vector) * THREADS * vector

@@ -48,7 +48,7 @@ def figure(name):
 LOAD = (
     FIGURE
     + """
-from jswa.parts import load_checkpoint
+from jswa.building.parts import load_checkpoint
 
 _, params = load_checkpoint(Path(sys.argv[1]), jax.numpy.dtype(sys.argv[2]))
 print(json.dumps(figure("VmHWM")))

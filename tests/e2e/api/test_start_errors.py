@@ -137,7 +137,7 @@ def test_a_drafter_that_does_not_fit_is_refused_before_a_weight_is_read(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from jswa import parts
+    from jswa.building import parts
 
     monkeypatch.setattr(parts, "load_checkpoint", lambda *_, **__: pytest.fail("weights were read"))
     folder = tmp_path / "drafter"

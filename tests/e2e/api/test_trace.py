@@ -22,7 +22,7 @@ from tests.support.oracles import quick_compiles
 # deterministic: tokens that do not depend on how prompts are cut into chunks; as XLA adds, one program to compile.
 OPTIONS: dict[str, Any] = {
     "deterministic": True,
-    "sampling_backend": "xla",
+    "kernels": "sampling=xla",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 16,
     "max_model_len": 96,

@@ -20,15 +20,9 @@ from pallas_kernels.experts import dense
 from tests.support.kernels.device import add_in_order
 from tests.support.kernels.engine import engine_on_interpreted_kernels, write_model
 
-KERNELS: dict[str, Any] = {
-    "attention_backend": "mosaic_whole",
-    "moe_backend": "mosaic",
-    "linear_backend": "mosaic",
-    "glue_backend": "mosaic",
-    "sampling_backend": "cpu",
-}
+KERNELS = "attention=mosaic_whole,experts=mosaic,linear=mosaic,glue=mosaic,sampling=cpu"
 OPTIONS: dict[str, Any] = {
-    **KERNELS,
+    "kernels": KERNELS,
     "dtype": "bfloat16",
     "deterministic": True,
     "cudagraph_capture_sizes": (),

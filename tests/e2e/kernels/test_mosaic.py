@@ -27,7 +27,7 @@ BOUND = 16 * 4 * 2.0**-12
 ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
 # As on Hopper: the products and experts of a CPU give the glue's kernels no parts and no results of experts to add.
-OTHERS_ON_XLA: dict[str, Any] = dict.fromkeys(("attention_backend", "linear_backend", "moe_backend"), "xla")
+OTHERS_ON_XLA = "attention=xla,linear=xla,experts=xla"
 
 
 def worst(
@@ -51,7 +51,7 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a window, sinks, and a full layer."""
-    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") < BOUND
+    assert worst(tmp_path, monkeypatch, kernels="attention=mosaic") < BOUND
 
 
 def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
@@ -62,8 +62,8 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     In steps of two halves, with drafts.
     """
     drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-    options: dict[str, Any] = {**OTHERS_ON_XLA, "speculative_config": drafts, **ONE_SHAPE}
-    assert worst(tmp_path, monkeypatch, glue_backend="mosaic", **options) < BOUND
+    options: dict[str, Any] = {"speculative_config": drafts, **ONE_SHAPE}
+    assert worst(tmp_path, monkeypatch, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **options) < BOUND
 
 
 @pytest.mark.parametrize("family", sample(["mimo_v2_flash", "llama4_text"], 2))
@@ -74,8 +74,7 @@ def test_glue_on_mosaic_serves_other_forms_of_attention(
 
     Llama 4: interleaved pairs, norms without weights, chunks, a temperature, a shared expert.
     """
-    options: dict[str, Any] = {**OTHERS_ON_XLA, **ONE_SHAPE}
-    assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) < BOUND
+    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **ONE_SHAPE) < BOUND
 
 
 def plain_v(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,8 +116,7 @@ def test_a_kernel_of_the_glue_that_ignores_a_form_is_found(
 ) -> None:
     """The test of its family fails clearly."""
     monkeypatch.setattr(module, name, fault(getattr(module, name)))
-    options: dict[str, Any] = {**OTHERS_ON_XLA, **ONE_SHAPE}
-    assert worst(tmp_path, monkeypatch, family, glue_backend="mosaic", **options) > 3 * BOUND
+    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **ONE_SHAPE) > 3 * BOUND
 
 
 @pytest.mark.nightly
@@ -126,10 +124,10 @@ def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In decode steps; mixed steps cut them into tiles."""
-    assert worst(tmp_path, monkeypatch, attention_backend="mosaic", glue_backend="mosaic") < BOUND
+    assert worst(tmp_path, monkeypatch, kernels="attention=mosaic,glue=mosaic") < BOUND
 
 
-KV: dict[str, Any] = {"kv_cache_dtype": "fp8", "linear_backend": "xla", "moe_backend": "xla"}
+KV: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 
 
 @pytest.mark.nightly
@@ -138,7 +136,7 @@ def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With scales of K and V, which packed queries are multiplied by too: not twice as far from float32 as XLA."""
-    named = {name: KV | {"dtype": dtype, "attention_backend": name, "glue_backend": name} for name in ("mosaic", "xla")}
+    named = {name: KV | {"dtype": dtype, "kernels": f"xla,attention={name},glue={name}"} for name in ("mosaic", "xla")}
     kernel, plain = (
         worst(tmp_path / name, monkeypatch, "gpt_oss with scales of KV", **options) for name, options in named.items()
     )
@@ -154,7 +152,7 @@ def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: 
         return right(*given[:6], given[6]._replace(scales=None), *given[7:])
 
     monkeypatch.setattr(rope, "rotate_and_write", wrong)
-    options = KV | {"dtype": "bfloat16", "attention_backend": "mosaic", "glue_backend": "mosaic"}
+    options = KV | {"dtype": "bfloat16", "kernels": "xla,attention=mosaic,glue=mosaic"}
     assert worst(tmp_path, monkeypatch, "gpt_oss with scales of KV", **options) > 1  # 0.27 without the fault
 
 
@@ -183,18 +181,18 @@ def test_a_missing_key_and_missing_sinks_are_found(
     """The first test fails clearly if the step passes, or the kernel takes, a key less, or no sinks."""
     right = call.paged_attention
     monkeypatch.setattr(call, "paged_attention", lambda q, kv, **given: right(q, kv, **fault(given)))
-    assert worst(tmp_path, monkeypatch, attention_backend="mosaic") > 3 * BOUND
+    assert worst(tmp_path, monkeypatch, kernels="attention=mosaic") > 3 * BOUND
 
 
 def test_plain_xla_is_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the kernels' numbers and those of XLA differ by twice the bound at most."""
-    assert worst(tmp_path, monkeypatch, attention_backend="xla") < BOUND
+    assert worst(tmp_path, monkeypatch, kernels="attention=xla") < BOUND
 
 
 @pytest.mark.nightly
 def test_experts_on_mosaic_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All experts in each token, with biases and a clamped activation."""
-    assert worst(tmp_path, monkeypatch, moe_backend="mosaic", **ONE_SHAPE) < BOUND
+    assert worst(tmp_path, monkeypatch, kernels="experts=mosaic", **ONE_SHAPE) < BOUND
 
 
 @pytest.mark.nightly
@@ -202,7 +200,7 @@ def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """MXFP4 in tiles, in bfloat16: not further from the dense decoder than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "experts_in_4_bits": True, **ONE_SHAPE}
     names = "mosaic", "mosaic_overlap", "xla"
-    kernel, overlapped, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in names)
+    kernel, overlapped, plain = (worst(tmp_path / x, monkeypatch, kernels=f"experts={x}", **options) for x in names)
     assert 0 < kernel < 2 * plain
     assert overlapped == kernel
 
@@ -211,18 +209,20 @@ def test_experts_of_4_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_experts_of_8_bits_on_mosaic(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not further from the dense decoder with the same 8 bits than twice as far as plain XLA."""
     options: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization, **ONE_SHAPE}
-    kernel, plain = (worst(tmp_path / x, monkeypatch, moe_backend=x, **options) for x in ("mosaic", "xla"))
+    kernel, plain = (worst(tmp_path / x, monkeypatch, kernels=f"experts={x}", **options) for x in ("mosaic", "xla"))
     assert 0 < kernel < 2 * plain
 
 
-BLOCKS: dict[str, Any] = {**OTHERS_ON_XLA, "dtype": "bfloat16", **ONE_SHAPE}
+BLOCKS: dict[str, Any] = {"dtype": "bfloat16", **ONE_SHAPE}
 
 
 @pytest.mark.nightly
 def test_experts_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MiMo-V2-Flash as it is released, against its dequantized weights: not twice as far as XLA with these."""
     kernel, plain = (
-        worst(tmp_path / name, monkeypatch, "mimo_v2_flash in blocks", **BLOCKS | {"moe_backend": name})
+        worst(
+            tmp_path / name, monkeypatch, "mimo_v2_flash in blocks", **BLOCKS, kernels=f"{OTHERS_ON_XLA},experts={name}"
+        )
         for name in ("mosaic_overlap", "xla")
     )
     assert 0 < kernel < 2 * plain
@@ -236,11 +236,11 @@ def test_a_scale_of_another_block_is_found(tmp_path: Path, monkeypatch: pytest.M
         return block_tiles(weights._replace(scales=weights.scales[::-1]))
 
     monkeypatch.setattr(eight_bits, "block_tiles", wrong)
-    options = BLOCKS | {"moe_backend": "mosaic_overlap"}
+    options = BLOCKS | {"kernels": f"{OTHERS_ON_XLA},experts=mosaic_overlap"}
     assert worst(tmp_path, monkeypatch, "mimo_v2_flash in blocks", **options) > 0.1  # 0.037 without the fault
 
 
-DENSE: dict[str, Any] = {**OTHERS_ON_XLA, "dtype": "bfloat16", **ONE_SHAPE}
+DENSE: dict[str, Any] = {"dtype": "bfloat16", **ONE_SHAPE}
 
 
 @pytest.mark.parametrize("glue", sample(["xla", "mosaic"], 2))
@@ -250,8 +250,8 @@ def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatc
     The glue's kernels take the products in one part.
     """
     kernel, plain = (
-        worst(tmp_path / name, monkeypatch, "llama4_text in 4 bits", quantization="auto", **DENSE | more)
-        for name, more in (("mosaic", {"linear_backend": "mosaic", "glue_backend": glue}), ("xla", {}))
+        worst(tmp_path / name, monkeypatch, "llama4_text in 4 bits", quantization="auto", kernels=kernels, **DENSE)
+        for name, kernels in (("mosaic", f"{OTHERS_ON_XLA},linear=mosaic,glue={glue}"), ("xla", OTHERS_ON_XLA))
     )
     assert 0 < kernel < 2 * plain
 
@@ -260,7 +260,13 @@ def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatc
 def test_linear_layers_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention and a dense feed-forward too, against the dequantized weights: not twice as far as XLA with these."""
     kernel, plain = (
-        worst(tmp_path / name, monkeypatch, "mimo_v2_flash all in blocks", **BLOCKS | {"linear_backend": name})
+        worst(
+            tmp_path / name,
+            monkeypatch,
+            "mimo_v2_flash all in blocks",
+            **BLOCKS,
+            kernels=f"{OTHERS_ON_XLA},linear={name}",
+        )
         for name in ("mosaic", "xla")
     )
     assert 0 < kernel < 2 * plain
@@ -270,7 +276,14 @@ def test_linear_layers_with_scales_of_blocks_on_mosaic(tmp_path: Path, monkeypat
 def test_linear_layers_of_8_bits_on_mosaic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with weights that are rounded to fp8, and those of experts too."""
     kernel, plain = (
-        worst(tmp_path / name, monkeypatch, "llama4_text wide", quantization="fp8", **DENSE | {"linear_backend": name})
+        worst(
+            tmp_path / name,
+            monkeypatch,
+            "llama4_text wide",
+            quantization="fp8",
+            **DENSE,
+            kernels=f"{OTHERS_ON_XLA},linear={name}",
+        )
         for name in ("mosaic", "xla")
     )
     assert 0 < kernel < 2 * plain
@@ -287,5 +300,5 @@ def test_a_zero_point_of_another_group_is_found(tmp_path: Path, monkeypatch: pyt
         lay_out_tiles(params)
 
     monkeypatch.setattr("jswa.forms.layouts.lay_out_tiles", wrong)
-    options = DENSE | {"linear_backend": "mosaic"}
+    options = DENSE | {"kernels": f"{OTHERS_ON_XLA},linear=mosaic"}
     assert worst(tmp_path, monkeypatch, "llama4_text in 4 bits", quantization="auto", **options) > 0.1

@@ -38,7 +38,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(name: str, tmp_p
             block_size=4,
             kv_cache_memory_bytes=1 << 23,
             deterministic=True,  # one shape, hence a third of the programs, as XLA adds up what draws need
-            sampling_backend="xla",
+            kernels="sampling=xla",
         )
     with llm:
         for turn in range(2):
@@ -73,7 +73,7 @@ def test_long_prompts_of_every_family_get_the_tokens_of_transformers(name: str, 
             block_size=8,
             kv_cache_memory_bytes=1 << 23,
             deterministic=True,  # one shape, hence one program, as XLA adds up what draws need
-            sampling_backend="xla",
+            kernels="sampling=xla",
         )
         with llm:
             for turn in ("cold", "cached", "windows lost"):

@@ -18,7 +18,7 @@ from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.oracles import quick_compiles
 from tests.support.tiny import ONE_SHAPE
 
-OPTIONS: dict[str, Any] = {"linear_backend": "fp8", "quantization": "fp8", "dtype": "float32", **ONE_SHAPE}
+OPTIONS: dict[str, Any] = {"quantization": "w8a8_fp8", "dtype": "float32", **ONE_SHAPE}
 TEXT = np.random.default_rng(0).integers(3, 500, 40).tolist()
 
 
@@ -69,13 +69,20 @@ def test_converted_checkpoints_and_adapters(llm: LLM, tmp_path: Path) -> None:
     adapter = random_lora(load_file(TINY / "model.safetensors"), DENSE, 4, seed=1).write(tmp_path / "adapter")
     with (
         quick_compiles(),
-        LLM(tmp_path / "converted", **{**OPTIONS, "quantization": "auto"}, lora_modules={"one": adapter}) as other,
+        LLM(tmp_path / "converted", **OPTIONS, lora_modules={"one": adapter}) as other,
     ):
         np.testing.assert_allclose(seen(ask(other, TEXT)[0]), seen(ask(llm, TEXT)[0]), atol=1e-5)
         assert seen(ask(other, TEXT, lora="one")[0]) != seen(ask(other, TEXT)[0])
 
 
-def test_an_engine_without_float8_is_refused() -> None:
-    """The error says which option rounds the weights."""
-    with pytest.raises(ConfigError, match=r"no linear layer is held in float8 .*: set quantization to fp8"):
-        LLM("tiny", **{**OPTIONS, "quantization": "auto"})
+def test_an_engine_without_float8_is_refused(tmp_path: Path) -> None:
+    """A checkpoint in int8 is not rounded a second time."""
+    convert(TINY, tmp_path, "float32", "int8")
+    with pytest.raises(ConfigError, match="quantization = 'w8a8_fp8': no linear layer is held in float8"):
+        LLM(tmp_path, **OPTIONS)
+
+
+def test_products_of_linear_layers_cannot_be_named_beside() -> None:
+    """Rounded factors have a kernel of their own."""
+    with pytest.raises(ConfigError, match="kernels = 'linear=xla': must not be named with quantization = w8a8_fp8"):
+        LLM("tiny", **{**OPTIONS, "kernels": "linear=xla"})

@@ -45,7 +45,7 @@ FORMATS = {
     "int8 weights": Format({"quantization": "int8"}, 2.0**-6, 2),
     "fp8 weights": Format({"quantization": "fp8"}, 2.0**-4, 2),
     # Two matrices and the two tokens that they multiply.
-    "fp8 weights and activations": Format({"quantization": "fp8", "linear_backend": "fp8"}, 2.0**-4, 4, 8),
+    "fp8 weights and activations": Format({"quantization": "w8a8_fp8"}, 2.0**-4, 4, 8),
     "fp8 KV": Format({"kv_cache_dtype": "fp8"}, 2.0**-4, 1),  # keys and values: two in a layer of two branches
 }
 OPTIONS: dict[str, Any] = {

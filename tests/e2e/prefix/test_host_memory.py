@@ -54,7 +54,7 @@ def test_conversations_that_went_to_the_disk_go_on_after_a_restart(
         engine = cold_engine(llm)  # flushes the cache
         for turn in restored:
             assert turn.tokens == alone(engine, turn)[: len(turn.tokens)]
-        monkeypatch.setattr("jswa.parts.load_checkpoint", None)  # the folder is refused before weights are loaded
+        monkeypatch.setattr("jswa.building.parts.load_checkpoint", None)  # the folder is refused before
         with pytest.raises(ConfigError, match="another engine"):
             LLM("tiny", **options)
     assert not list((tmp_path / "kv").glob("*.kv"))

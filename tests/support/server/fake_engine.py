@@ -23,6 +23,7 @@ from jswa.errors import (
     WeightsError,
 )
 from jswa.grammar.compiler import Grammars
+from jswa.kernels import Kernels
 from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.constraint import make_constraint
@@ -112,6 +113,7 @@ class FakeEngine:
     ) -> None:
         self.model = FakeModel()
         self.adapters = {name: f"digest of {name}" for name in adapters}
+        self.kernels = Kernels()
         self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
         self.grammars: Grammars | None = None
         self.rule = rule

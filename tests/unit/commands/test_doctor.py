@@ -7,7 +7,7 @@ import pytest
 
 from jswa.commands import doctor
 from jswa.errors import KernelError
-from pallas_kernels.ptxas import Ptxas
+from jswa.exec.compile.ptxas import Ptxas
 
 CPU = SimpleNamespace(id=0, platform="cpu", device_kind="cpu", memory_stats=lambda: None)
 H200 = SimpleNamespace(
@@ -42,7 +42,7 @@ def test_what_is_wrong_comes_with_advice_and_a_status(monkeypatch: pytest.Monkey
     assert len(wrong) == 2
     assert 'jax does not use\n       → pip install "jswa[cuda13]"' in wrong[0]
     assert "attention of layers.0" in wrong[1]
-    assert "--attention-backend xla" in wrong[1]
+    assert "--kernels xla" in wrong[1]
 
 
 def test_memory_of_a_gpu_is_what_jax_may_use() -> None:
@@ -59,7 +59,7 @@ def test_a_compiler_that_gives_wrong_code_is_refused(
     found: Ptxas | None, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names its version."""
-    monkeypatch.setattr("pallas_kernels.ptxas.find_ptxas", lambda: found)
+    monkeypatch.setattr("jswa.exec.compile.ptxas.find_ptxas", lambda: found)
     monkeypatch.setenv("PATH", "")  # which `prefer_packaged` changes
     first = next(doctor.of_compiler())
     assert (first.subject, first.level) == ("ptxas", level)

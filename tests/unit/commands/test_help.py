@@ -108,6 +108,15 @@ def test_an_option_without_a_group_is_shown_below_other_options(
     assert found["--b"] == (option_groups.OTHER, "Take that number.")
 
 
+@pytest.mark.parametrize("words", [["--moe-backend", "xla"], ["--moe-backend=xla"]])
+@pytest.mark.parametrize("command", [["serve", "tiny"], ["generate", "x"]])
+def test_a_former_option_names_what_it_has_become(
+    command: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*command, *words]) == 2
+    assert "--moe-backend is now --kernels=experts=NAME." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["serve"], ["generate"], ["bench", "serve"]])
 def test_help_is_printed_without_slow_imports(command: list[str]) -> None:
     """HTTP, metrics, numpy and renderers of markup are imported only after the options have been read."""

@@ -15,11 +15,11 @@ from jswa.architecture import MlpConfig, MoeConfig, Norm, Rope, RouterConfig, Te
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import Bucket
 from jswa.exec.canary.kernels import check_kernels
 from jswa.exec.compile.store import ProgramStore
 from jswa.forms.layouts import lay_out
+from jswa.kernels import Kernels
 from jswa.model.attention import scales_name
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
@@ -39,13 +39,13 @@ from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, pl
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
-def checked(backends: Backends, buckets: Sequence[Bucket], store: ProgramStore | None = None, blocks: int = 4) -> int:
+def checked(kernels: Kernels, buckets: Sequence[Bucket], store: ProgramStore | None = None, blocks: int = 4) -> int:
     """Check the kernels of a small hybrid model; return how many."""
     model = small_model("LF", window=64)
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=blocks)
     layout, kind = KVLayout.of(model, limits.page_size), np.dtype(np.float32)
     with quick_compiles():
-        return check_kernels(model, random_params(model), layout, limits, buckets, backends, kind, store)
+        return check_kernels(model, random_params(model), layout, limits, buckets, kernels, kind, store)
 
 
 PAIRS = Rope(tuple(0.5**i for i in range(32)), interleaved=True)
@@ -54,13 +54,13 @@ DECODE, MIXED = Bucket(2, 2, decode=True), Bucket(8, 2, decode=False)
 
 def test_right_kernels_pass() -> None:
     """Full and local layers, in a decode bucket and with prefill; XLA's own kernel is not compared with itself."""
-    assert checked(Backends("reference"), [DECODE, MIXED]) == 4
-    assert checked(Backends(), [DECODE, MIXED]) == 0
+    assert checked(Kernels("reference"), [DECODE, MIXED]) == 4
+    assert checked(Kernels(), [DECODE, MIXED]) == 0
 
 
 def test_kernels_that_agreed_are_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the free memory is; kernels of other sources or in other shapes are."""
-    folder, devices, own = tmp_path / "programs", jax.devices()[:1], Backends("reference")
+    folder, devices, own = tmp_path / "programs", jax.devices()[:1], Kernels("reference")
     assert checked(own, [DECODE], ProgramStore(folder, devices, "sources")) == 2
     monkeypatch.setattr(reference, "paged_attention", lambda q, *_, **__: jnp.zeros_like(q))
     jax.clear_caches()  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ def test_products_of_8_bit_factors_are_checked(fault: float, monkeypatch: pytest
     lay_out(params, linear="fp8", experts=False)
     sizes = {value.shape for name, value in params.items() if name.endswith(".rows")}
     limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
-    given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Backends(linear="fp8")
+    given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Kernels(linear="fp8")
     monkeypatch.setattr(fp8, "matmul", lambda x, weights: right(x, weights) * fault)
     with quick_compiles():
         if fault == 1.0:
@@ -104,7 +104,7 @@ def test_a_kernel_that_is_broken_on_purpose_is_refused_by_name(fault: str, monke
     monkeypatch.setattr(reference, "paged_attention", wrong)
     jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
     with pytest.raises(KernelError, match=r"attention kernel 'reference', .* heads of .*ptxas") as refused:
-        checked(Backends("reference"), [DECODE])
+        checked(Kernels("reference"), [DECODE])
     assert isinstance(refused.value, JswaError)
     assert "attention kernel" in refused.value.kernel
     assert not refused.value.difference <= refused.value.bound
@@ -141,7 +141,7 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
-        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends("xla", kernel)
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Kernels("xla", kernel)
         if broken:
             with pytest.raises(KernelError, match=r"expert kernel 'mosaic', layers\.0\.mlp\.gate_up, 2 tokens"):
                 check_kernels(*arguments, np.dtype(bfloat16))
@@ -157,8 +157,8 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
     model, params = load_checkpoint(packed, bfloat16, quantization="auto", experts="mosaic_overlap")
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     with interpreted(), quick_compiles():
-        layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic_overlap")
-        assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
+        layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic_overlap")
+        assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -180,8 +180,8 @@ def test_linear_layers_on_mosaic_are_checked(
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
-        backends = Backends(linear="mosaic", sums="cpu" if mode == "none" else "xla")
-        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], backends
+        kernels = Kernels(linear="mosaic", sums="cpu" if mode == "none" else "xla")
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], kernels
         if broken:
             with pytest.raises(KernelError, match=r"linear layers 'mosaic', layers\.0\.\w+\.\w+, 2 tokens"):
                 check_kernels(*arguments, np.dtype(bfloat16))
@@ -199,8 +199,8 @@ def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
     assert "layers.0.mlp.down.block_scales" in params
     limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
     with interpreted(), quick_compiles():
-        layout, backends = KVLayout.of(model, 16), Backends("xla", "mosaic")
-        assert check_kernels(model, params, layout, limits, [DECODE], backends, np.dtype(bfloat16)) == 2
+        layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic")
+        assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -220,7 +220,7 @@ def test_linear_layers_with_scales_of_blocks_are_checked(
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
-        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Backends(linear="mosaic")
+        arguments = model, params, KVLayout.of(model, 16), limits, [DECODE], Kernels(linear="mosaic")
         if broken:
             with pytest.raises(KernelError, match=r"linear layers 'mosaic', layers\.0\.\w+\.\w+, 2 tokens"):
                 check_kernels(*arguments, np.dtype(bfloat16))
@@ -230,7 +230,7 @@ def test_linear_layers_with_scales_of_blocks_are_checked(
 
 
 def small_checks(
-    backends: Backends,
+    kernels: Kernels,
     *,
     experts: bool = False,
     shared: MlpConfig | None = None,
@@ -257,7 +257,7 @@ def small_checks(
         params[scales_name(0)] = jnp.ones((2, 2), jnp.float32)
     layout = KVLayout.of(model, limits.page_size)
     with quick_compiles():
-        return check_kernels(model, params, layout, limits, [DECODE, MIXED], backends, np.dtype(kv_dtype))
+        return check_kernels(model, params, layout, limits, [DECODE, MIXED], kernels, np.dtype(kv_dtype))
 
 
 @pytest.mark.parametrize("fault", [None, "norms", "rope"])
@@ -270,10 +270,10 @@ def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: py
         monkeypatch.setattr(module, name, lambda *given: (right(*given)[0] * 1.1, right(*given)[1]))
     with interpreted():
         if fault is None:
-            assert small_checks(Backends(glue="mosaic"), experts=True) == 6
+            assert small_checks(Kernels(glue="mosaic"), experts=True) == 6
             return
         with pytest.raises(KernelError, match=r"glue kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
-            small_checks(Backends(glue="mosaic"))
+            small_checks(Kernels(glue="mosaic"))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
     """A sum without the expert of all tokens, and an activation that is another, are refused."""
     shared, right, product = MlpConfig(64, "silu"), norms.residual_norms, hopper.grouped_matmul
     with interpreted():
-        assert small_checks(Backends(glue="mosaic"), experts=True, shared=shared) == 7
+        assert small_checks(Kernels(glue="mosaic"), experts=True, shared=shared) == 7
         if fault == "shared":
 
             def without(branch: Any, *given: Any) -> Any:
@@ -293,7 +293,7 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
         else:
             monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: 1.1 * product(*given, **rest))
         with pytest.raises(KernelError, match=f"glue kernel 'mosaic', {found}"):
-            small_checks(Backends(glue="mosaic"), experts=True, shared=shared)
+            small_checks(Kernels(glue="mosaic"), experts=True, shared=shared)
 
 
 def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
@@ -314,10 +314,10 @@ def test_the_glue_is_checked_in_every_form_of_attention(
     """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
     right = rope.rotate_and_write
     with interpreted():
-        assert small_checks(Backends(glue="mosaic"), attention=form) == 7
+        assert small_checks(Kernels(glue="mosaic"), attention=form) == 7
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
         with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
-            small_checks(Backends(glue="mosaic"), attention=form)
+            small_checks(Kernels(glue="mosaic"), attention=form)
 
 
 def other_scales(given: tuple[Any, ...]) -> Any:
@@ -333,14 +333,14 @@ def next_cells(given: tuple[Any, ...]) -> Any:
 @pytest.mark.parametrize("fault", [other_scales, next_cells])
 def test_the_glue_is_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of pages, with scales and without."""
-    right, backends = rope.rotate_and_write, Backends(glue="mosaic")
+    right, kernels = rope.rotate_and_write, Kernels(glue="mosaic")
     with interpreted():
-        assert small_checks(backends, kv_dtype="float8_e4m3fn", scaled=True) == 11
+        assert small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True) == 11
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*fault(given)))
         with pytest.raises(
             KernelError, match=r"glue kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
         ):
-            small_checks(backends, kv_dtype="float8_e4m3fn", scaled=True)
+            small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True)
 
 
 @pytest.mark.triton
@@ -370,7 +370,7 @@ def test_sampling_and_routing_are_checked_if_they_are_tritons(
             return found._replace(inputs=None if found.inputs is None else found.inputs[:, ::-1])
 
         monkeypatch.setattr(routing_api, "route", wrong)
-    chosen = Backends(sampling="triton", routing="triton")
+    chosen = Kernels(sampling="triton", routing="triton")
     with interpreted():  # one after the other: Triton's interpreter is not made for threads
         if fault is None:
             assert small_checks(chosen, experts=True) == 3
@@ -394,7 +394,7 @@ def test_experts_on_triton_are_checked(broken: bool, monkeypatch: pytest.MonkeyP
     jax.clear_caches()  # type: ignore[no-untyped-call]  # the other kernel may have been traced
     with interpreted():  # one after the other: Triton's interpreter is not made for threads
         if not broken:
-            assert small_checks(Backends(experts="triton"), experts=True) == 2
+            assert small_checks(Kernels(experts="triton"), experts=True) == 2
             return
         with pytest.raises(KernelError, match=r"expert kernel 'triton', layers\.0\.mlp\.gate_up, 2 tokens"):
-            small_checks(Backends(experts="triton"), experts=True)
+            small_checks(Kernels(experts="triton"), experts=True)

@@ -10,13 +10,13 @@ from jswa.exec.compile.program import compile_step
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
-from jswa.forms.base.names import Linear
 from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
+from pallas_kernels import Linear
 
 pytestmark = pytest.mark.optimized
 FLOAT32 = jnp.dtype("float32")

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ from jswa.cache.capacity import useful_blocks
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits, LoraRoom, resolve_limits
 from jswa.errors import ConfigError
-from jswa.exec.backends import PORTABLE
 from jswa.exec.buckets import bucket_table
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import (
@@ -28,6 +28,7 @@ from jswa.exec.sizing import (
     table_bytes,
     weight_bytes,
 )
+from jswa.kernels import PORTABLE, Kernels
 from jswa.model.hf.config import parse_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.lora_files import room_bytes
@@ -85,10 +86,11 @@ def test_the_room_for_adapters_counts_as_weights(devices: int, monkeypatch: pyte
     model = parse_config(load_fixture("llama_one_layer").config)
     options = EngineConfig(max_loras=2, max_lora_rank=8, tensor_parallel_size=devices)
     weights = weight_bytes(shard_config(model, devices), None, "none", "float32")
+    require = partial(require_memory, model, None, options, "none", "float32", kernels=Kernels())
     room = room_bytes(model, LoraRoom(2, 8), 4, devices)
-    require_memory(model, None, options, "float32", FakeGpu("gpu", weights + room))
+    require(FakeGpu("gpu", weights + room))
     with pytest.raises(ConfigError, match="its weights and the room for adapters take"):
-        require_memory(model, None, options, "float32", FakeGpu("gpu", weights + room - 1))
+        require(FakeGpu("gpu", weights + room - 1))
 
 
 @pytest.mark.parametrize(("memory", "devices", "expected"), [(8, 1, 2), (64, 1, 4), (8, 2, 1), (64, 4, 1)])

@@ -131,7 +131,7 @@ def whole_model(folder: Path) -> None:
     tokens = np.random.default_rng(4).integers(3, 4096, 300).tolist()
     found = []
     for backend in ("auto", "xla" if jax.default_backend() == "gpu" else "reference"):
-        options: dict[str, Any] = {"attention_backend": backend, "moe_backend": backend}
+        options: dict[str, Any] = {"kernels": backend}
         limits = {"max_num_seqs": 1, "max_num_batched_tokens": 320, "max_model_len": 320}
         with LLM(folder, load_format="dummy", kv_cache_memory_bytes=2**24, **limits, **options) as llm:
             (out,) = llm.generate([tokens], max_tokens=1, temperature=0, prompt_logprobs=0, use_tqdm=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jswa.build import check_model
+from jswa.building.build import check_model
 from jswa.commands import capacity
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, HubError, UnsupportedModel

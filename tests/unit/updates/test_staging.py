@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from jswa.errors import WeightsError
-from jswa.forms.base.names import Linear
 from jswa.forms.layouts import lay_out
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.updates.staging import WeightsStager, held_shapes
+from pallas_kernels import Linear
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint
 from tests.support.checkpoints.packed_integers import CASES, write_both

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pallas_kernels.ptxas import find_ptxas, prefer_packaged
+from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
 
 # A call without an output asks for the version.
 _SCRIPT = """#!/bin/sh

@@ -14,12 +14,12 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KindLayout, KVLayout, LayerKV
-from jswa.exec.backends import Backends
 from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
+from jswa.kernels import Kernels
 from jswa.model.drafters.seam import FINAL, Attend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
@@ -45,7 +45,7 @@ class Placed:
     drafter: Drafter
     model: ModelConfig
     layout: KVLayout
-    backends: Backends
+    kernels: Kernels
     per_row: int
 
     @property
@@ -56,7 +56,7 @@ class Placed:
     def tile(self, attention: AttentionConfig) -> int:
         """Return the query tokens per tile of a layer."""
         group = attention.num_heads // attention.num_kv_heads
-        return min(tile_tokens(self.backends.attention, group), self.per_row)
+        return min(tile_tokens(self.kernels.attention, group), self.per_row)
 
     def propose(
         self,
@@ -185,7 +185,7 @@ class _Lanes:
             index=own.index,
             cells=cells,
             attend=static(attention),
-            backends=self.placed.backends,
+            kernels=self.placed.kernels,
         )
         return out
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
-from jswa.exec.backends import Backends
+from jswa.kernels import Kernels
 from jswa.model.glue.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
@@ -37,7 +37,7 @@ def attend_pages(
     index: int,
     cells: Cells,
     attend: Attend,
-    backends: Backends,
+    kernels: Kernels,
 ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, if there is any, and attend.
 
@@ -54,7 +54,7 @@ def attend_pages(
         queries: Float[Array, "T H D"] | Packed
         if isinstance(q, Projection):
             at = glue.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
-            lane, queries = _write_projection(backends, q, lane, at, cells, attend)
+            lane, queries = _write_projection(kernels, q, lane, at, cells, attend)
         else:
             queries = q
         view = lane.reshape(view_shape)
@@ -77,14 +77,14 @@ def attend_pages(
             attend=attend,
             sinks=sinks,
             kv_scales=kv_scales,
-            implementation=backends.attention,
-            sms=backends.sms,
+            implementation=kernels.attention,
+            sms=kernels.sms,
         )
     return lane if kv is None else view.reshape(lane.shape), out
 
 
 def _write_projection(
-    backends: Backends,
+    kernels: Kernels,
     own: Projection,
     lane: Shaped[Array, "1 blocks elems"],
     at: glue.Cells,
@@ -95,7 +95,7 @@ def _write_projection(
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
     view = jax.ShapeDtypeStruct(at.shape, lane.dtype)  # type: ignore[no-untyped-call]
-    packed = packed_form(queries, view, cells.rows, cells.tiles, attend, backends.attention, backends.sms)
+    packed = packed_form(queries, view, cells.rows, cells.tiles, attend, kernels.attention, kernels.sms)
     if packed is not None:
         rows, dtype = packed
         heads = heads._replace(rows=rows, query_dtype=dtype if lane.dtype.itemsize == 1 else None)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from jswa.forms.base.names import BLOCK_SCALES, Linear
+from jswa.forms.base.names import BLOCK_SCALES
 from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
@@ -23,6 +23,7 @@ from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import Reader
+from pallas_kernels import Linear
 
 # Whose outputs are rows on disk, and their inputs in the same order.
 _LAYOUTS = "experts", "transposed", "matrix", "rank_slices"

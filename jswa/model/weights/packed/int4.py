@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int32, Shaped
 
 from jswa.errors import CheckpointError, ConfigError
-from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS, Linear
+from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.forms.int4 import INT4
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import Part, Source
@@ -23,6 +23,7 @@ from jswa.model.weights.packed.reading import Matrix, Reading
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from jswa.model.weights.safetensors_files import TYPES, Reader
+from pallas_kernels import Linear
 
 _log = logging.getLogger("jswa")
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by the ends of their names

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa.forms.base.form import Form
-from jswa.forms.base.names import Linear
 from jswa.model.hf.assemble import Read
 from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Weight
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import Reader
+from pallas_kernels import Linear
 
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by their names
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
+from jswa.kernels import Kernels
 from jswa.exec.buckets import Bucket
 from jswa.exec.compile import steps
 from jswa.exec.programs.state import state_shapes
@@ -21,7 +21,7 @@ from tests.support.oracles import small_model
 model, kind = small_model("F", d_model=16), jnp.dtype("float32")
 layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_blocks=9)
 shapes = param_shapes(model, kind), state_shapes(layout, limits, model.vocab_size, kind)
-programs = steps.StepPrograms(model, layout, limits, (Bucket(3, 3, decode=True),), Backends(), *shapes, None)
+programs = steps.StepPrograms(model, layout, limits, (Bucket(3, 3, decode=True),), Kernels(), *shapes, None)
 tracing = threading.Event()
 
 def traced(x):

@@ -5,10 +5,10 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.backends import Backends
 from jswa.exec.buckets import bucket_table
 from jswa.exec.compile.steps import StepPrograms
 from jswa.exec.programs.state import state_shapes
+from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.text.speculation import Speculation
 from tests.support.oracles import small_model
@@ -21,7 +21,7 @@ def programs_of(*, drafts: bool = False, one_bucket: bool = False) -> StepProgra
     state = state_shapes(layout, limits, model.vocab_size, kind)
     table = bucket_table(limits, on_gpu=True)
     params = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in param_shapes(model, kind).items()}
-    return StepPrograms(model, layout, limits, table, Backends(), params, state, None)
+    return StepPrograms(model, layout, limits, table, Kernels(), params, state, None)
 
 
 def sizes_of(programs: StepPrograms, numbers: list[int]) -> list[tuple[str, str, int, bool]]:

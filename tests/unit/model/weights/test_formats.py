@@ -159,7 +159,7 @@ def test_formats_that_the_hopper_kernel_cannot_run_are_refused(tmp_path: Path) -
     fixture = load_fixture("gpt_oss_base")
     write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
     with pytest.raises(
-        ConfigError, match=r"moe_backend = 'mosaic': .*\] in 8 bits does not fit multiples of 64: must be xla"
+        ConfigError, match=r"kernels = 'experts=mosaic': .*\] in 8 bits does not fit multiples of 64: must be xla"
     ):
         load(tmp_path / "plain", "fp8", "mosaic")
     assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "mosaic")
@@ -203,12 +203,12 @@ def test_experts_that_a_checkpoint_has_in_8_bits_are_kept_for_hopper_if_that_is_
 def test_formats_that_experts_on_triton_cannot_read_are_refused(tmp_path: Path) -> None:
     """By the name of the option; experts that are widened at load run."""
     write_gpt_oss_mxfp4(tmp_path)
-    with pytest.raises(ConfigError, match=r"moe_backend = 'triton': layers\..* is in MXFP4"):
+    with pytest.raises(ConfigError, match=r"kernels = 'experts=triton': layers\..* is in MXFP4"):
         load(tmp_path, "auto", "triton")
     assert "layers.0.mlp.gate_up" in load(tmp_path, "none", "triton")
     fixture = load_fixture("gpt_oss_base")
     write_checkpoint(tmp_path / "plain", fixture.config, fixture.tensors)
-    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need moe_backend = xla"):
+    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need experts=xla"):
         load(tmp_path / "plain", "fp8", "triton")
     assert "layers.0.mlp.gate_up" in load(tmp_path / "plain", "auto", "triton")
 

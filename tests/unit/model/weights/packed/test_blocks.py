@@ -113,7 +113,7 @@ def test_hopper_gets_the_same_numbers_in_tiles(tmp_path: Path) -> None:
             np.testing.assert_array_equal(tiled[f"{name}.tiles"], want.codes)
             np.testing.assert_array_equal(tiled[f"{name}.block_scales"], want.scales)
     assert load(tmp_path / "source", "auto", "mosaic").keys() == load(tmp_path / "source", "none").keys()
-    with pytest.raises(ConfigError, match=r"quantization = 'fp8': experts in 8 bits need moe_backend = xla or mosaic"):
+    with pytest.raises(ConfigError, match="quantization = 'fp8': experts in 8 bits need experts=xla or"):
         load(tmp_path / "source", "fp8", "triton")
 
 
@@ -121,8 +121,8 @@ def test_a_converted_checkpoint_keeps_the_blocks(tmp_path: Path) -> None:
     """`jswa convert --quantization fp8`; kernels get what they would of the checkpoint itself."""
     write_blocks(tmp_path / "source", "mimo_v2_flash_base", (128, 128), **WHOLE)
     convert(tmp_path / "source", tmp_path / "converted", "float32", "fp8")
-    backends: tuple[Implementation, ...] = ("xla", "mosaic", "mosaic_overlap")
-    for experts in backends:
+    kernels: tuple[Implementation, ...] = ("xla", "mosaic", "mosaic_overlap")
+    for experts in kernels:
         want = load(tmp_path / "source", "fp8", experts)
         for mode in ("auto", "fp8"):
             found = load(tmp_path / "converted", mode, experts)
@@ -132,7 +132,7 @@ def test_a_converted_checkpoint_keeps_the_blocks(tmp_path: Path) -> None:
     for mode in ("none", "int8"):
         with pytest.raises(ConfigError, match=r"is stored as fp8: must be auto or fp8"):
             load(tmp_path / "converted", mode)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"moe_backend = 'cpu': .* must be xla, or quantization must be fp8"):
+    with pytest.raises(ConfigError, match=r"kernels = 'experts=cpu': .* must be xla, or quantization must be fp8"):
         load(tmp_path / "converted", "auto", "cpu")
 
 
@@ -170,7 +170,7 @@ def test_kernels_of_a_cpu_get_a_scale_per_output(tmp_path: Path) -> None:
 def test_blocks_that_do_not_fit_tiles_are_an_error(block: tuple[int, int], shown: str, tmp_path: Path) -> None:
     """It names the option and the matrix; XLA runs them."""
     write_blocks(tmp_path, "mimo_v2_flash_base", block, **WHOLE)
-    limit = rf"moe_backend = 'mosaic': layers\..* blocks of {shown} outputs and needs multiples of 128 by 64: must be"
+    limit = rf"kernels = 'experts=mosaic': layers\..* blocks of {shown} outputs and needs multiples of 128 by 64"
     with pytest.raises(ConfigError, match=limit):
         load(tmp_path, "fp8", "mosaic")
     assert list(stacks(load(tmp_path, "fp8")))

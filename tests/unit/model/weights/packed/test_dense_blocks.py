@@ -11,7 +11,6 @@ import pytest
 from jswa.errors import ConfigError, WeightsError
 from jswa.exec.sizing import weight_bytes
 from jswa.forms.base.form import Place
-from jswa.forms.base.names import Linear
 from jswa.forms.layouts import lay_out, require_form
 from jswa.forms.table import matrix_at
 from jswa.model.binding import bind
@@ -23,6 +22,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
 from jswa.updates.staging import WeightsStager, held_shapes
+from pallas_kernels import Linear
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.dense import DenseTiles
 from pallas_kernels.experts.eight_bits import BlockTiles8
@@ -120,8 +120,8 @@ def test_a_converted_checkpoint_keeps_the_blocks(dtype: str, tmp_path: Path) -> 
     """Each backend gets the bits that it would of the checkpoint itself: those with scales of outputs are rounded."""
     write_blocks(tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "converted", dtype, "fp8")
-    backends: tuple[Linear, ...] = ("xla", "mosaic", "fp8", "cpu")
-    for linear in backends:
+    kernels: tuple[Linear, ...] = ("xla", "mosaic", "fp8", "cpu")
+    for linear in kernels:
         want = load(tmp_path / "source", "fp8", linear, jnp.dtype(dtype))
         for mode in ("auto", "fp8"):
             found = load(tmp_path / "converted", mode, linear, jnp.dtype(dtype))
@@ -144,7 +144,7 @@ def test_a_converted_checkpoint_keeps_the_blocks(dtype: str, tmp_path: Path) -> 
 def test_blocks_that_do_not_fit_tiles_are_an_error(block: tuple[int, int], limit: str, tmp_path: Path) -> None:
     """It names the option and the matrix."""
     write_blocks(tmp_path, block)
-    with pytest.raises(ConfigError, match=rf"linear_backend = 'mosaic': layers\.0\.\S+ {limit}"):
+    with pytest.raises(ConfigError, match=rf"kernels = 'linear=mosaic': layers\.0\.\S+ {limit}"):
         laid_out(load(tmp_path, "fp8"))
 
 

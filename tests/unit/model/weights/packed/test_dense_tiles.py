@@ -1,4 +1,4 @@
-"""`linear_backend = "mosaic"`: which matrices become tiles, with which numbers, and what is refused."""
+"""`linear=mosaic` in `kernels`: which matrices become tiles, with which numbers, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_by_name(case: str, sizes: dict[str, Any], 
     """No layer runs on another backend silently."""
     packed, _ = write_both(tmp_path, CASES[case], "llama_one_layer", others={}, one_order=True, **{**SIZES, **sizes})
     params = load_checkpoint(packed, BFLOAT16, quantization="auto")[1]
-    with pytest.raises(ConfigError, match=rf"linear_backend = 'mosaic': layers\.0\.\S+ {limit}"):
+    with pytest.raises(ConfigError, match=rf"kernels = 'linear=mosaic': layers\.0\.\S+ {limit}"):
         laid_out(params)
 
 
@@ -120,8 +120,8 @@ def test_layers_in_16_bits_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     sizes = {**SIZES, "intermediate_size": 96}
     _, plain = write_both(tmp_path, CASES["compressed"], "llama_one_layer", others={}, one_order=True, **sizes)
     params = laid_out(load_checkpoint(plain, BFLOAT16)[1])
-    limit = r"layers\.0\.mlp\.down is \[96, 128\] on each device: both must be multiples of 64, or linear_backend xla"
-    with pytest.raises(ConfigError, match=f"linear_backend = 'mosaic': {limit}"):
+    limit = r"layers\.0\.mlp\.down is \[96, 128\] on each device: both must be multiples of 64, or linear=xla"
+    with pytest.raises(ConfigError, match=f"kernels = 'linear=mosaic': {limit}"):
         require_form(params, "mosaic")
     require_form(params, "xla")
 

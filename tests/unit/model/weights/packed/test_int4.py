@@ -229,11 +229,11 @@ def test_a_converted_checkpoint_is_held_as_its_source(name: str, tmp_path: Path)
     for mode in modes:
         with pytest.raises(ConfigError, match=f"quantization = '{mode}': .* is stored as int4: must be auto"):
             load(tmp_path / "converted", mode)
-    with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic': .* is stored in 4-bit integers: must be xla"):
+    with pytest.raises(ConfigError, match=r"kernels = 'experts=mosaic': .* is stored in 4-bit integers: must be xla"):
         load(tmp_path / "converted", experts="mosaic")
     if name == "gptq act-order":
         for folder in (packed, tmp_path / "converted"):
-            with pytest.raises(ConfigError, match=r"moe_backend = 'mosaic_overlap': layers\..* act-order: must be xla"):
+            with pytest.raises(ConfigError, match=r"'experts=mosaic_overlap': layers\..* act-order: must be xla"):
                 load(folder, experts=OVERLAP)
 
 
@@ -256,7 +256,7 @@ def test_the_hopper_kernel_gets_experts_in_16_bits(tmp_path: Path) -> None:
 def test_groups_and_scales_that_do_not_fit_hopper_are_refused(case: Case, limit: str, tmp_path: Path) -> None:
     """By the name of the matrix."""
     packed, _ = write_both(tmp_path, case, "mixtral_base", num_hidden_layers=1, **SMALL)
-    with pytest.raises(ConfigError, match=rf"moe_backend = 'mosaic_overlap': layers\.0\.mlp.* {limit}"):
+    with pytest.raises(ConfigError, match=rf"kernels = 'experts=mosaic_overlap': layers\.0\.mlp.* {limit}"):
         load(packed, experts=OVERLAP)
 
 

@@ -14,44 +14,40 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
+from jswa.building.machine import Machine, find_machine
 from jswa.cache.layout import KVLayout
 from jswa.cluster.hosts import Hosts
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 from jswa.exec.adapters import AdapterRoom
-from jswa.exec.backends import Backends, choose_backends, computes_rows_alone, for_model
 from jswa.exec.compile.store import ProgramStore, open_store
 from jswa.exec.host.memory import with_host_memory
-from jswa.exec.mesh import make_mesh
 from jswa.exec.programs.drafts.models import PREFIX
 from jswa.exec.runner import Runner
+from jswa.exec.served import computes_rows_alone
 from jswa.exec.sizing import (
     free_bytes,
     gpu_step,
-    require_memory,
     require_room,
     scratch_bytes,
     size_arena,
     table_bytes,
 )
 from jswa.forms.layouts import lay_out, require_form
+from jswa.kernels import Kernels
 from jswa.model.drafters.load import check_drafter, load_drafter
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
-from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights import lora_files
-from jswa.model.weights.converted import is_converted
-from jswa.model.weights.load import dummy_checkpoint, holds_mxfp4, load_checkpoint
+from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import LoraReader
 from jswa.model.weights.placement import Placement
 from jswa.running.adapters import Adapters
 from jswa.storage.hub import find_model
-from jswa.storage.json_object import read_object
 from jswa.text.speculation import parse
 from jswa.updates.staging import WeightsStager, held_shapes
-from pallas_kernels.ptxas import find_ptxas, prefer_packaged
 
 _log = logging.getLogger("jswa")
 _MIB = 2**20
@@ -64,25 +60,10 @@ class Built(NamedTuple):
     limits: Limits
     layout: KVLayout
     runner: Runner
+    kernels: Kernels
     adapters: Adapters
     lora_reader: LoraReader | None
     stager: WeightsStager
-
-
-class _Machine(NamedTuple):
-    """The devices of this process, and what runs on them.
-
-    Attributes:
-        devices: those that the model uses.
-    """
-
-    mesh: Mesh | None
-    device: jax.Device
-    devices: list[jax.Device]
-    on_gpu: bool
-    dtype: jnp.dtype
-    kv_dtype: jnp.dtype
-    backends: Backends
 
 
 class _Loaded(NamedTuple):
@@ -111,7 +92,6 @@ class _Sized(NamedTuple):
     drafter: Drafter | None
     layout: KVLayout
     limits: Limits
-    backends: Backends
 
 
 def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path | None) -> Built:
@@ -120,7 +100,7 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     Args:
         cache: the folder of compiled programs; None: none are kept.
     """
-    machine = _machine(folder, options, hosts, cache)
+    machine = find_machine(folder, options, hosts, cache)
     loaded = _load(folder, options, machine, hosts)
     store = None if hosts is not None else open_store(cache, machine.devices)
     sized = _size(options, machine, loaded, hosts, store)
@@ -128,50 +108,29 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     room = options.lora_room
     reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room.rank)
     adapters = Adapters(loaded.adapters.digests, room)
-    return Built(sized.model, sized.limits, sized.layout, runner, adapters, reader, loaded.stager)
+    return Built(sized.model, sized.limits, sized.layout, runner, machine.kernels, adapters, reader, loaded.stager)
 
 
-def _machine(folder: Path, options: EngineConfig, hosts: Hosts | None, cache: Path | None) -> _Machine:
-    """Find the devices, and choose the kernels; check that the weights fit."""
-    mesh = make_mesh(options.tensor_parallel_size, options.nnodes)
-    device = jax.local_devices()[0]
-    on_gpu = device.platform == "gpu"
-    if on_gpu or hosts is not None:
-        use_compilation_cache(cache)
-    dtype = _dtype(options, device)
-    kv_dtype = dtype if options.kv_cache_dtype == "auto" else jnp.dtype("float8_e4m3fn")
-    capability = getattr(device, "compute_capability", None)
-    sms = getattr(device, "core_count", None) if on_gpu else None
-    if on_gpu:
-        prefer_packaged()
-    compiler = find_ptxas() if on_gpu else None
-    mxfp4 = holds_mxfp4(folder, options.quantization)
-    backends = choose_backends(options, dtype, device.platform, capability, sms, compiler, mxfp4=mxfp4)
-    require_weights(folder, options, device)
-    devices = [device] if mesh is None else list(mesh.local_devices)
-    return _Machine(mesh, device, devices, on_gpu, dtype, kv_dtype, backends)
-
-
-def _load(folder: Path, options: EngineConfig, machine: _Machine, hosts: Hosts | None) -> _Loaded:
+def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | None) -> _Loaded:
     """Load the weights, and those of the drafter and the adapters; all headers are checked before the first weight."""
-    dtype, mesh, backends = machine.dtype, machine.mesh, machine.backends
-    mode, forms = options.quantization, (backends.linear, backends.experts == "cpu")
+    dtype, mesh, mode, kernels = machine.dtype, machine.mesh, machine.mode, machine.kernels
+    forms = kernels.linear, kernels.experts == "cpu"
     room, declared = options.lora_room, load_config(folder)
     found = lora_files.check_adapters(options.adapters, declared, *room[1:] if room is not None else ())
     drafts = _find_drafter(folder, options, declared)
     if options.load_format == "dummy":
         model, params = dummy_checkpoint(
-            folder, dtype, options.seed, quantization=mode, experts=backends.experts, mesh=mesh
+            folder, dtype, options.seed, quantization=mode, experts=kernels.experts, mesh=mesh
         )
     else:
         model, params = load_checkpoint(
-            folder, dtype, quantization=mode, experts=backends.experts, linear=forms[0], mesh=mesh
+            folder, dtype, quantization=mode, experts=kernels.experts, linear=forms[0], mesh=mesh
         )
     drafter, own = (None, {}) if drafts is None else drafts.load(model, params, dtype, mesh)
     for found_params in (params, own):
         lay_out(found_params, linear=forms[0], experts=forms[1])
-    require_form(params, backends.linear)
-    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, backends.experts, *forms)
+    require_form(params, kernels.linear)
+    stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, kernels.experts, *forms)
     params |= {f"{PREFIX}{name}": value for name, value in own.items()}
     adapters = lora_files.load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else lora_files.empty_room(model, room, dtype, mesh)
@@ -181,24 +140,24 @@ def _load(folder: Path, options: EngineConfig, machine: _Machine, hosts: Hosts |
 
 
 def _size(
-    options: EngineConfig, machine: _Machine, loaded: _Loaded, hosts: Hosts | None, store: ProgramStore | None
+    options: EngineConfig, machine: Machine, loaded: _Loaded, hosts: Hosts | None, store: ProgramStore | None
 ) -> _Sized:
     """Decide the steps, the arena and the host's memory."""
     on_gpu, params, itemsize = machine.on_gpu, loaded.params, machine.kv_dtype.itemsize
+    kernels = machine.kernels
     limits = resolve_limits(options, loaded.model, on_gpu=on_gpu)
     model = loaded.model.at_length(limits.max_model_len)
-    backends = for_model(machine.backends, options, model, machine.kv_dtype)
     part = shard_config(model, options.tensor_parallel_size)
     drafter = loaded.drafter and loaded.drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
-    one_bucket = limits.one_bucket and not computes_rows_alone(backends, params, part)
+    one_bucket = limits.one_bucket and not computes_rows_alone(kernels, params, part)
     limits = dataclasses.replace(limits, one_bucket=one_bucket)
     if on_gpu:
         limits = _of_gpu(options, loaded.model, part, layout, itemsize, machine.devices, hosts)
-    _log.info("kernels: attention %s, experts %s, linear %s", backends.attention, backends.experts, backends.linear)
+    _log.info("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in kernels.table().items()))
     memory = options.kv_cache_memory_bytes
     if memory is None:
-        scratch = scratch_bytes(part, params, layout, limits, backends, machine.kv_dtype, store) if on_gpu else 0
+        scratch = scratch_bytes(part, params, layout, limits, kernels, machine.kv_dtype, store) if on_gpu else 0
         tables = table_bytes(part, layout, limits) if on_gpu else 0
         memory = free_bytes(machine.devices) - scratch - tables
         if hosts is not None:
@@ -207,12 +166,12 @@ def _size(
     limits = with_host_memory(limits, layout, part, options, itemsize, on_gpu=on_gpu)
     if on_gpu:
         require_room(limits, layout, itemsize, machine.devices)
-    return _Sized(model, part, drafter, layout, limits, backends)
+    return _Sized(model, part, drafter, layout, limits)
 
 
 def _runner(
     options: EngineConfig,
-    machine: _Machine,
+    machine: Machine,
     loaded: _Loaded,
     sized: _Sized,
     hosts: Hosts | None,
@@ -226,7 +185,7 @@ def _runner(
         sized.layout,
         sized.limits,
         on_gpu=machine.on_gpu,
-        backends=sized.backends,
+        kernels=machine.kernels,
         kv_dtype=machine.kv_dtype,
         broadcast=hosts.broadcast if hosts is not None and not hosts.member.rank else None,
         adapters=None if room is None else AdapterRoom(Placement(loaded.model, machine.mesh), room.rank, params, store),
@@ -283,42 +242,3 @@ def _of_gpu(
     memory = int((devices[0].memory_stats() or {}).get("bytes_limit", 0))
     sizes = gpu_step(options, part, layout, free, memory, itemsize)
     return resolve_limits(options, whole, on_gpu=True, gpu_step=sizes)
-
-
-def require_weights(folder: Path, options: EngineConfig, device: jax.Device) -> None:
-    """Raise ConfigError if the weights are larger than the memory; not for a converted checkpoint.
-
-    `jswa convert --quantization` leaves config.json as it was, so the config of such a folder names the larger form.
-    """
-    if is_converted(folder):
-        return
-    stored = parse_quantization(read_object(folder / "config.json"))
-    require_memory(load_config(folder), stored, options, _dtype(options, device).name, device)
-
-
-def _dtype(options: EngineConfig, device: jax.Device) -> jnp.dtype:
-    """Return the type of weights and activations."""
-    automatic = "bfloat16" if device.platform == "gpu" else "float32"
-    return jnp.dtype(automatic if options.dtype == "auto" else options.dtype)
-
-
-def use_compilation_cache(folder: Path | None) -> None:
-    """Have jax keep compiled programs in a folder; None: nowhere.
-
-    Not on the CPUs of one host, where `exec/compile/store.py` keeps the programs: XLA cannot write the code of a CPU
-    program that it has read from jax's cache.
-    """
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _log.warning("compiled programs are not kept, every start compiles anew: %s", error)
-        return
-    settings: dict[str, object] = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Builds an engine from a checkpoint and options. Hosts that only follow build the same parts (`jswa.parts`)."""
+"""Builds an engine from a checkpoint and options. Hosts that only follow build the same parts (`building.parts`)."""
 
 import dataclasses
 import hashlib
@@ -12,6 +12,8 @@ from typing import IO, Never
 import jax
 import numpy as np
 
+from jswa.building.machine import choose, require_weights
+from jswa.building.parts import Built, build_parts
 from jswa.cache.disk.records import Geometry
 from jswa.cache.disk.store import DiskStore, lock_folder
 from jswa.cache.disk.texts import DiskCache
@@ -30,7 +32,6 @@ from jswa.exec.sizing import claim_memory
 from jswa.model.hf.config import load_config
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.model.weights.safetensors_files import weights_fingerprint
-from jswa.parts import Built, build_parts, require_weights
 from jswa.plan.trace import write_header
 from jswa.storage import persist
 from jswa.version import __version__
@@ -135,7 +136,8 @@ def check_model(folder: Path, options: EngineConfig) -> None:
     if find_member(options, os.environ) is None:
         _set_up_jax(options)
         make_mesh(options.tensor_parallel_size)
-        require_weights(folder, options, jax.local_devices()[0])
+        device = jax.local_devices()[0]
+        require_weights(folder, options, device, *choose(folder, options, device))
 
 
 def _set_up_jax(options: EngineConfig) -> Switches:
