@@ -25,7 +25,7 @@ SAMPLE  := gpt-oss-20b
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
            tests/unit/pallas_kernels/glue/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
-           tests/unit/exec/test_canary.py tests/e2e/kernels/test_triton.py
+           tests/unit/exec/test_selfcheck.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
 DRAFT   ?= jswa/assets/tiny_draft

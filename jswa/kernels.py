@@ -157,6 +157,11 @@ class Kernel:
     mixes: bool = False
     wgmma: bool = False
 
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler for GPUs makes it, so that it is checked at start (`jswa.exec.selfcheck`)."""
+        return self.name not in ("xla", "cpu", "reference")
+
 
 TABLE = (
     Kernel("attention", "cpu", _ON_CPU, alone_with=_CPU),

@@ -49,9 +49,9 @@ TIERS = {
     "kernels": Tier(  # which are interpreted
         sources=(
             *_KERNELS,
-            *("jswa/exec/canary/", "jswa/exec/compile/store.py", "tests/support/kernels/"),
+            *("jswa/exec/selfcheck/", "jswa/exec/compile/store.py", "tests/support/kernels/"),
         ),
-        tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/", "tests/unit/exec/test_canary.py"),
+        tests=("tests/unit/pallas_kernels/", "tests/e2e/kernels/", "tests/unit/exec/test_selfcheck.py"),
     ),
     "model": Tier(  # whose programs are compiled one by one
         sources=(

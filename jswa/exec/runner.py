@@ -169,7 +169,7 @@ class Runner:
         Then no request waits until their kernels are loaded and CUDA graphs recorded. With several hosts, each calls
         this before the first launch. Raises KernelError if a kernel gives wrong numbers.
         """
-        from jswa.exec.canary.kernels import check_kernels  # imports Mosaic, which takes 0.5 s
+        from jswa.exec.selfcheck.check import check_kernels  # imports Mosaic, which takes 0.5 s
 
         sizes = self.layout, self.limits, self.buckets
         check_kernels(self._model, self.params, *sizes, self._kernels, self.kv_dtype, self._store)

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
-from jswa.forms.names import linear_in_16_bits, matrices_on_xla
+from jswa.forms.base.names import linear_in_16_bits, matrices_on_xla
 from jswa.kernels import Kernel, Kernels, Served
 from jswa.model.binding import param_shapes
 from jswa.model.glue.products import adds_experts

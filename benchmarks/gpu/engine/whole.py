@@ -31,9 +31,9 @@ from jswa.building import parts
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, resolve_limits
 from jswa.exec.buckets import bucket_table
-from jswa.exec.canary import kernels as canary
 from jswa.exec.compile import program, steps
 from jswa.exec.programs.state import state_shapes
+from jswa.exec.selfcheck import check as selfcheck
 from jswa.exec.sizing import size_arena
 from jswa.forms.mxfp4 import MXFP4_JOINED
 from jswa.kernels import Facts, resolve
@@ -46,7 +46,7 @@ from tools.cases.small_models import SMALL_MODELS
 
 _FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,glue=mosaic,routing=triton,sampling=triton"}
 _WEIGHTS = "made-whole"
-_patched: tuple[Any, Any, Any] = steps, parts, canary
+_patched: tuple[Any, Any, Any] = steps, parts, selfcheck
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:

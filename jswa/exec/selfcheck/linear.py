@@ -12,20 +12,35 @@ from jaxtyping import Array, Float
 
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
-from jswa.exec.canary.small import Case
+from jswa.exec.selfcheck.cases import Case, Engine, normal
 from jswa.forms.base.form import Place
-from jswa.forms.base.names import linear_in_16_bits, runs_on_mosaic
+from jswa.forms.base.names import OUTPUTS_FIRST, linear_in_16_bits, runs_on_mosaic
 from jswa.forms.table import linear_in_tiles, matrix_at
 from jswa.model.layers import unit_of
+from pallas_kernels import fp8
 from pallas_kernels.experts import dense
 from pallas_kernels.experts.dense import Dense, DensePlain
 from pallas_kernels.experts.glu import Glu, glu
+from pallas_kernels.fp8 import Fp8Rows
+from pallas_kernels.quantized import numbers
 
+_TOKENS = 300  # of the products of 8-bit factors
 _OUTPUTS = 512  # that are compared: few, since their weights are widened
 _GATES = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up$")
 
 
-def dense_cases(
+def linear_cases(engine: Engine) -> Iterator[Case]:
+    """Yield the checks of linear layers, and of head and routers where the same kernel multiplies by them."""
+    model, params, kernels, dtype = engine.model, engine.params, engine.kernels, engine.dtype
+    if kernels.linear == "fp8":
+        yield from _fp8_cases(params, engine.chosen, dtype)
+        return
+    yield from _dense_cases(model, params, engine.buckets, dtype, kernels.sms)
+    if kernels.sums != "xla":
+        yield from _head_cases(model, params, engine.buckets, dtype, kernels.sms)
+
+
+def _dense_cases(
     model: ModelConfig, params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype, sms: int | None
 ) -> Iterator[Case]:
     """Yield a check for each kernel that linear layers run: one for each size, form and tuning.
@@ -45,7 +60,7 @@ def dense_cases(
                 yield Case(f"linear layers 'mosaic', {name}, {bucket.tokens} tokens", run)
 
 
-def head_cases(
+def _head_cases(
     model: ModelConfig, params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype, sms: int | None
 ) -> Iterator[Case]:
     """Yield the checks of the products in float32 of an engine whose rows are computed alone: of head and routers.
@@ -103,3 +118,31 @@ def _results(
         return out if unit is None else glu(unit, *jnp.split(out, 2, axis=1))
 
     return found(x, weights), expected(x, weights.first(_OUTPUTS, 1 if unit is None else 2))
+
+
+def _fp8_cases(params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype) -> Iterator[Case]:
+    """Yield the checks of the products of 8-bit factors, for each size of a matrix of one device's parameters.
+
+    With the tokens of the smallest and the largest bucket, at most `_TOKENS`, so that results are small.
+    """
+    rows = {value.shape: name for name, value in params.items() if name.endswith(OUTPUTS_FIRST)}
+    for (outputs, inputs), name in rows.items():
+        weights = Fp8Rows(params[name], params[f"{name.removesuffix(OUTPUTS_FIRST)}.scales"])
+        for tokens in sorted({min(bucket.tokens, _TOKENS) for bucket in (buckets[0], buckets[-1])}):
+            run = partial(_fp8_results, weights, tokens, dtype)
+            yield Case(f"linear layers 'fp8', {inputs} by {outputs}, {tokens} tokens", run)
+
+
+def _fp8_results(weights: Fp8Rows, tokens: int, dtype: np.dtype) -> tuple[Float[Array, "T c"], Float[Array, "T c"]]:
+    """Return the first outputs of the product, and of one in float32 of the same rounded numbers."""
+    x = normal(np.random.default_rng(0), tokens, weights.values.shape[1]).astype(dtype)
+    few = Fp8Rows(weights.values[:_OUTPUTS], weights.scales[:_OUTPUTS])
+
+    @jax.jit
+    def expected(x: Array, few: Fp8Rows) -> Float[Array, "T c"]:
+        codes, scales = fp8.quantize_tokens(x)
+        matrix = numbers(few.values, jnp.dtype(jnp.float32))
+        sums = jnp.matmul(codes.astype(jnp.float32), matrix.T, precision="highest")
+        return sums * scales[:, None] * few.scales[None]
+
+    return jax.jit(fp8.matmul)(x, weights)[:, :_OUTPUTS], expected(x, few)

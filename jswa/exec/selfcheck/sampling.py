@@ -1,5 +1,8 @@
 """The check of the sampling kernels: the tokens of rows with all kinds of limits, as numpy finds them in float64."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,10 @@ from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import row_keys
+from jswa.exec.selfcheck.cases import Case, Engine
 from jswa.plan import SAMPLING
+
+_ROWS = 16  # more run the same code
 
 _LIMITS: tuple[dict[str, float], ...] = (
     {},
@@ -20,7 +26,14 @@ _LIMITS: tuple[dict[str, float], ...] = (
 )
 
 
-def sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+def sampling_cases(engine: Engine) -> Iterator[Case]:
+    """Yield a check of a few rows."""
+    rows, vocab = min(_ROWS, max(bucket.rows for bucket in engine.chosen)), engine.model.vocab_size
+    run = partial(_sampling_results, rows, vocab)
+    yield Case(f"sampling kernels {engine.kernels.sampling!r}, {rows} rows of {vocab} logits", run)
+
+
+def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
     """Return the tokens of rows with all kinds of limits, drawn by the kernels and by numpy."""
     rng = np.random.default_rng(0)
     logits = 2.5 * rng.standard_normal((rows, vocab), np.float32)

@@ -1,7 +1,7 @@
-"""Checks of small kernels: sampling and routing on Triton, glue on Mosaic, products of 8-bit factors."""
+"""Checks of the glue: norms, rotation and KV writes, gates with their activation."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,44 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int
 
-from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
-from jswa.exec.buckets import Bucket
-from jswa.exec.canary.draws import sampling_results
-from jswa.forms.base.names import OUTPUTS_FIRST
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
+from jswa.exec.selfcheck.cases import Case, Engine, normal, widened
 from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
-from jswa.model.glue.products import FEW_TOKENS, adds_experts, gates_in_one, hidden_of, parts_of, rms_of
+from jswa.model.glue.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
 from jswa.model.glue.projection import heads_of
-from jswa.model.glue.routing import route, router_of
 from jswa.model.layers import Mlp
 from jswa.model.transformer import Params
-from pallas_kernels import fp8
-from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
-from pallas_kernels.experts.routing import api as routing
-from pallas_kernels.experts.routing.plan import RouterWeights
-from pallas_kernels.fp8 import Fp8Rows
+from pallas_kernels.experts.groups import row_count
 from pallas_kernels.glue.api import Implementation as Glue
 from pallas_kernels.glue.api import residual_norms, rotate_and_write
 from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
-from pallas_kernels.quantized import numbers
 
 _PAGES, _PAGE = 3, 16
 _COLUMNS = 256  # of an MLP: more are further thread blocks of the same code
 # More rows and tokens run the same code, but for the parts of a product, of which more than 256 tokens have one.
 _ROWS, _TOKENS = 16, 300
-_OUTPUTS = 512  # of a product that are compared: few, since they are widened
-
-
-class Case(NamedTuple):
-    """A kernel's name for people, and a function that returns its result and XLA's.
-
-    Of integers a few may differ: a sum that is rounded otherwise may choose another token.
-    """
-
-    kernel: str
-    run: Callable[[], tuple[Num[Array, "..."], Num[Array, "..."]]]
 
 
 class _Written(NamedTuple):
@@ -59,108 +40,13 @@ class _Written(NamedTuple):
     offsets: Int[Array, " T"]
 
 
-def small_cases(
-    model: ModelConfig,
-    params: Params,
-    buckets: Sequence[Bucket],
-    kernels: Kernels,
-    dtype: np.dtype,
-    kv_dtype: np.dtype,
-) -> Iterator[Case]:
-    """Yield the checks of the small kernels of one device, in the smallest and the largest of the chosen buckets."""
-    if kernels.sampling == "triton":
-        rows = min(_ROWS, max(bucket.rows for bucket in buckets))
-        run = partial(sampling_results, rows, model.vocab_size)
-        yield Case(f"sampling kernels {kernels.sampling!r}, {rows} rows of {model.vocab_size} logits", run)
-    sizes = sorted({bucket.tokens for bucket in (buckets[0], buckets[-1])})
-    if kernels.routing != "xla":
-        for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):
-            for tokens in sizes:
-                name = f"{moe.num_experts} experts of which {moe.top_k} are chosen, {tokens} tokens"
-                run = partial(_routing_results, moe, tokens, model.d_model, dtype)
-                yield Case(f"routing kernels {kernels.routing!r}, {name}", run)
-    if kernels.glue == "mosaic":
-        few = sorted({min(tokens, _TOKENS) for tokens in sizes})
-        yield from _norm_cases(model, dtype, few, kernels.glue)
-        yield from _rope_cases(model, params, few, kernels, dtype, kv_dtype)
-        yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in buckets}), kernels)
-
-
-def fp8_cases(params: Mapping[str, Array], buckets: Sequence[Bucket], dtype: np.dtype) -> Iterator[Case]:
-    """Yield the checks of the products of 8-bit factors, for each size of a matrix of one device's parameters.
-
-    With the tokens of the smallest and the largest bucket, at most `_TOKENS`, so that results are small.
-    """
-    rows = {value.shape: name for name, value in params.items() if name.endswith(OUTPUTS_FIRST)}
-    for (outputs, inputs), name in rows.items():
-        weights = Fp8Rows(params[name], params[f"{name.removesuffix(OUTPUTS_FIRST)}.scales"])
-        for tokens in sorted({min(bucket.tokens, _TOKENS) for bucket in (buckets[0], buckets[-1])}):
-            run = partial(_fp8_results, weights, tokens, dtype)
-            yield Case(f"linear layers 'fp8', {inputs} by {outputs}, {tokens} tokens", run)
-
-
-def _fp8_results(weights: Fp8Rows, tokens: int, dtype: np.dtype) -> tuple[Float[Array, "T c"], Float[Array, "T c"]]:
-    """Return the first outputs of the product, and of one in float32 of the same rounded numbers."""
-    x = _normal(np.random.default_rng(0), tokens, weights.values.shape[1]).astype(dtype)
-    few = Fp8Rows(weights.values[:_OUTPUTS], weights.scales[:_OUTPUTS])
-
-    @jax.jit
-    def expected(x: Array, few: Fp8Rows) -> Float[Array, "T c"]:
-        codes, scales = fp8.quantize_tokens(x)
-        matrix = numbers(few.values, jnp.dtype(jnp.float32))
-        sums = jnp.matmul(codes.astype(jnp.float32), matrix.T, precision="highest")
-        return sums * scales[:, None] * few.scales[None]
-
-    return jax.jit(fp8.matmul)(x, weights)[:, :_OUTPUTS], expected(x, few)
-
-
-def _routing_results(
-    moe: MoeConfig, tokens: int, width: int, dtype: np.dtype
-) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """Return choices, weights, rows and tiles by the kernels and by XLA, all as integers; -1 if copies are wrong.
-
-    Logits of a token are evenly spaced, so that rounding changes no choice.
-    """
-    rng, experts, k = np.random.default_rng(0), moe.num_experts, moe.top_k
-    rows = row_count(tokens * k, experts)
-    size = 16 if rows >= 16 else rows
-    tiling = Tiling(size, rows // size + min(experts, rows // 8))
-    logits = np.linspace(-4, 4, experts, dtype=np.float32)[rng.random((tokens, experts)).argsort(axis=1)]
-    router, one = moe.router, jnp.ones(experts, jnp.float32)
-    weights = RouterWeights(
-        0 * one if router.bias else None,
-        0 * one if router.selection_bias else None,
-        one if router.expert_scale else None,
-    )
-
-    x = _normal(rng, tokens, width).astype(dtype) if tokens <= FEW_TOKENS else None
-
-    @jax.jit
-    def by_kernel(logits: Array, weights: RouterWeights, x: Array | None) -> Int[Array, " n"]:
-        scaled = moe.weight_on_input
-        found = routing.route(logits[None], router_of(router, k), weights, (tiling,), x, scaled=scaled)
-        flat = _flat(found.chosen, found.weights, found.groups, found.rows, found.pair, found.tiles[0])
-        if x is None or found.inputs is None:
-            return flat
-        factors = found.weights.astype(x.dtype) if scaled else jnp.ones_like(found.weights, x.dtype)
-        right = found.inputs[found.rows] == x[:, None] * factors[:, :, None]
-        return jnp.where(right.all(), flat, -1)
-
-    @jax.jit
-    def by_xla(logits: Array, weights: RouterWeights) -> Int[Array, " n"]:
-        chosen, mass = route(router, logits, weights.selection, k)
-        groups, at, pair = group_rows(chosen, experts)
-        return _flat(chosen, mass, groups, at, pair, list_tiles(groups, tiling, rows))
-
-    found, expected = by_kernel(jnp.asarray(logits), weights, x), by_xla(jnp.asarray(logits), weights)
-    equal = (found == expected).all().astype(jnp.int32)[None]  # a single number that differs is an error
-    return equal, jnp.ones_like(equal)
-
-
-def _flat(chosen: Array, weights: Array, groups: Groups, rows: Array, pair: Array, tiles: Array) -> Int[Array, " n"]:
-    used = jnp.where(jnp.arange(len(tiles))[:, None] <= tiles[0, 0], tiles, 0)
-    parts = chosen, jnp.round(256 * weights).astype(jnp.int32), *groups, rows, pair, used
-    return jnp.concatenate([part.reshape(-1) for part in parts])
+def glue_cases(engine: Engine) -> Iterator[Case]:
+    """Yield the checks of norms, of rotation with KV writes, and of gates with their activation."""
+    model, kernels, dtype = engine.model, engine.kernels, engine.dtype
+    few = sorted({min(bucket.tokens, _TOKENS) for bucket in (engine.chosen[0], engine.chosen[-1])})
+    yield from _norm_cases(model, dtype, few, kernels.glue)
+    yield from _rope_cases(model, engine.params, few, kernels, dtype, engine.kv_dtype)
+    yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in engine.chosen}), kernels)
 
 
 def _norm_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
@@ -218,7 +104,7 @@ def _gate_results(
 ) -> tuple[Float[Array, "T F"], Float[Array, "T F"]]:
     """Return the inputs of the down projection by the kernel, and by XLA in float32, of a few columns."""
     rng, few = np.random.default_rng(0), dataclasses.replace(config, hidden=min(config.hidden, _COLUMNS))
-    x, weights = _normal(rng, tokens, width).astype(dtype), _normal(rng, width, 2 * few.hidden) / width**0.5
+    x, weights = normal(rng, tokens, width).astype(dtype), normal(rng, width, 2 * few.hidden) / width**0.5
 
     def call(x: Array, implementation: Glue) -> Float[Array, "T F"]:
         mlp = Mlp(few, width, x.dtype)
@@ -229,7 +115,7 @@ def _gate_results(
 
     run = jax.jit(call, static_argnames="implementation")
     with jax.default_matmul_precision("highest"):
-        return run(x, implementation=kernels.glue).astype(jnp.float32), run(_widened(x), implementation="xla")
+        return run(x, implementation=kernels.glue).astype(jnp.float32), run(widened(x), implementation="xla")
 
 
 def _choices(layer: LayerConfig) -> int:
@@ -242,15 +128,15 @@ def _norm_results(
 ) -> tuple[Float[Array, "2 T M"], Float[Array, "2 T M"]]:
     """Return residual streams and norms by the kernel, and by XLA in float32."""
     rng = np.random.default_rng(0)
-    branch: Parts | Pairs = Parts(_normal(rng, parts_of(tokens, width, width), tokens, width))
+    branch: Parts | Pairs = Parts(normal(rng, parts_of(tokens, width, width), tokens, width))
     if choices:
         rows = row_count(tokens * choices, 4)
         at = jnp.asarray(rng.permutation(rows)[: tokens * choices].reshape(tokens, choices), jnp.int32)
-        every = _normal(rng, parts_of(tokens, width, width), tokens, width) if shared else None
-        branch = Pairs(_normal(rng, rows, width).astype(dtype), at, jnp.abs(_normal(rng, tokens, choices)), every)
+        every = normal(rng, parts_of(tokens, width, width), tokens, width) if shared else None
+        branch = Pairs(normal(rng, rows, width).astype(dtype), at, jnp.abs(normal(rng, tokens, choices)), every)
     elif len(branch.values) == 1:
         branch = Parts(branch.values.astype(dtype))
-    x = _normal(rng, tokens, width).astype(dtype)
+    x = normal(rng, tokens, width).astype(dtype)
     weights = [_weight(rng, norm, width, dtype) for norm in (join.post, join.pre)]
 
     @partial(jax.jit, static_argnames="implementation")
@@ -258,7 +144,7 @@ def _norm_results(
         found = residual_norms(branch, x, join, post_weight=post, pre_weight=pre, implementation=implementation)
         return jnp.stack([result.astype(jnp.float32) for result in found])
 
-    wide = jax.tree.map(_widened, (branch, x, *weights))
+    wide = jax.tree.map(widened, (branch, x, *weights))
     return call(branch, x, *weights, implementation=glue), call(*wide, implementation="xla")
 
 
@@ -279,7 +165,7 @@ def _rope_calls(
     if in_8_bits and kernels.attention in ("mosaic", "mosaic_splits"):
         heads = heads._replace(query_dtype=jnp.dtype("float16"))
     columns, sizes = heads.columns, (heads.head_dim, heads.head_dim, heads.v_size)
-    parts = _normal(rng, parts_of(tokens, width, columns), tokens, columns)
+    parts = normal(rng, parts_of(tokens, width, columns), tokens, columns)
     half = 0 if config.rope is None else len(config.rope.inv_freq)
     angles = jnp.asarray(rng.uniform(0, 7, (tokens, half)), jnp.float32)
     number = np.arange(tokens)
@@ -289,11 +175,11 @@ def _rope_calls(
         parts if len(parts) > 1 else parts.astype(dtype),
         HeadWeights(*(_weight(rng, norm, size, dtype) for norm, size in zip(norms, sizes, strict=True))),
         (jnp.cos(angles), jnp.sin(angles)) if half else None,
-        _normal(rng, columns).astype(dtype) if config.qkv_bias else None,
-        None if config.temperature is None else 1 + jnp.abs(_normal(rng, tokens)),
-        jnp.exp2(_normal(rng, 2, heads.kv_heads)) if scaled else None,
+        normal(rng, columns).astype(dtype) if config.qkv_bias else None,
+        None if config.temperature is None else 1 + jnp.abs(normal(rng, tokens)),
+        jnp.exp2(normal(rng, 2, heads.kv_heads)) if scaled else None,
     )
-    kv = _normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(kv_dtype)
+    kv = normal(rng, _PAGES, 1, heads.kv_heads, _PAGE, heads.row).astype(kv_dtype)
     at = jnp.asarray(pages), jnp.asarray((number % _PAGE).astype(np.int32))
 
     @partial(jax.jit, static_argnames=("dtype", "implementation"))
@@ -306,7 +192,7 @@ def _rope_calls(
         q, written = rotate_and_write(*own, temperature=factor, implementation=implementation)
         return _Written(q[:, :, : heads.group].astype(jnp.float32), kv, written, *at)
 
-    wide, kept = jax.tree.map(_widened, given), kv if in_8_bits else _widened(kv)
+    wide, kept = jax.tree.map(widened, given), kv if in_8_bits else widened(kv)
     found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=kernels.glue)
     return found, call(kept, *wide, dtype=jnp.dtype("float32"), implementation="xla")
 
@@ -314,7 +200,7 @@ def _rope_calls(
 def _rope_results(*given: Any) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Return queries, and pages of 16 bits, by the kernel and by XLA."""
     found, expected = (
-        jnp.concatenate([each.q.reshape(-1), *([] if each.kv.dtype.itemsize == 1 else [_widened(each.kv).reshape(-1)])])
+        jnp.concatenate([each.q.reshape(-1), *([] if each.kv.dtype.itemsize == 1 else [widened(each.kv).reshape(-1)])])
         for each in _rope_calls(*given)
     )
     return found, expected
@@ -335,14 +221,6 @@ def _code_results(*given: Any) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
 
     found, expected = map(codes, _rope_calls(*given))
     return found, expected
-
-
-def _widened(array: Array) -> Array:
-    return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array
-
-
-def _normal(rng: np.random.Generator, *size: int) -> Float[Array, "..."]:
-    return jnp.asarray(rng.standard_normal(size, np.float32))
 
 
 def _weight(rng: np.random.Generator, norm: Rms | None, size: int, dtype: np.dtype) -> Float[Array, " size"] | None:

@@ -1,4 +1,4 @@
-"""Kernels are checked at start, and a wrong one is refused by name (jswa/exec/canary)."""
+"""Kernels are checked at start, and a wrong one is refused by name (jswa/exec/selfcheck)."""
 
 import dataclasses
 import sys
@@ -16,8 +16,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.errors import JswaError, KernelError
 from jswa.exec.buckets import Bucket
-from jswa.exec.canary.kernels import check_kernels
 from jswa.exec.compile.store import ProgramStore
+from jswa.exec.selfcheck.check import check_kernels
 from jswa.forms.layouts import lay_out
 from jswa.kernels import Kernels
 from jswa.model.attention import scales_name
