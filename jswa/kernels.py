@@ -158,9 +158,9 @@ class Kernel:
     wgmma: bool = False
 
     @property
-    def compiled(self) -> bool:
-        """Whether a compiler for GPUs makes it, so that it is checked at start (`jswa.exec.selfcheck`)."""
-        return self.name not in ("xla", "cpu", "reference")
+    def checked(self) -> bool:
+        """Whether an engine on a GPU compares it with XLA's at start (`jswa.exec.selfcheck`)."""
+        return self.name not in ("xla", "cpu")
 
 
 TABLE = (

@@ -31,12 +31,21 @@ _SCHEDULER = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
 # A CPU's code is made by one thread: two need 10 MB more, and take both cores from the steps beside them.
 # On a GPU XLA compiles each of its small kernels a second time to time both, which is half of its work: the kernels of
 # a step that take time are ours, and products are tuned all the same.
-_OPTIONS = {
+_OPTIONS: dict[str, str | int | bool] = {
     "xla_disable_hlo_passes": "rematerialization",
     "xla_cpu_scheduler_type": _SCHEDULER,
     "xla_cpu_parallel_codegen_split_count": 1,
     "xla_gpu_experimental_enable_fusion_autotuner": False,
 }
+
+
+def _options(config: StepConfig) -> dict[str, str | int | bool]:
+    """Return the options of XLA for a program.
+
+    XLA leaves out roundings to 16 bits between operations that it fuses, and what it fuses depends on the program.
+    Where rows are computed alone, equal numbers must be rounded equally in programs of all shapes.
+    """
+    return _OPTIONS if config.kernels.sums == "xla" else {**_OPTIONS, "xla_allow_excess_precision": False}
 
 
 def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
@@ -49,7 +58,7 @@ def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) 
     arguments = step_arguments(config, params, state)
     outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
     run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
-    return jax.jit(run, donate_argnums=1, compiler_options=dict(_OPTIONS))
+    return jax.jit(run, donate_argnums=1, compiler_options=_options(config))
 
 
 def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray, " size"] | Half:
@@ -87,7 +96,7 @@ def compile_step(
     arguments = step_arguments(config, params, state)
     with jax.default_matmul_precision(precision), _unsupported(config.kernels):
         function = jit_step(config, params, state)
-        return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_OPTIONS))
+        return compiled(store, f"{config.part} {precision} {config}", function, arguments, str(_options(config)))
 
 
 def step_scratch(config: StepConfig, params: Mapping[str, Any], state: DeviceState, store: ProgramStore | None) -> int:
@@ -100,7 +109,9 @@ def step_scratch(config: StepConfig, params: Mapping[str, Any], state: DeviceSta
 
     if store is None:
         return compiled_bytes()
-    return store.figure(f"scratch {config}", step_arguments(config, params, state), str(_OPTIONS), compiled_bytes)
+    return store.figure(
+        f"scratch {config}", step_arguments(config, params, state), str(_options(config)), compiled_bytes
+    )
 
 
 @contextmanager

@@ -118,8 +118,14 @@ def preempt_some(seed: int) -> Callable[[Engine], None]:
     return disturb
 
 
-# One in float32 with each change: bfloat16 rounds small differences away.
-CASES = [*sample(MODELS, 7, "float32"), *(pytest.param(name, "bfloat16", marks=pytest.mark.nightly) for name in MODELS)]
+# One in float32 with each change: bfloat16 rounds small differences away. But XLA left out roundings of Cohere 2's sums
+# of parallel branches in some programs and not in others.
+HALF = [name for name in MODELS if name != "cohere2_base"]
+CASES = [
+    *sample(MODELS, 7, "float32"),
+    ("cohere2_base", "bfloat16"),
+    *(pytest.param(name, "bfloat16", marks=pytest.mark.nightly) for name in HALF),
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)

@@ -17,7 +17,7 @@ from tests.support.server.harness import until
 from tests.support.server.processes import Process, started
 from tests.support.tiny import ONE_SHAPE_FLAGS
 
-TOKENS = 200
+TOKENS = 400
 GREEDY: dict[str, Any] = {"ignore_eos": True, "temperature": 0}
 
 
@@ -49,11 +49,15 @@ def _text(data: bytes) -> str:
 def test_processes_are_killed_and_engines_fail_under_load(server: Process, plans: Path) -> None:
     """Streams of the front end that is killed are cut, the others have the right tokens, and a new one starts."""
     wanted = _text(Stream(server, TOKENS, **GREEDY).rest())
-    before = front_ends(server)
-    streams = [Stream(server, TOKENS, **GREEDY) for _ in range(12)]
-    os.kill(before[0], signal.SIGKILL)
-    ended = [stream.rest(60) for stream in streams]
-    whole = [data for data in ended if b"data: [DONE]" in data]
+    for _ in range(3):  # on a busy machine all streams may have ended before the signal
+        before = front_ends(server)
+        streams = [Stream(server, TOKENS, **GREEDY) for _ in range(12)]
+        os.kill(before[0], signal.SIGKILL)
+        ended = [stream.rest(60) for stream in streams]
+        whole = [data for data in ended if b"data: [DONE]" in data]
+        if len(whole) < 12:
+            break
+        until(lambda killed=before[0]: is_replaced(server, killed))
     assert 0 < len(whole) < 12, "the kernel has given each front end some of twelve connections"
     assert all(_text(data) == wanted for data in whole)
     assert all(wanted.startswith(_text(data)) for data in ended if data not in whole)
