@@ -6,6 +6,7 @@ import re
 import resource
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_processes_are_killed_and_engines_fail_under_load(server: Process, plans
         whole = [data for data in ended if b"data: [DONE]" in data]
         if len(whole) < 12:
             break
-        until(lambda killed=before[0]: is_replaced(server, killed))
+        until(partial(is_replaced, server, before[0]))
     assert 0 < len(whole) < 12, "the kernel has given each front end some of twelve connections"
     assert all(_text(data) == wanted for data in whole)
     assert all(wanted.startswith(_text(data)) for data in ended if data not in whole)
