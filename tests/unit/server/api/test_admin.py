@@ -107,6 +107,7 @@ def test_misses_because_of_other_tenants_are_not_shown() -> None:
         texts += [client.get(path).text for path in ("/metrics", "/server_info")]
         assert not any('"salt"' in text for text in texts)
         assert client.get("/server_info").json()["prefix_cache"]["missed"] == {"cold": 5}
+        assert client.get("/server_info").json()["kernels"]["attention"] == "xla"
 
 
 @pytest.mark.parametrize(
