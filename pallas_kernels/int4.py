@@ -64,10 +64,13 @@ class Int4(NamedTuple):
         """C."""
         return int(self.codes.shape[-1])
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert."""
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
         table = None if self.group_of is None else self.group_of[index]
-        return dequantized(Int4(self.codes[index], self.scales[index], self.zeros[index], table), dtype)
+        own = Int4(self.codes[index], self.scales[index], self.zeros[index], table)
+        return jnp.matmul(x, dequantized(own, x.dtype), precision=precision)
 
 
 def dequantized(weights: Int4, dtype: jnp.dtype) -> Float[Array, "K C"]:

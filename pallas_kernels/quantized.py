@@ -74,9 +74,12 @@ class Quantized(NamedTuple):
         """C."""
         return int(self.values.shape[-1])
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert."""
-        return dequantized(Quantized(self.values[index], self.scales[index]), dtype)
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
+        own = Quantized(self.values[index], self.scales[index])
+        return jnp.matmul(x, dequantized(own, x.dtype), precision=precision)
 
 
 class QuantizedRows(NamedTuple):
@@ -125,9 +128,12 @@ class QuantizedBlocks(NamedTuple):
         """C."""
         return int(self.values.shape[-1])
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert."""
-        return dequantized_blocks(QuantizedBlocks(self.values[index], self.scales[index]), dtype)
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
+        own = QuantizedBlocks(self.values[index], self.scales[index])
+        return jnp.matmul(x, dequantized_blocks(own, x.dtype), precision=precision)
 
 
 def magnitudes(weights: Float[Array, "*E K C"]) -> Float32[Array, "*E C"]:

@@ -30,15 +30,17 @@ TILE_ROWS = 16  # rows per turn of the XLA loop
 
 @runtime_checkable
 class Widened(Protocol):
-    """What "reference" and "xla" read of weights: one expert's matrix at a time."""
+    """What "reference" and "xla" read of weights: the product with one expert's matrix."""
 
     @property
     def columns(self) -> int:
         """C."""
         ...
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert in a type."""
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
         ...
 
 
@@ -172,8 +174,7 @@ def _reference(
     row = jnp.arange(len(x))
     out = jnp.zeros((len(x), _outputs(weights, gated)), jnp.float32)
     for expert in range(len(groups.sizes)):
-        matrix = weights.expert(expert, jnp.dtype(jnp.float32))
-        product = jnp.matmul(x.astype(jnp.float32), matrix, precision="highest")
+        product = weights.product(x.astype(jnp.float32), expert, "highest")
         own_bias = None if bias is None else bias[expert].astype(jnp.float32)
         start, size = groups.starts[expert], groups.sizes[expert]
         mine = (row >= start) & (row < start + size)
@@ -201,7 +202,7 @@ def _xla(
         expert = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
         start = starts[expert] + (index - (ends[expert] - tiles[expert])) * TILE_ROWS
         rows = lax.dynamic_slice_in_dim(padded, start, TILE_ROWS)
-        product = jnp.matmul(rows, weights.expert(expert, x.dtype), precision=precision)
+        product = weights.product(rows, expert, precision)
         result = _finish(product, None if bias is None else bias[expert], gated)
         # Tiles come in order, so rows that this one writes past its expert's last row are overwritten by the next.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)

@@ -50,9 +50,12 @@ class Mxfp4(NamedTuple):
         """Outputs are rows."""
         return True
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert."""
-        return unpack(Mxfp4(self.blocks[index], self.scales[index]), dtype).T
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
+        own = Mxfp4(self.blocks[index], self.scales[index])
+        return jnp.matmul(x, unpack(own, x.dtype).T, precision=precision)
 
     def operands(self) -> tuple[str, list[Array]]:
         """Return how the CPU's library reads the matrices, and their arrays."""

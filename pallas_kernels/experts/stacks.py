@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.errors import NoExpertKernel
@@ -61,10 +62,11 @@ class PlainStack(NamedTuple):
         """C."""
         return int(self.values.shape[2])
 
-    def expert(self, index: Int[Array, ""] | int, dtype: jnp.dtype) -> Float[Array, "K C"]:
-        """Return the matrix of an expert."""
-        out: Array = self.values[index].astype(dtype)
-        return out
+    def product(
+        self, x: Float[Array, "R K"], index: Int[Array, ""] | int, precision: lax.PrecisionLike
+    ) -> Float[Array, "R C"]:
+        """Return x · the matrix of an expert in x's type."""
+        return jnp.matmul(x, self.values[index].astype(x.dtype), precision=precision)
 
     def numbers(self) -> Float[Array, "E K C"]:
         """Return the matrices in float32."""
