@@ -63,8 +63,8 @@ def grouped_matmul(
     Args:
         x: rows, sorted by expert.
         weights: in x's type; or in MXFP4, as `Mxfp4Tiles` for "mosaic", `Mxfp4Joined` for "mosaic_overlap" and `Mxfp4`
-            for the others but "triton"; or of 8 bits or `Int4`, for the first two as `Tiles8`, `BlockTiles8` or
-            `Int4Tiles`, but not for "triton"; with scales of blocks, not for "cpu".
+            for the others but "triton"; or of 8 bits, `Int4` or `Nvfp4`, for the first two as `Tiles8`,
+            `BlockTiles8`, `Int4Tiles` or `Nvfp4Tiles`, but not for "triton"; with scales of blocks, not for "cpu".
         groups: the rows of each expert; see `group_rows`.
         bias: one number per expert and column of the weights.
         gated: the activation.

@@ -31,7 +31,7 @@ _KERNEL: Implementation = "mosaic_overlap"
 
 @runtime_checkable
 class Tiles(Protocol):
-    """The tiles of a matrix, or of a stack: those of `eight_bits` or `int4_tiles`."""
+    """The tiles of a matrix, or of a stack: those of `eight_bits`, `int4_tiles` or `nvfp4_tiles`."""
 
     @property
     def inputs(self) -> int:
@@ -58,7 +58,7 @@ class DenseTiles:
     """One matrix in the tiles that the Hopper kernel reads.
 
     Attributes:
-        tiles: without an axis of experts; of 8 bits with a scale per output or per block.
+        tiles: without an axis of experts; of 4 or 8 bits.
         sms: multiprocessors of the device. None: as many as an H200 has.
     """
 

@@ -67,6 +67,8 @@ _MODELS = {
     "Llama-4-Scout, int4": "Llama-4-Scout",
     "Llama-4-Scout, int4 of float16": "Llama-4-Scout",
     "gemma-4-26B-A4B, int4": "gemma-4-26B-A4B",
+    "Llama-4-Scout, nvfp4": "Llama-4-Scout",
+    "gemma-4-26B-A4B, nvfp4": "gemma-4-26B-A4B",
 }
 
 

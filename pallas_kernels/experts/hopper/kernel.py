@@ -41,6 +41,8 @@ from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
 _SWIZZLE = 128
+_SCALED = "int8", "fp8", "fp8_blocks", "nvfp4"  # weights with an array of scales of outputs or blocks
+_SHIFTED = "mxfp4", "mxfp4_joined", "nvfp4"  # weights whose tiles have numbers times 2^-SHIFT
 
 Part = Scalar | int  # number of a consumer
 Sums = list[Float[Array, "64 rows"]]  # of each part, columns of the weights by rows of x
@@ -94,7 +96,7 @@ class _Refs:
     Attributes:
         tiles: see `groups.list_tiles`.
         weights: one array, or words and scales in two.
-        scales: of the outputs of weights of 8 bits, or of blocks.
+        scales: of the outputs of weights of 8 bits or in NVFP4, or of blocks.
     """
 
     x: Ref
@@ -110,7 +112,7 @@ class _Refs:
         """Name the kernel's operands and output."""
         x, tiles, *left, out = arrays
         bias = left.pop(0) if plan.bias else None
-        scales = left.pop() if plan.held in ("int8", "fp8", "fp8_blocks") else None
+        scales = left.pop() if plan.held in _SCALED else None
         return cls(x=x, tiles=tiles, bias=bias, weights=tuple(left), scales=scales, out=out, shared=shared)
 
 
@@ -376,8 +378,8 @@ def _write_wide(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part) -> None:
 
 def _scaled(plan: Launch, refs: _Refs, tile: _WorkTile, part: Part, sums: Sums) -> Sums:
     """Return the sums of the weights themselves, if those of tiles are smaller or have scales."""
-    if plan.held in ("mxfp4", "mxfp4_joined"):
-        return [total * 2.0**SHIFT for total in sums]
+    if plan.held in _SHIFTED:
+        sums = [total * 2.0**SHIFT for total in sums]
     if refs.scales is None or plan.held == "fp8_blocks":
         return sums
     return [total * _per_column(plan, refs.scales, tile, part, which) for which, total in enumerate(sums)]

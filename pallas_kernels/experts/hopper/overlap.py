@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
-from pallas_kernels.experts.hopper import eight_bits, int4
+from pallas_kernels.experts.hopper import eight_bits, int4, nvfp4
 from pallas_kernels.experts.hopper.mxfp4 import joined_operand
 from pallas_kernels.experts.hopper.plan import UNIT, Launch
 from pallas_kernels.interpreter import interpreting
@@ -59,7 +59,7 @@ class Loop(NamedTuple):
     scale: Callable[[int, Scalar], Float[Array, ""]]
 
     def run(self) -> Sums:
-        """Return the sums of each part, without scales of outputs, and of MXFP4 times 2^-SHIFT."""
+        """Return the sums of each part, without scales of outputs, and of MXFP4 and NVFP4 times 2^-SHIFT."""
         return self._blocks() if self.plan.held == "fp8_blocks" else self._scoped(self._turns)
 
     def _scoped[T](self, body: Callable[["Compiled | Interpreted"], T]) -> T:
@@ -134,6 +134,8 @@ class Loop(NamedTuple):
         kind = self.plan.held
         if kind in ("int8", "fp8", "fp8_blocks"):
             return eight_bits.tile_operand(tile, "int8" if kind == "int8" else "fp8")
+        if kind == "nvfp4":
+            return nvfp4.tile_operand(tile)
         return joined_operand(tile) if kind == "mxfp4_joined" else int4.tile_operand(tile)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.errors import NoExpertKernel
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4_tiles
 from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Tiling
@@ -26,7 +26,7 @@ FEW_ROWS = 16  # tiles of so many rows, or fewer, leave room for two thread bloc
 BAND = 8
 CLUSTER = "cluster"  # the axis of a cluster's thread blocks
 _SHARED_ROWS = 48  # times parts, of weights with scales of blocks: sums that leave two thread blocks their registers
-Held = Literal["plain", "rows", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]
+Held = Literal["plain", "rows", "mxfp4", "mxfp4_joined", "int8", "fp8", "fp8_blocks", "int4", "int4_wide", "nvfp4"]
 _OF_8_BITS = ("int8", "fp8", "fp8_blocks")
 
 
@@ -165,6 +165,7 @@ TILES: dict[Held, tuple[int, int, jnp.dtype]] = {
     "mxfp4_joined": (WORD_LINES + 1, UNIT, jnp.dtype("int16")),
     "int4": (int4_tiles.LINES, UNIT, jnp.dtype("int16")),
     "int4_wide": (int4_tiles.WIDE_LINES, UNIT, jnp.dtype("int16")),
+    "nvfp4": (nvfp4_tiles.LINES, UNIT, jnp.dtype("int16")),
     "int8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("int8")),
     "fp8": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),
     "fp8_blocks": (eight_bits.LINES, eight_bits.LINE, jnp.dtype("uint8")),

@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4, nvfp4_tiles
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
 from pallas_kernels.experts.hopper import call as hopper_grouped
 from pallas_kernels.experts.hopper.plan import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
+from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
 from pallas_kernels.int4 import dequantized as dequantized_int4
 from pallas_kernels.quantized import (
@@ -39,7 +40,7 @@ class Call:
     """Arrays of one call. Rows that belong to no expert, and weights of experts without rows, hold NaN."""
 
     x: Float[Array, "R K"]
-    weights: Float[Array, "E K C"] | Mxfp4 | Quantized | QuantizedBlocks | Int4
+    weights: Float[Array, "E K C"] | Mxfp4 | Quantized | QuantizedBlocks | Int4 | Nvfp4
     bias: Float[Array, "E C"] | None
     starts: Int[np.ndarray, " E"]
     sizes: Int[np.ndarray, " E"]
@@ -76,6 +77,7 @@ def make_call(case: Case, seed: int = 0) -> Call:
         "int4": _int4,
         "int4_wide": _int4,
         "fp8_blocks": _fp8_blocks,
+        "nvfp4": _nvfp4,
     }
     weights = makers.get(case.form, _eight_bits)(rng, case, sizes, columns)
     bias = rng.standard_normal((len(sizes), columns)) if case.bias else None
@@ -134,6 +136,16 @@ def _int4(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], co
     return Int4(jnp.asarray(codes), jnp.asarray(scales, dtype), jnp.asarray(zeros))
 
 
+def _nvfp4(rng: np.random.Generator, case: Case, sizes: Int[np.ndarray, " E"], columns: int) -> Nvfp4:
+    """Return random codes, scales of both signs, and a factor of all fractions for each output."""
+    codes = rng.integers(0, 256, (len(sizes), case.inputs // 2, columns), np.uint8)
+    scales = rng.integers(0x30, 0x40, (len(sizes), case.inputs // nvfp4.GROUP, columns)).astype(np.uint8)  # ½ to 2
+    scales |= rng.integers(0, 2, scales.shape, np.uint8) << 7
+    factors = rng.uniform(1, 2, (len(sizes), columns)) * case.inputs**-0.5 / 5
+    scales[sizes == 0] = 0x7F
+    return Nvfp4(jnp.asarray(codes), jnp.asarray(scales), jnp.asarray(factors, jnp.float32))
+
+
 def run(
     call: Call, case: Case, implementation: Implementation, tuning: Tuning | None = None
 ) -> Float[np.ndarray, "R N"]:
@@ -152,6 +164,8 @@ def run(
         weights = eight_bits.block_tiles(weights)
     elif isinstance(weights, Int4):
         weights = int4_tiles.tiles(weights)
+    elif isinstance(weights, Nvfp4):
+        weights = nvfp4_tiles.tiles(weights)
     with hopper():
         if tuning is None:
             out = grouped_matmul(
@@ -212,6 +226,8 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "R N"], Float[np.n
         dense = dequantized(dense, jnp.dtype(jnp.float32))
     elif isinstance(dense, QuantizedBlocks):
         dense = dequantized_blocks(dense, jnp.dtype(jnp.float32))
+    elif isinstance(dense, Nvfp4):
+        dense = nvfp4.dequantized(dense, jnp.dtype(jnp.float32))
     elif isinstance(dense, Int4):
         dense = jax.vmap(lambda *own: dequantized_int4(Int4(*own), jnp.dtype(jnp.float32)))(*dense[:3])
     weights = np.asarray(dense.astype(jnp.float32), np.float64)

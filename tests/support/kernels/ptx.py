@@ -55,7 +55,14 @@ def _lop3(a: int, b: int, c: int, table: int) -> int:
     return a & b | c
 
 
+def _prmt(a: int, b: int, selector: int) -> int:
+    both = a | b << 32
+    return sum((both >> 8 * (selector >> 4 * byte & 7) & 255) << 8 * byte for byte in range(4))
+
+
 _INSTRUCTIONS: dict[str, Callable[..., int]] = {
+    "prmt.b32": _prmt,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
     "and.b32": lambda a, b: a & b,
     "shl.b32": lambda a, b: a << b,
     "shr.b32": lambda a, b: a >> b,

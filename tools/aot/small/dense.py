@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4_tiles
 from pallas_kernels.experts.dense import DensePlain, DenseTiles, matmul, plain_launch
 from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8
 from pallas_kernels.experts.groups import ALIGN
@@ -24,11 +24,20 @@ from pallas_kernels.experts.hopper.call import plan_of
 from pallas_kernels.experts.hopper.plan import Launch, Shape
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE
+from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles
 from tools import gates
 from tools.aot import device
 from tools.aot.experts import BYTES_PER_SECOND
 from tools.aot.facts import KernelFacts
-from tools.cases.kernels.dense import BLOCK_MATRICES, MATRICES, PLAIN_MATRICES, PLAIN_TOKENS, TOKENS, Matrix
+from tools.cases.kernels.dense import (
+    BLOCK_MATRICES,
+    MATRICES,
+    NVFP4_MATRICES,
+    PLAIN_MATRICES,
+    PLAIN_TOKENS,
+    TOKENS,
+    Matrix,
+)
 
 GATES = "dense.json"
 
@@ -42,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     faults, figures = [], dict[str, dict[str, float]]()
     print(f"{'matrix':40}tile outputs blocks registers spills shared memory blocks/SM  µs of weights  seconds")
-    for matrix in (*MATRICES, *BLOCK_MATRICES, *PLAIN_MATRICES):
+    for matrix in (*MATRICES, *NVFP4_MATRICES, *BLOCK_MATRICES, *PLAIN_MATRICES):
         for tokens in (64,) if options.sample else PLAIN_TOKENS if matrix in PLAIN_MATRICES else TOKENS:
             name, begin = f"{matrix.name}, {tokens} tokens", time.perf_counter()
             if options.only not in name:
@@ -77,7 +86,7 @@ def compile_matrix(matrix: Matrix, tokens: int) -> tuple[KernelFacts, Launch]:
     return facts, plan_of(Shape.of(rows, _tiles(matrix, 1), None, matrix.gated), device.SMS)
 
 
-def _tiles(matrix: Matrix, *experts: int) -> Int4Tiles | BlockTiles8:
+def _tiles(matrix: Matrix, *experts: int) -> Int4Tiles | Nvfp4Tiles | BlockTiles8:
     """Return the shapes of a matrix in tiles."""
 
     def array(deep: int, *tile: int, kind: str) -> Any:
@@ -86,6 +95,9 @@ def _tiles(matrix: Matrix, *experts: int) -> Int4Tiles | BlockTiles8:
     if matrix in BLOCK_MATRICES:
         codes = array(TILE, eight_bits.LINES, eight_bits.LINE, kind="uint8")
         return BlockTiles8(codes, array(DEEP, kind="float32"))
+    if matrix in NVFP4_MATRICES:
+        factors: Any = jax.ShapeDtypeStruct((*experts, matrix.outputs), "float32")  # type: ignore[no-untyped-call]
+        return Nvfp4Tiles(array(TILE, nvfp4_tiles.LINES, TILE, kind="int16"), factors)
     return Int4Tiles(array(TILE, int4_tiles.LINES, TILE, kind="int16"))
 
 

@@ -1,7 +1,7 @@
 """Cases of products of linear layers on Hopper, as plain data, for tests and compilation.
 
-`CASES` are small, and the kernel must be right on each. `MATRICES` (in integers of 4 bits) and `BLOCK_MATRICES` (in
-e4m3 with scales of blocks) are those of released models, to be compiled with `TOKENS` per step.
+`CASES` are small, and the kernel must be right on each. `MATRICES` (in integers of 4 bits), `NVFP4_MATRICES` and
+`BLOCK_MATRICES` (in e4m3 with scales of blocks) are those of released models, to be compiled with `TOKENS` per step.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from pallas_kernels.experts.glu import Glu
 
 # As in `tools.cases.kernels.experts`. "rows" has the outputs first; "head" too, and results in float32.
-Form = Literal["int4", "int4_wide", "int8", "fp8", "fp8_blocks", "plain", "rows", "head"]
+Form = Literal["int4", "int4_wide", "int8", "fp8", "fp8_blocks", "nvfp4", "plain", "rows", "head"]
 SILU, GELU = Glu("silu"), Glu("gelu_tanh")
 
 
@@ -43,6 +43,8 @@ CASES = (
     Case("fp8, gates and ups", 16, 128, 128, "fp8", gated=GELU),
     Case("fp8 in blocks", 9, 256, 128, "fp8_blocks"),
     Case("fp8 in blocks, gates and ups, two tiles of tokens", 72, 128, 256, "fp8_blocks", gated=SILU),
+    Case("nvfp4", 13, 192, 128, "nvfp4"),
+    Case("nvfp4, gates and ups", 24, 128, 256, "nvfp4", gated=SILU),
     Case("two tiles of tokens", 136, 64, 128, groups=2),
     Case("16 bits", 13, 192, 192, "plain"),
     Case("16 bits, gates and ups", 24, 128, 256, "plain", gated=SILU),
@@ -61,7 +63,7 @@ class Matrix(NamedTuple):
     """A linear layer of a released model.
 
     Attributes:
-        form: "int4", "plain", "router" or "head". The last two have results in float32, and the last one is an
+        form: "int4", "nvfp4", "plain", "router" or "head". The last two have results in float32, and the last one is an
             embedding: its outputs come first.
     """
 
@@ -70,12 +72,12 @@ class Matrix(NamedTuple):
     inputs: int
     outputs: int
     gated: Glu | None = None
-    form: Literal["int4", "plain", "router", "head"] = "int4"
+    form: Literal["int4", "nvfp4", "plain", "router", "head"] = "int4"
 
     @property
     def name(self) -> str:
         """Model and layer."""
-        return f"{self.model} {self.layer}" + ", 16 bits" * (self.form != "int4")
+        return f"{self.model} {self.layer}" + {"int4": "", "nvfp4": ", nvfp4"}.get(self.form, ", 16 bits")
 
 
 MATRICES = (
@@ -93,6 +95,7 @@ BLOCK_MATRICES = (
     Matrix("MiMo-V2-Flash, fp8 in blocks,", "gate_up", 4096, 32768, SILU),
     Matrix("MiMo-V2-Flash, fp8 in blocks,", "down", 16384, 4096),
 )
+NVFP4_MATRICES = tuple(matrix._replace(form="nvfp4") for matrix in MATRICES if matrix.model == "gemma-3-27b")
 PLAIN_MATRICES = (
     *(matrix._replace(form="plain") for matrix in MATRICES if matrix.model == "gemma-3-27b"),
     Matrix("gemma-3-27b", "head", 5376, 262208, form="head"),

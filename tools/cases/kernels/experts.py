@@ -10,7 +10,7 @@ from typing import Literal
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.glu import Glu
 
-Form = Literal["plain", "mxfp4", "int8", "fp8", "fp8_blocks", "int4", "int4_wide"]  # of weights
+Form = Literal["plain", "mxfp4", "int8", "fp8", "fp8_blocks", "int4", "int4_wide", "nvfp4"]  # of weights
 # fp8_blocks: with a scale for 128 inputs of 128 outputs.
 # int4: integers in groups of 32, with scales in bfloat16; int4_wide: in float16.
 _BITS: dict[Form, float] = {
@@ -21,6 +21,7 @@ _BITS: dict[Form, float] = {
     "fp8_blocks": 8,
     "int4": 4.75,
     "int4_wide": 5.25,
+    "nvfp4": 4.5,
 }  # with scales of inputs
 
 
@@ -54,7 +55,7 @@ class Case:
         """Whether an implementation of `grouped_matmul` serves the case."""
         if implementation == "mosaic_overlap":
             return self.for_mosaic and self.form != "plain"
-        if implementation == "cpu" and self.form == "fp8_blocks":
+        if implementation == "cpu" and self.form in ("fp8_blocks", "nvfp4"):
             return False
         if implementation == "triton":
             return self.form == "plain"
@@ -133,6 +134,9 @@ CASES = (
     Case("int4, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="int4"),
     Case("int4 of float16", (3, 0, 17), 64, 128, bias=True, dtype="bfloat16", form="int4_wide"),
     Case("int4, edges", EDGES, 128, 128, SILU, spare=8, dtype="bfloat16", form="int4", quick=False),
+    Case("nvfp4, biases, gpt-oss", (9, 0, 1), 192, 128, GPT_OSS_GLU, True, dtype="bfloat16", form="nvfp4"),
+    Case("nvfp4, float32, silu", (3, 0, 17), 48, 40, SILU, form="nvfp4"),
+    Case("nvfp4, edges", EDGES, 128, 128, SILU, spare=8, dtype="bfloat16", form="nvfp4", quick=False),
     Case("16 bits, one expert, many rows", (300,), 128, 448, bias=True, dtype="bfloat16", quick=False),
 )
 
@@ -154,6 +158,8 @@ LAYERS = (
     Layer("Llama-4-Scout, int4", 16, 1, 5120, 8192, SILU, form="int4"),
     Layer("Llama-4-Scout, int4 of float16", 16, 1, 5120, 8192, SILU, form="int4_wide"),
     Layer("gemma-4-26B-A4B, int4", 128, 8, 2816, 704, Glu("gelu_tanh"), form="int4"),
+    Layer("Llama-4-Scout, nvfp4", 16, 1, 5120, 8192, SILU, form="nvfp4"),
+    Layer("gemma-4-26B-A4B, nvfp4", 128, 8, 2816, 704, Glu("gelu_tanh"), form="nvfp4"),
 )
 # With copies of rows for two thread blocks, which no default has: compiled with `CLUSTER_TOKENS` alone.
 CLUSTERED = tuple(replace(layer, name=f"{layer.name}, clusters", cluster=2) for layer in LAYERS[6:8])

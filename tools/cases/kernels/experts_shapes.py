@@ -6,13 +6,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.experts import int4_tiles
+from pallas_kernels.experts import int4_tiles, nvfp4_tiles
 from pallas_kernels.experts.eight_bits import DEEP, LINE, LINES, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
 from pallas_kernels.experts.hopper.plan import OnHopper
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
+from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles
 from tools.cases.kernels.experts import Layer
 
 Matrix = Literal["up", "down"]
@@ -60,6 +61,9 @@ def _tiles(array: Callable[..., Any], layer: Layer, inputs: int, columns: int) -
     if layer.form in ("int4", "int4_wide"):
         lines = int4_tiles.LINES if layer.form == "int4" else int4_tiles.WIDE_LINES
         return Int4Tiles(array(*tiles, lines, TILE, dtype="int16"))
+    if layer.form == "nvfp4":
+        lines = array(*tiles, nvfp4_tiles.LINES, TILE, dtype="int16")
+        return Nvfp4Tiles(lines, array(layer.experts, columns, dtype="float32"))
     if layer.overlap:
         return Mxfp4Joined(array(*tiles, WORD_LINES + 1, TILE, dtype="int16"))
     return Mxfp4Tiles(array(*tiles, 4, 128, dtype="int32"), array(*tiles, TILE, dtype="int16"))

@@ -11,12 +11,13 @@ from _pytest.mark.structures import ParameterSet
 from jaxtyping import Float
 
 from pallas_kernels.errors import NoLinearKernel
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4, nvfp4_tiles
 from pallas_kernels.experts.dense import Dense, DensePlain, DenseTiles, fits, gates_fit, matmul
 from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.hopper.heuristics import default_tuning, dense_tuning, tile_rows
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4, dequantized
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 from pallas_kernels.quantized import dequantized as dequantized_8_bits
@@ -37,7 +38,7 @@ PLAIN = ("plain", "rows", "head")
 BOUND = 2.0**-6  # of results of about unit size: roundings of a result, and of both factors of a unit
 
 
-Weights = Int4 | Quantized | QuantizedBlocks | Float[jax.Array, "K C"]
+Weights = Int4 | Nvfp4 | Quantized | QuantizedBlocks | Float[jax.Array, "K C"]
 
 
 def weights_of(case: Case) -> Weights:
@@ -50,6 +51,8 @@ def weights_of(case: Case) -> Weights:
         found = quantize(jnp.asarray(normal), "int8" if case.form == "int8" else "fp8")
         blocks = rng.uniform(0.5, 2, (case.inputs // DEEP, case.outputs // DEEP)) * case.inputs**-0.5 / 120
         return QuantizedBlocks(found.values, jnp.asarray(blocks, FLOAT32)) if case.form == "fp8_blocks" else found
+    if case.form == "nvfp4":
+        return nvfp4.quantize(jnp.asarray(rng.standard_normal((case.inputs, case.outputs)) * case.inputs**-0.5))
     codes = rng.integers(0, 256, (case.inputs // 2, case.outputs), np.uint8)
     scales = rng.uniform(0.5, 1, (case.groups, case.outputs)) * case.inputs**-0.5 / 5
     zeros = rng.integers(6, 11, (case.groups, case.outputs)).astype(np.uint8)
@@ -65,6 +68,8 @@ def held(weights: Weights, case: Case) -> Dense:
         return DensePlain(weights.T if first else weights, outputs_first=first)
     if isinstance(weights, QuantizedBlocks):
         return DenseTiles(eight_bits.block_tiles(weights))
+    if isinstance(weights, Nvfp4):
+        return DenseTiles(nvfp4_tiles.tiles(weights))
     return DenseTiles(int4_tiles.tiles(weights) if isinstance(weights, Int4) else eight_bits.tiles(weights))
 
 
@@ -79,6 +84,8 @@ def expect(x: Float[jax.Array, "T K"], weights: Weights, case: Case) -> Float[np
         matrix = weights.astype(FLOAT32)
     elif isinstance(weights, Int4):
         matrix = dequantized(weights, BFLOAT16).astype(FLOAT32)
+    elif isinstance(weights, Nvfp4):
+        matrix = nvfp4.dequantized(weights, FLOAT32)
     elif isinstance(weights, QuantizedBlocks):
         matrix = dequantized_blocks(weights, FLOAT32)
     else:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.groups import ALIGN, Groups, group_rows, row_count
+from pallas_kernels.experts.nvfp4 import Nvfp4, dequantized
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from tests.support.kernels.grouped_calls import check, make_call, run
@@ -57,14 +58,18 @@ def test_one_missing_input_is_found() -> None:
         check(run(replace(call, x=call.x.at[row].set(call.x[row + 1])), case, "xla"), call, case)
 
 
-@pytest.mark.parametrize("form", ["fp8", "fp8_blocks", "int8", "int4"])
+@pytest.mark.parametrize("form", ["fp8", "fp8_blocks", "int8", "int4", "nvfp4"])
 def test_one_wrong_scale_or_zero_point_is_found(form: Form) -> None:
-    """Of one output, one block, and one group of 32 inputs: the kernel takes those of a neighbour."""
+    """Of one output, one block, and one group of 32 or 16 inputs: the kernel takes those of a neighbour."""
     case = Case("", (5, 3), 256, 128, dtype="bfloat16", form=form)
     call = make_call(case)
     if isinstance(call.weights, Int4):
         zeros = call.weights.zeros
         wrong: Any = call.weights._replace(zeros=zeros.at[1, 2, 7].set((zeros[1, 2, 7] + 1) % 17))
+    elif isinstance(call.weights, Nvfp4):
+        codes = call.weights.codes.at[1, 16:24, 7].set(0x33)  # 1½, so that the group is not of zeros
+        wrong = call.weights._replace(codes=codes, scales=call.weights.scales.at[1, 2, 7].add(1))
+        call = replace(call, weights=call.weights._replace(codes=codes))
     elif isinstance(call.weights, QuantizedBlocks):
         scales = call.weights.scales
         wrong = call.weights._replace(scales=scales.at[1, 1, 0].set(scales[1, 1, 0] * 1.0625))
@@ -87,6 +92,18 @@ def test_the_hopper_kernel_rounds_no_weight_in_blocks() -> None:
     check(run(call, case, "reference"), call, case)
     with pytest.raises(AssertionError, match="times what rounding may do"):
         check(run(call, case, "xla"), call, case)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla", "mosaic"])
+def test_no_weight_in_nvfp4_is_rounded(implementation: Implementation) -> None:
+    """Factors of 24 significant bits multiply the sums: weights that are rounded to bfloat16 before would be seen."""
+    case = Case("", (5, 30), 256, 192, dtype="bfloat16", form="nvfp4")
+    call = make_call(case)
+    check(run(call, case, implementation), call, case)
+    assert isinstance(call.weights, Nvfp4)
+    rounded = dequantized(call.weights, jnp.dtype(jnp.bfloat16))
+    with pytest.raises(AssertionError, match="times what rounding may do"):
+        check(run(replace(call, weights=rounded), case, "xla"), call, case)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])

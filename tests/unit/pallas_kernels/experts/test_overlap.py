@@ -14,6 +14,7 @@ from pallas_kernels.experts.hopper import overlap
 from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning, shared_tuning
 from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
+from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedBlocks
 from pallas_kernels.ring import Ring
@@ -53,6 +54,8 @@ def test_all_tunings_give_the_bits_of_the_simple_kernel(case: Case, tuning: Tuni
         (replace(GATED, form="fp8_blocks", sizes=(9, 1)), Tuning(8, 2, 2, 2, depth=2, sms=1, band=1)),
         (replace(PLAIN, form="fp8_blocks", sizes=(9, 100)), Tuning(88, 2, 1, 3, depth=2, sms=1)),
         (replace(PLAIN, form="int4", sizes=(9, 20)), Tuning(16, 2, 1, 3, depth=3, sms=1)),
+        (replace(GATED, form="nvfp4", sizes=(9, 1)), Tuning(8, 2, 2, 2, sms=1, band=1)),
+        (replace(PLAIN, form="nvfp4", sizes=(9, 20)), Tuning(16, 2, 1, 3, depth=3, sms=1)),
     ],
     ids=str,
 )
@@ -103,7 +106,7 @@ def test_the_copies_of_a_cluster_have_the_same_rows() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("rows", [8, 48, 128])
 @pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "int4_wide"])
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4", "int4_wide", "nvfp4"])
 def test_all_tilings_of_edges_of_other_forms(rows: int, depth: int, form: Form) -> None:
     """Groups end just before, at and after the end of a tile."""
     sizes = (0, 1, rows - 1, rows, rows + 1, 130, 0)
@@ -155,7 +158,7 @@ def test_a_stage_that_is_released_while_a_product_reads_it_is_found(
     assert interpreter.races_found()
 
 
-@pytest.mark.parametrize(("form", "depth"), [("mxfp4", 3), ("int8", 3), ("int4", 3), ("fp8_blocks", 2)])
+@pytest.mark.parametrize(("form", "depth"), [("mxfp4", 3), ("int8", 3), ("int4", 3), ("nvfp4", 3), ("fp8_blocks", 2)])
 def test_three_copies_bring_a_stage(form: Form, depth: int) -> None:
     """Rows, and of each part the tiles of all consumers and units of inputs."""
     case = replace(PLAIN, sizes=(0, 3, 0, 8), form=form)
@@ -286,8 +289,12 @@ def test_tiles_have_the_rows_of_most_groups(tokens: int, experts: int, gated: An
             Mxfp4(jnp.zeros((1, 64, 32), jnp.uint8), jnp.zeros((1, 64, 2), jnp.uint8)),
             "in MXFP4: must be",
         ),
+        (
+            Nvfp4(jnp.zeros((1, 32, 64), jnp.uint8), jnp.zeros((1, 4, 64), jnp.uint8), jnp.ones((1, 64))),
+            "in NVFP4: must be 'xla'",
+        ),
     ],
-    ids=["plain", "int8", "fp8_blocks", "int4", "blocks"],
+    ids=["plain", "int8", "fp8_blocks", "int4", "blocks", "nvfp4"],
 )
 def test_other_weights_are_an_error(weights: Any, message: str) -> None:
     """The call raises: no other implementation takes over."""
