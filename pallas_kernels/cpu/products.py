@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Float32, Int, Shaped, UInt8
 
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
@@ -20,7 +21,7 @@ PANEL = 32  # outputs
 QUAD = 4  # bytes of an output side by side, eight inputs
 BLOCK = 32  # inputs that are rounded together where codes lie in quads
 PRODUCT_TYPES = ("float32", "bfloat16", "float16")  # of x
-_KINDS = ("numbers", "scaled", "codes", "codes_by_table", "mxfp4")  # by their numbers in src/types.h
+_KINDS = ("numbers", "scaled", "codes", "codes_by_table", "mxfp4", "nvfp4")  # by their numbers in src/types.h
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["outputs"])
@@ -30,12 +31,12 @@ class Panels:
 
     Attributes:
         weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes; or `Int4` with codes in
-            quads [*E, P, K / 8, 4 · PANEL], and scales and zeros [*E, P, G, PANEL]. What else they have per output lies
-            as it is.
+            quads [*E, P, K / 8, 4 · PANEL], and scales and zeros [*E, P, G, PANEL]; or `Nvfp4` with such codes and
+            scales. What else they have per output lies as it is.
         outputs: C.
     """
 
-    weights: Array | Quantized | Int4
+    weights: Array | Quantized | Int4 | Nvfp4
     outputs: int
 
     @property
@@ -135,7 +136,7 @@ def to_quads(codes: UInt8[np.ndarray, "*E half C"], out: UInt8[np.ndarray, "*E P
             words[:, first : first + step] = packed.reshape(-1, panels, PANEL).swapaxes(0, 1)
 
 
-def operands(weights: Array | Quantized | QuantizedRows | Int4) -> tuple[str, list[Array]]:
+def operands(weights: Array | Quantized | QuantizedRows | Int4 | Nvfp4) -> tuple[str, list[Array]]:
     """Return how the library reads a matrix, and its arrays: the matrix first."""
     return ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
 

@@ -56,6 +56,10 @@ class Nvfp4(NamedTuple):
     def gated(self, x: Float[Array, "T K"], unit: Glu) -> None:
         """No kernel computes gates, ups and their unit."""
 
+    def operands(self) -> tuple[str, list[Array]]:
+        """Return how the CPU's library reads the matrix, and its arrays."""
+        return "nvfp4", [self.codes, self.scales, self.factors]
+
     @property
     def form(self) -> str:
         """What errors call it."""
@@ -63,7 +67,7 @@ class Nvfp4(NamedTuple):
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """XLA; Hopper's kernels have it in tiles."""
+        """XLA; a CPU has it in panels, Hopper's kernels have it in tiles."""
         return ("xla",)
 
     @property

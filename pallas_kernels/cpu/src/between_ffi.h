@@ -184,10 +184,9 @@ ffi::Error mixture(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::BufferR2<ffi::Da
   m.hidden = middle->dimensions()[1];
   if (rows->dimensions()[1] != m.width || gates->dimensions()[1] != 2 * m.hidden) return wrong("gates and ups are needed");
   std::vector<ffi::AnyBuffer> all = buffers(rest, 0);
-  const size_t operands[] = {0, 1, 2, 3, 1};
-  if (up_kind < kNumbers || up_kind > kMxfp4 || down_kind < kNumbers || down_kind > kMxfp4)
+  if (up_kind < kNumbers || up_kind >= kKinds || down_kind < kNumbers || down_kind >= kKinds)
     return wrong("no such matrices");
-  const size_t biases = biased ? 2 : 0, own = operands[up_kind], other = operands[down_kind];
+  const size_t biases = biased ? 2 : 0, own = kOperands[up_kind], other = kOperands[down_kind];
   if (all.size() != biases + own + other) return wrong("operands are missing");
   const auto at = all.begin() + (std::ptrdiff_t)biases, middle_of = at + (std::ptrdiff_t)own;
   ffi::Error error = glu_of(m.glu, activation, clamp, alpha);

@@ -75,6 +75,24 @@ struct Reader<Type::CODES> {
   }
 };
 
+template <>
+struct Reader<Type::NVFP4> {
+  vf scale[kVectors];
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool, vf (*out)[kVectors]) {
+    const uint8_t* from = (const uint8_t*)p.w + (panel * (p.inputs / 2) + input / 2) * kPanel + column;
+    __builtin_prefetch(from + kAhead, 0, 0);
+    if (input % 16 == 0) {
+      const uint8_t* scales = p.group_zeros + (panel * (p.inputs / 16) + input / 16) * kPanel + column;
+      for (int c = 0; c < kVectors; c++) scale[c] = from_fp8(load_as<vu8>(scales + c * W));
+    }
+    for (int c = 0; c < kVectors; c++) {
+      const vu codes = wide(load_as<vu8>(from + c * W));
+      out[0][c] = from_e2m1(codes) * scale[c];  // exact in bfloat16 and float16 too
+      out[1][c] = from_e2m1(codes >> 4) * scale[c];
+    }
+  }
+};
+
 // float32: words are numbers, two a step.
 template <Type weights>
 struct Single {
@@ -240,6 +258,7 @@ void panel_of(const Product& p, int64_t panel, int64_t first_tile, int64_t last_
     case Type::BF16: { JSWA_OP(p, Type::BF16, call) break; }   \
     case Type::S8: { JSWA_OP(p, Type::S8, call) break; }       \
     case Type::FP8: { JSWA_OP(p, Type::FP8, call) break; }     \
+    case Type::NVFP4: { JSWA_OP(p, Type::NVFP4, call) break; } \
     default: { JSWA_OP(p, Type::CODES, call) break; }          \
   }
 

@@ -31,8 +31,9 @@ bool type_of(ffi::DataType from, Type* to) {
 bool is_activation(Type type) { return bytes_of(type) > 1; }
 
 // How a matrix is held: numbers; numbers with a scale per output; codes of 4 bits with group scales and zeros; the same
-// with a table of groups; MXFP4 blocks with exponents.
-enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4 };
+// with a table of groups; MXFP4 blocks with exponents; NVFP4 codes with scales and a factor per output.
+enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4, kNvfp4, kKinds };
+constexpr size_t kOperands[kKinds] = {0, 1, 2, 3, 1, 2};  // behind the first
 
 // Fills in everything of a product but its rows. The operands behind the first are those that `kind` needs. If
 // `experts` is not 0, the matrix and they have a leading axis of that size.
@@ -46,8 +47,7 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
   if (!type_of(w.element_type(), &p.w_type)) return wrong("no products with weights of this type");
   p.x = x.untyped_data(), p.w = w.untyped_data(), p.out = out.untyped_data();
   p.inputs = x.dimensions()[1], p.outputs = out.dimensions()[1];
-  const size_t operands[] = {0, 1, 2, 3, 1};
-  if (kind < kNumbers || kind > kMxfp4 || rest.size() != operands[kind]) return wrong("operands are missing");
+  if (kind < kNumbers || kind >= kKinds || rest.size() != kOperands[kind]) return wrong("operands are missing");
   const int64_t times = experts ? experts : 1;
   auto holds = [&](size_t index, int64_t numbers) { return (int64_t)rest[index].element_count() == times * numbers; };
   const auto shape = w.dimensions();
@@ -78,6 +78,13 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
       return wrong("MXFP4 needs an exponent per 32 inputs");
     p.w_type = Type::MXFP4, stored = p.inputs / 2, p.group_zeros = (const uint8_t*)rest[0].untyped_data();
     p.group_cells = p.outputs * p.inputs / 32;
+  } else if (kind == kNvfp4) {
+    p.group_cells = jswa::blocks(p.outputs, jswa::kPanel) * jswa::kPanel * p.inputs / 16;
+    if (by_rows || p.inputs % 16 || !holds(0, p.group_cells) || !holds(1, p.outputs) ||
+        rest[1].element_type() != ffi::DataType::F32)
+      return wrong("NVFP4 needs a scale per 16 inputs and a float32 factor per output");
+    p.w_type = Type::NVFP4, stored = p.inputs / 2, p.group_zeros = (const uint8_t*)rest[0].untyped_data();
+    p.scales = (const float*)rest[1].untyped_data();
   }
   const int64_t across = quads ? 4 * jswa::kPanel : jswa::kPanel;
   const bool fits = by_rows ? shape.size() == lead + 2 && shape[lead] == p.outputs && shape[lead + 1] == stored

@@ -15,14 +15,6 @@ inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n)
   return n >= W ? widened(from, type) : widened_part(from, type, n);
 }
 
-// e2m1: sign, two bits of exponent, one of fraction; the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-inline vf from_e2m1(vu code) {
-  vu magnitude = code & 7;
-  const vf normal = (vf)((magnitude << 22) + (126u << 23));
-  vf number = choose((vi)(magnitude < 2), to_float((vi)magnitude) * splat(0.5f), normal);
-  return (vf)(bits(number) | ((code & 8) << 28));
-}
-
 template <>
 inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t input, int64_t n) {
   const uint8_t* from = (const uint8_t*)p.w + (output * p.inputs + input) / 2;

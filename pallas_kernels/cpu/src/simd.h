@@ -107,6 +107,23 @@ inline vf from_fp8(vu8 value) {
   return (vf)(bits(number) | ((all & 0x80) << 24));
 }
 
+// The low four bits of codes of e2m1: sign, two bits of exponent, one of fraction; 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+inline vf from_e2m1(vu code) {
+#if defined(__AVX512F__)
+  const __m512 numbers = _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6);
+  return (vf)_mm512_permutexvar_ps((__m512i)code, numbers);
+#else
+#if defined(__AVX2__)
+  vf number = (vf)_mm256_permutevar8x32_ps(_mm256_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6), (__m256i)code);
+#else
+  vu magnitude = code & 7;
+  const vf normal = (vf)((magnitude << 22) + (126u << 23));
+  vf number = choose((vi)(magnitude < 2), to_float((vi)magnitude) * splat(0.5f), normal);
+#endif
+  return (vf)(bits(number) | ((code & 8) << 28));
+#endif
+}
+
 // Rounded to the nearest bfloat16, ties to even; still as float32. NaN stays NaN.
 inline vf rounded_bf16(vf value) {
   vu raw = bits(value);

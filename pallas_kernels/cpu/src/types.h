@@ -7,8 +7,8 @@ namespace jswa {
 
 // How numbers lie in memory. CODES: two 4-bit inputs per byte, with a scale and a zero point per group and output.
 // MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs. QUADS: codes, four bytes of an output side by side;
-// see quads.cc.
-enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS };
+// see quads.cc. NVFP4: codes of e2m1, with a scale in e4m3 per 16 inputs and output.
+enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS, NVFP4 };
 
 // Codes of 4 bits count as bytes.
 constexpr int64_t bytes_of(Type type) {
@@ -18,7 +18,7 @@ constexpr int64_t bytes_of(Type type) {
 constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
 
-// x [rows, inputs] times one matrix, which lies in panels [panels, inputs, kPanel] (CODES: half the inputs), padded to
+// x [rows, inputs] times one matrix, which lies in panels [panels, inputs, kPanel] (CODES, NVFP4: half the inputs), padded to
 // whole panels; or as [outputs, inputs], for `by_rows`.
 struct Product {
   const void* x;
@@ -32,7 +32,7 @@ struct Product {
   Type bias_type;
   const void* group_scales;  // of CODES: [groups, outputs]; of QUADS: [panels, groups, kPanel]
   Type group_scales_type;
-  const uint8_t* group_zeros;  // as group_scales; of MXFP4: exponents [outputs, inputs / 32]
+  const uint8_t* group_zeros;  // as group_scales; of MXFP4: exponents [outputs, inputs / 32]; of NVFP4: scales [panels, groups, kPanel]
   const int32_t* group_of;     // of CODES: the group of each input, or null: group_size inputs each
   int64_t groups, group_size;
   int64_t w_bytes, group_cells;  // of one matrix: bytes, and scales or exponents of its groups

@@ -176,7 +176,7 @@ def run(
         return np.asarray(out.astype(jnp.float32))
 
 
-def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4, *, quads: bool = True) -> Panels:
+def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4 | Nvfp4, *, quads: bool = True) -> Panels:
     """Return weights as the CPU's products take them.
 
     Args:
@@ -184,6 +184,9 @@ def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4, *, quads: bool
     """
     if isinstance(weights, Quantized):
         return Panels(weights._replace(values=_panels(weights.values, False)), weights.values.shape[-1])
+    if isinstance(weights, Nvfp4):
+        held = weights._replace(codes=_panels(weights.codes, False), scales=_panels(weights.scales, False))
+        return Panels(held, weights.codes.shape[-1])
     if isinstance(weights, Int4):
         codes, scales, zeros, table = weights
         quads = quads and fits_quads(2 * codes.shape[-2], scales.shape[-2], table=table is not None)

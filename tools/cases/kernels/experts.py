@@ -55,7 +55,7 @@ class Case:
         """Whether an implementation of `grouped_matmul` serves the case."""
         if implementation == "mosaic_overlap":
             return self.for_mosaic and self.form != "plain"
-        if implementation == "cpu" and self.form in ("fp8_blocks", "nvfp4"):
+        if implementation == "cpu" and self.form == "fp8_blocks":
             return False
         if implementation == "triton":
             return self.form == "plain"

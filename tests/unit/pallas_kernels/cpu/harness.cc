@@ -149,6 +149,46 @@ void check_codes(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs, bool
   }
 }
 
+double e4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  const double size = exponent ? std::ldexp(8 + fraction, exponent - 10) : std::ldexp(fraction, -9);
+  return bits & 128 ? -size : size;
+}
+
+// Codes with a scale per 16 inputs and a factor per output.
+void check_nvfp4(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs) {
+  const double numbers_of[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const int64_t held = jswa::blocks(outputs, jswa::kPanel) * jswa::kPanel;
+  std::vector<float> x, factors;
+  auto x_bytes = numbers((size_t)(rows * inputs), Type::F32, &x);
+  numbers((size_t)outputs, Type::F32, &factors);
+  std::vector<uint8_t> codes((size_t)(held * inputs / 2)), scales((size_t)(held * inputs / 16));
+  for (auto& code : codes) code = (uint8_t)source();
+  for (auto& scale : scales)
+    if (scale = (uint8_t)source(); (scale & 127) == 127) scale = 0;
+  std::vector<float> out((size_t)(rows * outputs));
+  Product p{};
+  p.x = x_bytes.data(), p.x_type = Type::F32, p.w = codes.data(), p.w_type = Type::NVFP4;
+  p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
+  p.group_zeros = scales.data(), p.scales = factors.data();
+  jswa::multiply(pool, p);
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t o = 0; o < outputs; o++) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < inputs; i++) {
+        const int64_t panel = o / jswa::kPanel, column = o % jswa::kPanel;
+        const int code = codes[(size_t)((panel * inputs / 2 + i / 2) * jswa::kPanel + column)] >> (i % 2 * 4) & 15;
+        const uint8_t scale = scales[(size_t)((panel * inputs / 16 + i / 16) * jswa::kPanel + column)];
+        double one = (double)x[(size_t)(row * inputs + i)] * numbers_of[code & 7] * (code & 8 ? -1 : 1);
+        one *= e4m3(scale) * factors[(size_t)o];
+        sum += one, size += std::fabs(one);
+      }
+      const double error = std::fabs(sum - out[(size_t)(row * outputs + o)]);
+      expect(error <= size * 2e-6 + 1e-30, "a product of NVFP4 is wrong", row, inputs, o);
+    }
+  }
+}
+
 // The numbers of x may differ by many orders of magnitude; some blocks of it are zeros.
 void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t group_size, int64_t outputs) {
   const int64_t inputs = groups * group_size, panels = jswa::blocks(outputs, jswa::kPanel);
@@ -489,6 +529,7 @@ int main() {
           check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
   for (int64_t rows : {1, 5, 30})
     for (bool table : {false, true}) check_codes(pool, rows, 48, 45, table);
+  for (int64_t rows : {1, 5, 30}) check_nvfp4(pool, rows, rows == 5 ? 2064 : 112, 45);
   if (jswa::has_quads())
     for (Type x : {Type::F32, Type::BF16})
       for (int64_t rows : {1, 7, 12, 13, 120})

@@ -13,6 +13,7 @@ from pallas_kernels.cpu.experts import gated, mixture
 from pallas_kernels.cpu.products import Panels
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.mxfp4 import Mxfp4, unpack
+from pallas_kernels.experts.nvfp4 import dequantized, quantize
 from tests.support.kernels.grouped_calls import in_panels
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
@@ -28,11 +29,11 @@ GLUS = (
 BOUNDS = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}  # of the largest number of a row
 
 
-def matrices(dtype: str, *, packed: bool) -> list[tuple[Panels | Mxfp4, Float[np.ndarray, "E K C"]]]:
+def matrices(dtype: str, form: str) -> list[tuple[Panels | Mxfp4, Float[np.ndarray, "E K C"]]]:
     """Return both matrices as they are held, and their numbers; the last expert's are NaN, as no token chooses it."""
     rng, found = np.random.default_rng(1), list[tuple[Panels | Mxfp4, Float[np.ndarray, "E K C"]]]()
     for inputs, outputs in ((WIDTH, 2 * HIDDEN), (HIDDEN, WIDTH)):
-        if packed:
+        if form == "mxfp4":
             blocks = rng.integers(0, 256, (EXPERTS, outputs, inputs // 2), np.uint8)
             scales = rng.integers(121, 124, (EXPERTS, outputs, inputs // 32)).astype(np.uint8)
             scales[-1] = 255
@@ -41,6 +42,12 @@ def matrices(dtype: str, *, packed: bool) -> list[tuple[Panels | Mxfp4, Float[np
             continue
         plain = rng.standard_normal((EXPERTS, inputs, outputs)) * inputs**-0.5
         plain[-1] = np.nan
+        if form == "nvfp4":
+            rounded = quantize(jnp.asarray(plain, jnp.float32))
+            rounded = rounded._replace(factors=rounded.factors * rng.uniform(0.5, 1, rounded.factors.shape))
+            numbers = np.asarray(dequantized(rounded, jnp.dtype("float32")), np.float64)
+            found.append((in_panels(rounded), numbers))
+            continue
         matrix = jnp.asarray(plain, dtype)
         found.append((in_panels(matrix), np.asarray(matrix.astype("float32"), np.float64)))
     return found
@@ -72,11 +79,11 @@ def expected(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("packed", [False, True], ids=["panels", "mxfp4"])
-def test_a_mixture_is_that_of_its_experts(dtype: str, packed: bool, subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("form", ["panels", "mxfp4", "nvfp4"])
+def test_a_mixture_is_that_of_its_experts(dtype: str, form: str, subtests: pytest.Subtests) -> None:
     """With every activation, with and without biases; a row has equal bits alone, among others and again."""
     rng = np.random.default_rng(2)
-    (gate_up, *_), (down, *_) = held = matrices(dtype, packed=packed)
+    (gate_up, *_), (down, *_) = held = matrices(dtype, form)
     x = jnp.asarray(rng.standard_normal((TOKENS, WIDTH)), dtype)
     chosen = rng.permuted(np.tile(np.arange(EXPERTS - 1), (TOKENS, 1)), axis=1)[:, :CHOICES].astype(np.int32)
     chosen[5, 1], chosen[6] = EXPERTS, -1  # no experts
@@ -115,7 +122,7 @@ def test_a_unit_is_that_of_its_halves(dtype: str, subtests: pytest.Subtests) -> 
 
 def test_operands_that_do_not_fit_are_errors() -> None:
     """The C++ part reads no byte of them."""
-    (gate_up, _), (down, _) = matrices("float32", packed=False)
+    (gate_up, _), (down, _) = matrices("float32", "panels")
     x, one = jnp.ones((2, WIDTH)), jnp.zeros((2, CHOICES), jnp.int32)
     for rows, first, second in ((x[:, :-1], gate_up, down), (x, down, gate_up)):
         with pytest.raises(jax.errors.JaxRuntimeError, match="jswa: the weights do not fit"):

@@ -14,6 +14,8 @@ from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, matmul, matmul_rows
 from pallas_kernels.experts.api import grouped_matmul
 from pallas_kernels.experts.groups import group_rows
+from pallas_kernels.experts.nvfp4 import Nvfp4
+from pallas_kernels.experts.nvfp4 import dequantized as nvfp4_dequantized
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
 from tests.support.kernels.grouped_calls import in_panels
@@ -134,6 +136,41 @@ def test_embeddings_are_heads(kind: str, dtype: str) -> None:
         check(whole, x, numbers.T)
         for rows in (1, 2, 3, 4, 5, 11):
             np.testing.assert_array_equal(matmul_rows(x[-rows:], weights), whole[-rows:])
+
+
+def nvfp4(inputs: int, outputs: int) -> tuple[Panels, Float[np.ndarray, "K C"]]:
+    """Return a random matrix in NVFP4 with scales of all values but NaN, and its numbers."""
+    rng = np.random.default_rng(inputs)
+    codes = rng.integers(0, 256, (inputs // 2, outputs), np.uint8)
+    scales = rng.integers(0, 0x7F, (inputs // 16, outputs)) | rng.integers(0, 2, (inputs // 16, outputs)) << 7
+    factors = rng.uniform(1e-4, 2e-4, outputs)
+    held = Nvfp4(jnp.asarray(codes), jnp.asarray(scales, jnp.uint8), jnp.asarray(factors, jnp.float32))
+    return in_panels(held), np.asarray(nvfp4_dequantized(held, jnp.dtype(jnp.float32)), np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_products_with_nvfp4_are_exact_and_rows_do_not_see_each_other(dtype: str) -> None:
+    """No weight is rounded, whatever the type of x; a row has equal bits alone and among others."""
+    rng = np.random.default_rng(7)
+    for inputs, outputs in ((64, 32), (2064, 33), (48, 100), (512, 7), (16, 1)):
+        panels, numbers = nvfp4(inputs, outputs)
+        x = jnp.asarray(rng.standard_normal((max(ROWS), inputs)), dtype)
+        whole = matmul(x, panels)
+        assert whole.dtype == jnp.dtype(dtype)
+        check(whole, x, numbers)
+        for rows in ROWS:
+            np.testing.assert_array_equal(matmul(x[-rows:], panels), whole[-rows:])
+        wide = matmul(x[:3], panels, jnp.dtype(jnp.float32))
+        np.testing.assert_array_equal(wide.astype(dtype), whole[:3])
+
+
+def test_each_code_at_each_scale_of_nvfp4_is_exact() -> None:
+    """One of x's inputs is 1, so that a product is a weight: NaN where the scale is."""
+    scales = np.arange(256, dtype=np.uint8)[None]
+    codes = np.broadcast_to((np.arange(8, dtype=np.uint8) * 0x22 + 0x10)[:, None], (8, 256))
+    held = Nvfp4(jnp.asarray(codes), jnp.asarray(scales), jnp.full(256, 1 / 3, jnp.float32))
+    out = matmul(jnp.eye(16), in_panels(held))
+    np.testing.assert_array_equal(out, nvfp4_dequantized(held, jnp.dtype(jnp.float32)))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), TYPES)
