@@ -17,10 +17,9 @@ from jswa.exec.served import what_serves
 from jswa.exec.sizing import require_memory
 from jswa.kernels import Facts, Kernels, resolve
 from jswa.model.hf.config import load_config
-from jswa.model.hf.quantization import Quantization, parse_quantization
+from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.formats import QuantizationMode
-from jswa.storage.json_object import read_object
 from jswa.text.speculation import parse
 from pallas_kernels.cpu import library
 from pallas_kernels.interpreter import interpreting
@@ -69,7 +68,7 @@ def find_machine(folder: Path, options: EngineConfig, hosts: Hosts | None, cache
 def choose(folder: Path, options: EngineConfig, device: jax.Device) -> tuple[QuantizationMode, Kernels]:
     """Return how weights are held, and the kernels to run. Raises ModelError or ConfigError."""
     converted = is_converted(folder)
-    stored = None if converted else parse_quantization(read_object(folder / "config.json"))
+    stored = None if converted else parse_quantization(read_config(folder))
     mode = _mode(options, stored, converted=converted)
     # A converted checkpoint's config.json names the form that it had.
     mxfp4 = mode == "mxfp4" or (mode == "auto" and stored is not None and stored.method == "mxfp4")
@@ -128,7 +127,7 @@ def require_weights(
     """
     if is_converted(folder):
         return
-    stored = parse_quantization(read_object(folder / "config.json"))
+    stored = parse_quantization(read_config(folder))
     dtype = dtype_of(options, device).name
     require_memory(load_config(folder), stored, options, mode, dtype, device, kernels)
 

@@ -30,7 +30,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SMALL = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
+    "hf_quant_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
 _OFFLINE = "HF_HUB_OFFLINE is set, and {} does not hold all files of the model: unset it once to download them"
@@ -74,7 +74,7 @@ def find_model(
             f"Face Hub, or 'tiny'{_NOT_READ if folder.suffix in _OTHER_WEIGHTS else ''}"
         )
     repository = _Repository(model, revision, download_dir)
-    folder = repository.download(("config.json",) if needed == "config" else _SMALL)
+    folder = repository.download(("config.json", "hf_quant_config.json") if needed == "config" else _SMALL)
     if not (folder / "config.json").exists():
         raise HubError(
             f"{model} has no config.json, so it is not a checkpoint that jswa can run. Repositories of GGUF files are "

@@ -12,8 +12,8 @@ from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.quantization import parse_quantization
-from jswa.storage.json_object import read_object, read_optional, shown
+from jswa.model.hf.quantization import parse_quantization, read_config
+from jswa.storage.json_object import read_optional, shown
 
 # Model types of the text part of multimodal configs whose text_config may lack model_type.
 _TEXT_PARTS = {
@@ -54,7 +54,7 @@ def load_config(folder: Path) -> ModelConfig:
     Raises CheckpointError if a file is missing, is not JSON, or has a key of the wrong type or range. Raises
     UnsupportedModel if the architecture, or a feature that it needs, is not implemented.
     """
-    raw = read_object(folder / "config.json")
+    raw = read_config(folder)
     return parse_config(raw, eos_token_id=read_optional(folder / "generation_config.json").get("eos_token_id"))
 
 

@@ -1,16 +1,31 @@
 """Parsing of `quantization_config`: how a checkpoint's weights are stored, or why jswa cannot read them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.schemes import Layers, Scheme, Schemes, layers_named, layers_with
-from jswa.storage.json_object import shown
+from jswa.model.hf.schemes import Held, Layers, Scheme, Schemes, layers_named, layers_with
+from jswa.model.hf.tensor_map import canonical_name
+from jswa.storage.json_object import read_object, read_optional, shown
 
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4")
-_FORMATS = ("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized", "pack-quantized")
+_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+_FORMATS = (
+    *("float-quantized", "int-quantized", "mxfp4-pack-quantized", "naive-quantized", "nvfp4-pack-quantized"),
+    "pack-quantized",
+)
+# ModelOpt's algorithms, and how the engine holds their weights. Those of activations are ignored: "NVFP4" and
+# "W4A16_NVFP4" store the same weights.
+_MODELOPT: dict[str, Held] = {
+    "FP8": "8 bits",
+    "FP8_PER_CHANNEL_PER_TOKEN": "8 bits",
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+}
+_MIXED = "MIXED_PRECISION"
 _STRATEGIES = ("tensor", "channel", "block", "group")
 _MAX_GROUPS, _MAX_BLOCK, _MAX_NAMES = 64, 2**16, 2**16
 
@@ -31,6 +46,19 @@ class Quantization:
     blocks: tuple[tuple[int, int], ...] = ()
     zero_offset: int = 0
     schemes: Schemes | None = None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the object in a checkpoint's config.json, which names its quantization too.
+
+    Earlier versions of ModelOpt write the quantization to a file of its own, hf_quant_config.json; then that becomes
+    the `quantization_config`. Raises CheckpointError.
+    """
+    raw = read_object(folder / "config.json")
+    if any(raw.get(key) is not None for key in _KEYS):
+        return raw
+    table = Fields(read_optional(folder / "hf_quant_config.json"), "hf_quant_config.json").table("quantization")
+    return {**raw, "quantization_config": {**table, "quant_method": "modelopt"}} if table else raw
 
 
 def parse_quantization(raw: dict[str, Any]) -> Quantization | None:
@@ -55,6 +83,8 @@ def _parse(fields: Fields) -> Quantization:
         raise UnsupportedModel(f"{fields.where}: quant_method = {shown(method)}: must be one of {', '.join(_METHODS)}")
     if method == "compressed-tensors":
         return _compressed(fields)
+    if method == "modelopt":
+        return _modelopt(fields)
     if method in ("awq", "gptq"):
         return _packed_integers(method, fields)
     if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
@@ -82,6 +112,46 @@ def _packed_integers(method: str, fields: Fields) -> Quantization:
     # Rules by GPTQModel: patterns of layers, with "-:" before those that are not quantized.
     skipped = layers_named(f"re:{rule[2:]}" for rule in fields.table("dynamic") if rule.startswith("-:"))
     return Quantization(method, zero_offset=1 if form == "gptq" else 0, schemes=Schemes((scheme,), skipped))
+
+
+def _modelopt(fields: Fields) -> Quantization:
+    """Parse a config of NVIDIA's ModelOpt: the object in config.json, or the older one of hf_quant_config.json.
+
+    Keys and algorithms as in vLLM's model_executor/layers/quantization/modelopt.py.
+    """
+    skipped = layers_named(_patterns([*_names(fields, "ignore"), *_names(fields, "exclude_modules")]))
+    if fields.string("quant_algo", "(none)").upper() != _MIXED:
+        scheme = Scheme(Layers(classes=True), _algorithm(fields))
+        return Quantization("modelopt", schemes=Schemes((scheme,), skipped))
+    layers = Fields(fields.table("quantized_layers"), f"{fields.where}: quantized_layers")
+    if not 0 < len(layers.raw) <= _MAX_NAMES:
+        raise fields.wrong("quantized_layers", f"must be an object of 1 to {_MAX_NAMES} layers")
+    names: dict[Held | None, list[str]] = {}
+    for name in layers.raw:
+        held = _algorithm(Fields(layers.table(name), f"{layers.where}: {shown(name)}"))
+        names.setdefault(held, []).append(f"{name}.*" if name.endswith(".experts") else name)
+    schemes = tuple(Scheme(layers_named(_patterns(own)), held) for held, own in names.items())
+    return Quantization("modelopt", schemes=Schemes(schemes, skipped))
+
+
+def _algorithm(fields: Fields) -> Held:
+    """Return how the engine holds the weights of one of ModelOpt's algorithms. Raises UnsupportedModel for others."""
+    name = fields.string("quant_algo", "(none)")
+    held = _MODELOPT.get(name.upper())
+    if held is None:
+        limit = f"must be one of {', '.join(_MODELOPT)}, or {_MIXED} of these"
+        raise UnsupportedModel(f"{fields.where}: quant_algo = {shown(name)}: {limit}")
+    group = fields.optional_integer("group_size", None, low=0, high=_MAX_BLOCK)
+    if held == "nvfp4" and group not in (None, 0, 16):
+        raise UnsupportedModel(f"{fields.where}: group_size = {group}: must be 16 for {name}")
+    return held
+
+
+def _patterns(names: Iterable[str]) -> list[str]:
+    """Return the names of layers, of which some have wildcards as in a shell, as compressed-tensors writes them."""
+    found = [(canonical_name(f"{name}.weight") or "").removesuffix(".weight") for name in names]
+    escaped = {name: name.replace(".", "\\.").replace("*", ".*") for name in found if name}
+    return [name if "*" not in name else f"re:{escaped[name]}$" for name in escaped]
 
 
 def _names(fields: Fields, key: str) -> list[str]:
@@ -123,6 +193,8 @@ def _scheme(weights: Fields, form: str, layers: Layers, *, has_blocks: bool) -> 
     """Return how the engine holds the weights of one group."""
     if form == "mxfp4-pack-quantized":
         return Scheme(layers, "mxfp4")
+    if form == "nvfp4-pack-quantized":
+        return Scheme(layers, "nvfp4")
     if form == "pack-quantized":
         group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
         return Scheme(layers, "int4" if weights.integer("num_bits", 8) == 4 else None, max(0, group))
@@ -137,6 +209,8 @@ def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:
     if form == "mxfp4-pack-quantized":  # MXFP4 always has blocks of 32 columns
         return []
     kind, bits = fields.string("type", "int"), fields.integer("num_bits", 8)
+    if form == "nvfp4-pack-quantized":
+        return _float4(fields, kind, bits)
     if form == "pack-quantized":
         if kind != "int" or bits not in (4, 8):
             limit = "must be int, 4 or 8 bits"
@@ -154,6 +228,15 @@ def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:
         return [_block(fields, "block_structure")]
     if strategy == "group":
         return [(1, fields.integer("group_size", None, high=_MAX_BLOCK))]
+    return []
+
+
+def _float4(fields: Fields, kind: str, bits: int) -> list[tuple[int, int]]:
+    """Return no block sizes: NVFP4 always has groups of 16 columns. Raises UnsupportedModel for other sizes."""
+    group = fields.optional_integer("group_size", 16, high=_MAX_BLOCK)
+    if (kind, bits, group) != ("float", 4, 16):
+        found = f"type = {shown(kind)}, num_bits = {bits}, group_size = {group}"
+        raise UnsupportedModel(f"{fields.where}: {found}: must be float, 4 bits, groups of 16")
     return []
 
 

@@ -1,10 +1,12 @@
-"""Dequantization of checkpoint weights: rows of plain, fp8, int8 and MXFP4 tensors as floating-point numbers.
+"""Dequantization of checkpoint weights: rows of plain, fp8, int8, MXFP4 and NVFP4 tensors as floating-point numbers.
 
     K (F8_E4M3, I8), K_scale or K_scale_inv    (K - zero point) · scale, with one scale per tensor, row or block of rows
       (, K_zero_point of I8)                   and columns; the last blocks may be smaller
     K_blocks (U8 [.., G, 16]), K_scales        MXFP4 (OCP Microscaling Formats 1.0): two numbers per byte, the low half
       or K or K_packed (U8 [.., 16 G]),        first; 32 numbers of a row share an exponent [.., G]
       K_scale
+    K_packed, K_scale, K_global_scale; or         NVFP4: `packed.float4`
+      K, K_scale, K_scale_2
     integers of 4 or 8 bits in int32, whose       (number - zero point) · scale of the output and the input's group
       groups of inputs have scales: `Grouped`
 
@@ -25,13 +27,16 @@ from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import Read
 from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.tensor_map import Part
+from jswa.model.weights.packed.float4 import Float4, float4_names, read_float4, resolve_float4
 from jswa.model.weights.packed.integers import Grouped, Unpacked, resolve_grouped, unpack
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 
 MX_BLOCK = 32
 _EXPONENTS = ("U8", "F8_E8M0")
 # Parameters of activation quantization, which jswa does not use. `kv_scales` reads the scales of KV.
-_ACTIVATIONS = re.compile(r"(\.|_)(input_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(q|output)_scale$")
+_ACTIVATIONS = re.compile(
+    r"(\.|_)(input_scale|input_global_scale|input_scale_ub|input_zero_point|activation_scale)$|\.(q|output)_scale$"
+)
 _KV = re.compile(r"\.(k|v)_proj\.output_scale$")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
@@ -69,7 +74,7 @@ class Packed:
     scale: Tensor
 
 
-Weight = Plain | Scaled | Packed | Grouped
+Weight = Plain | Scaled | Packed | Float4 | Grouped
 
 
 def companions(key: str, tensors: Collection[str], quantization: Quantization | None) -> tuple[str, ...]:
@@ -79,13 +84,13 @@ def companions(key: str, tensors: Collection[str], quantization: Quantization | 
     if key not in tensors and f"{key}_blocks" in tensors:
         return f"{key}_blocks", f"{key}_scales"
     if key not in tensors and f"{key}_packed" in tensors:
-        more = (f"{key}_{suffix}" for suffix in ("zero_point", "g_idx", "shape"))
+        more = (f"{key}_{suffix}" for suffix in ("global_scale", "zero_point", "g_idx", "shape"))
         return f"{key}_packed", f"{key}_scale", *(name for name in more if name in tensors)
     stem = key.removesuffix("weight")
     if key not in tensors and f"{stem}qweight" in tensors:
         more = (f"{stem}{suffix}" for suffix in ("qzeros", "g_idx"))
         return f"{stem}qweight", f"{stem}scales", *(name for name in more if name in tensors)
-    others = [f"{key}_{suffix}" for suffix in ("scale", "scale_inv", "zero_point")]
+    others = [f"{key}_{suffix}" for suffix in ("scale", "scale_inv", "scale_2", "zero_point")]
     return key, *(name for name in others if name in tensors)
 
 
@@ -109,6 +114,8 @@ def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantizatio
         first.require_shape(part.shape)
         first.require_type(*FLOATS)
         return Plain(first)
+    if float4_names(part.key, names) is not None:
+        return resolve_float4(part, names, tensors)
     if first.dtype == "U8":
         return _packed(part, first, names, tensors)
     first.require_type(*FLOATS, "F8_E4M3", "I8", "U8")
@@ -147,6 +154,8 @@ def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np
             columns = values.shape[-1] if values.shape[:-1] == scale.shape[:-1] else math.prod(values.shape[-2:])
             packed = reader.rows(values, begin, end, columns=columns)
             return unpack_mxfp4(packed, reader.rows(scale, begin, end))
+        case Float4():
+            return read_float4(weight, reader, begin, end)
         case Scaled():
             return _read_scaled(weight, reader, begin, end)
 

@@ -24,7 +24,7 @@ from jswa.forms.plain import PLAIN
 from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
-from jswa.model.hf.quantization import Quantization, parse_quantization
+from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
 from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
@@ -36,7 +36,7 @@ from jswa.model.weights.packed.reading import Matrix
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
-from jswa.storage.json_object import label, read_object
+from jswa.storage.json_object import label
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, tile_scales
@@ -83,7 +83,7 @@ def load_checkpoint(
     if is_converted(folder):
         held = partial(reformat, mode=quantization, experts=experts)
         return load_converted(folder, declared, dtype, held, mesh, linear)
-    stored = parse_quantization(read_object(folder / "config.json"))
+    stored = parse_quantization(read_config(folder))
     config, tensors = _resolve_tied(declared, stored_tensors(folder))
     ignored = unused_names(config, tensors)
     if stored is not None:
@@ -230,7 +230,7 @@ def holds_mxfp4(folder: Path, mode: QuantizationMode) -> bool:
     """Return whether experts will be held in MXFP4. A converted checkpoint's config.json names the form it had."""
     if mode != "auto" or is_converted(folder):
         return mode == "mxfp4"
-    stored = parse_quantization(read_object(folder / "config.json"))
+    stored = parse_quantization(read_config(folder))
     return stored is not None and stored.method == "mxfp4"
 
 
