@@ -63,7 +63,10 @@ def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards
 
 
 def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...]:
-    """Lay codes out in panels; where the processor multiplies bytes in quads, and scales and zeros in panels too."""
+    """Lay codes out in panels [*E, P, K / 2, 32].
+
+    Where the processor multiplies bytes they become quads [*E, P, K / 8, 128], and scales and zeros [*E, P, G, 32].
+    """
     codes, scales, zeros = (f"{name}.{end}" for end in (CODES, SCALES, ZEROS))
     inputs, groups = 2 * params[codes].shape[-2], params[scales].shape[-2]
     if not fits_quads(inputs, groups, table=f"{name}.{GROUP_OF}" in params):

@@ -33,14 +33,13 @@ def lay_out(params: dict[str, Array], *, linear: Linear, experts: bool) -> None:
     """Replace matrices by what their products read, one after the other.
 
     For "fp8", N.values [K, C] of linear layers in e4m3 becomes N.rows [C, K]; `transformer.bind` sees from the name
-    that activations are rounded too. For "mosaic", those in 8 bits and in integers of 4 bits become tiles
-    (`tiles`), and those in 16 bits stay as they are. Raises ConfigError if such products cannot have a matrix
+    that activations are rounded too. For "mosaic", those of forms that have tiles become these
+    (`Form.tiled`), and those in 16 bits stay as they are. Raises ConfigError if such products cannot have a matrix
     of that size.
 
-    Panels are of numbers, values of 8 bits or codes of 4 bits. A matrix [*E, K, C] becomes [*E, P, K, 32];
-    `transformer.bind` sees it from the number of axes. Where the processor multiplies bytes, codes become quads
-    [*E, P, K / 8, 128], and the scales and zeros of groups [*E, P, G, 32]. All large arrays of `params` are moved to
-    huge pages.
+    Panels are of numbers, values of 8 bits or codes of 4 bits (`Form.panelled`). A matrix [*E, K, C] becomes
+    [*E, P, K, 32]; `transformer.bind` sees it from the number of axes. All large arrays of `params` are moved to huge
+    pages.
 
     Args:
         params: of one device, if it gets panels.

@@ -30,15 +30,14 @@ def choose_formats(
 ) -> dict[str, Chosen]:
     """Return the storage format of each matrix that is not stored in the engine's dtype.
 
-    Mode "auto" leaves three kinds of matrices as the checkpoint has them: 8 bits with one scale or a scale per row,
-    packed integers of 4 bits, and MXFP4 experts. "int8" and "fp8" quantize linear layers, embedding and head, and leave
-    MXFP4 experts as they are. "none" stores everything in the engine's dtype. "mxfp4" is "auto" for checkpoints that
-    have their experts in MXFP4. Experts for kernels that are the default of a device ("mosaic") or read no other
-    form ("triton") are held in the engine's dtype unless they are in MXFP4 or the mode names 8 bits: no GPU has
-    measured the others yet. Experts in e4m3 with scales of blocks stay so in mode "fp8", but for the kernels of a CPU,
-    and in mode "auto" for the kernel that reads no 16 bits ("mosaic_overlap"). So do linear layers in both modes if
-    "mosaic" runs them (`linear`). Raises ConfigError for other checkpoints in mode "mxfp4", and for experts in 8 bits
-    if Triton's kernel runs them.
+    Mode "auto" leaves matrices as the checkpoint has them, in each form of `READINGS` that their kernel reads. "int8"
+    and "fp8" quantize linear layers, embedding and head, and leave MXFP4 experts as they are. "none" stores everything
+    in the engine's dtype. "mxfp4" is "auto" for checkpoints that have their experts in MXFP4. Experts for kernels that
+    are the default of a device ("mosaic") or read no other form ("triton") are held in the engine's dtype unless they
+    are in MXFP4 or the mode names 8 bits: no GPU has measured the others yet. Experts in e4m3 with scales of blocks
+    stay so in mode "fp8", but for the kernels of a CPU, and in mode "auto" for the kernel that reads no 16 bits
+    ("mosaic_overlap"). So do linear layers in both modes if "mosaic" runs them (`linear`). Raises ConfigError for other
+    checkpoints in mode "mxfp4", and for experts in 8 bits if Triton's kernel runs them.
     """
     if mode == "none":
         return {}
