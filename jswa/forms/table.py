@@ -11,6 +11,7 @@ from jswa.forms.blocks import BLOCK_TILES, BLOCKS
 from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
 from jswa.forms.int4 import IN_INT4_TILES, INT4
 from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
+from jswa.forms.nvfp4 import IN_NVFP4_TILES, NVFP4
 from jswa.forms.plain import PLAIN
 
 # A matrix has the first form whose arrays are all among the parameters.
@@ -23,6 +24,8 @@ FORMS: tuple[Form, ...] = (
     BLOCK_TILES,
     INT4,
     IN_INT4_TILES,
+    NVFP4,
+    IN_NVFP4_TILES,
     MXFP4,
     MXFP4_TILES,
     MXFP4_JOINED,

@@ -10,14 +10,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jswa.exec.mesh import make_mesh, specs_of
 from jswa.forms.layouts import lay_out
+from jswa.forms.nvfp4 import ENDS
 from jswa.model.collectives import AXIS
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
+from pallas_kernels.experts import nvfp4
 from pallas_kernels.experts.dense import DenseTiles, matmul
 from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.int4_tiles import Int4Tiles
+from pallas_kernels.experts.nvfp4 import Nvfp4
+from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles
 from pallas_kernels.int4 import Int4, dequantized
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 from pallas_kernels.quantized import dequantized as dequantized_8_bits
@@ -44,7 +48,7 @@ def check_tiles() -> None:
     for name, sides in SPECS.items():
         spread = NamedSharding(mesh, PartitionSpec(*sides))  # type: ignore[no-untyped-call]
         by_outputs = NamedSharding(mesh, PartitionSpec(sides[1]))  # type: ignore[no-untyped-call]
-        for weights in (four, eight, blocks):
+        for weights in (four, eight, blocks, nvfp4.quantize(jnp.asarray(normal))):
             params: Params
             if isinstance(weights, Int4):
                 whole = dequantized(weights, jnp.dtype(jnp.bfloat16)).astype(jnp.float32)
@@ -54,6 +58,10 @@ def check_tiles() -> None:
                 whole = dequantized_blocks(weights, jnp.dtype(jnp.float32))
                 fields = zip(("values", "block_scales"), weights, strict=True)
                 params = {f"{name}.{field}": jax.device_put(array, spread) for field, array in fields}
+            elif isinstance(weights, Nvfp4):
+                whole = nvfp4.dequantized(weights, jnp.dtype(jnp.float32))
+                shardings = zip(ENDS, weights, (spread, spread, by_outputs), strict=True)
+                params = {f"{name}.{end}": jax.device_put(array, sharding) for end, array, sharding in shardings}
             else:
                 whole = dequantized_8_bits(weights, jnp.dtype(jnp.float32))
                 placed = jax.device_put(weights.values, spread), jax.device_put(weights.scales, by_outputs)
@@ -63,11 +71,17 @@ def check_tiles() -> None:
 
 
 def check_parts(
-    params: Params, name: str, weights: Int4 | Quantized | QuantizedBlocks, whole: np.ndarray, x: jax.Array, axis: int
+    params: Params,
+    name: str,
+    weights: Int4 | Nvfp4 | Quantized | QuantizedBlocks,
+    whole: np.ndarray,
+    x: jax.Array,
+    axis: int,
 ) -> None:
     """Assert the numbers and the products of a laid-out matrix, which is split along an axis."""
     forms: dict[type, tuple[Any, tuple[str, ...]]] = {
         Int4: (Int4Tiles, ("int4_tiles",)),
+        Nvfp4: (Nvfp4Tiles, ("nvfp4_tiles", "nvfp4_output_scales")),
         Quantized: (Tiles8, ("tiles", "scales")),
         QuantizedBlocks: (BlockTiles8, ("tiles", "block_scales")),
     }

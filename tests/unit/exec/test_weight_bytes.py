@@ -16,6 +16,7 @@ from jswa.model.partition import shard_config
 from jswa.model.weights.load import load_checkpoint
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.int4_tiles import WIDE_LINES
+from tests.support.checkpoints import float4
 from tests.support.checkpoints.packed_integers import CASES, Case, write_both
 from tests.support.checkpoints.quantized import COMPRESSED, fp8_block, int8_rows, plain_tensors, write
 
@@ -120,7 +121,7 @@ def test_devices_share_the_bytes_of_matrices_in_4_bits() -> None:
 
 
 @pytest.mark.parametrize("experts", ["xla", "mosaic", "mosaic_overlap"])
-@pytest.mark.parametrize("stored", ["channels", "4 bits"])
+@pytest.mark.parametrize("stored", ["channels", "4 bits", "NVFP4"])
 def test_experts_that_their_kernel_widens_count_in_the_engines_dtype(
     stored: str, experts: Experts, tmp_path: Path
 ) -> None:
@@ -132,6 +133,8 @@ def test_experts_that_their_kernel_widens_count_in_the_engines_dtype(
             tensors[key], tensors[f"{key}_scale"], _ = fp8_block(tensors[key], (1, tensors[key].shape[1]))
         folder = tmp_path
         write(folder, {**config, "quantization_config": {"quant_method": "fp8"}}, tensors)
+    elif stored == "NVFP4":
+        folder, _ = float4.write_both(tmp_path, "modelopt", "mixtral_base", **sizes)
     else:
         folder, _ = write_both(tmp_path, CASES["compressed symmetric bf16"], "mixtral_base", others={}, **sizes)
     raw = json.loads((folder / "config.json").read_text())
