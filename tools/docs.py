@@ -52,8 +52,8 @@ GUIDES = {
 }
 REFERENCE = ("serve", "engine", "api", "metrics", "errors")
 REST = (
-    "docs/README", "docs/design", "docs/laws", "docs/adding-a-model", "docs/log", "README", "CONTRIBUTING", "SECURITY",
-    "CHANGELOG", "tests/README", "benchmarks/README", "benchmarks/gpu/README",
+    "docs/README", "docs/design", "docs/laws", "docs/adding-a-model", "docs/adding-a-weight-format", "docs/log",
+    "README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "tests/README", "benchmarks/README", "benchmarks/gpu/README",
 )  # fmt: skip
 CONF = """
 project = "jswa"
