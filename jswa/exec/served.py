@@ -1,5 +1,6 @@
 """What the chosen kernels serve of a model, and what they promise with its weights."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ from jswa.model.binding import param_shapes
 from jswa.model.glue.products import adds_experts
 from jswa.model.glue.projection import require_served
 from jswa.model.glue.routing import require_routed
-from jswa.model.transformer import Params
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.experts.dense import fits
 from pallas_kernels.sampling.api import MOST_TOKENS
@@ -28,7 +28,7 @@ def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, pl
         """Whether they compute its rows alone. Panels of the CPU's library hold matrices in any form."""
         if kernels.linear == "cpu":
             return True
-        shapes: Any = param_shapes(model, dtype)
+        shapes = param_shapes(model, dtype)
         fit = all(fits(*shapes[name].shape) for name in linear_in_16_bits(shapes))
         return plain and kv_dtype == dtype and fit and computes_rows_alone(kernels, shapes, model)
 
@@ -51,7 +51,7 @@ def unserved(kernel: Kernel, model: ModelConfig, kv_dtype: jnp.dtype) -> str | N
     return None
 
 
-def computes_rows_alone(kernels: Kernels, params: Params, model: ModelConfig) -> bool:
+def computes_rows_alone(kernels: Kernels, params: Mapping[str, Any], model: ModelConfig) -> bool:
     """Return whether the numbers of a row depend on nothing else in its step: not on how many rows there are either.
 
     This is so if batch-invariant kernels add up all that is added along a row: the library of CPU kernels, or the

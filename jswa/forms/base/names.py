@@ -46,7 +46,7 @@ def runs_on_mosaic(name: str, shape: tuple[int, ...], *, alone: bool) -> bool:
     return alone and ((bool(_ROUTER.search(name)) and shape[0] % TILE == 0) or (name == "lm_head" and fits(*shape)))
 
 
-def linear_in_16_bits(params: Mapping[str, Array]) -> list[str]:
+def linear_in_16_bits(params: Mapping[str, Any]) -> list[str]:
     """Return the names of the linear layers' matrices in the type of the activations; experts are none."""
     return [name for name, value in params.items() if LINEAR.search(name) and value.ndim == 2]
 
@@ -56,7 +56,7 @@ def has_other_products(params: Mapping[str, Array], linear: Linear) -> bool:
     return linear != "cpu" or any(params[name].dtype.itemsize == 2 for name in matrices_on_xla(params))
 
 
-def matrices_on_xla(params: Mapping[str, Array], linear: Linear = "cpu") -> list[str]:
+def matrices_on_xla(params: Mapping[str, Any], linear: Linear = "cpu") -> list[str]:
     """Return the names of the matrices with which XLA runs products, in an engine whose rows are computed alone.
 
     `linear`: the backend for which the parameters are laid out: "cpu" or "mosaic".
