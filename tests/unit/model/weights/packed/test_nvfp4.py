@@ -15,7 +15,7 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.selfcheck.check import check_kernels
 from jswa.forms.base.form import Place
 from jswa.forms.layouts import lay_out
-from jswa.forms.nvfp4 import CODES, ENDS, FACTORS
+from jswa.forms.nvfp4 import CODES, ENDS, FACTORS, TILES
 from jswa.forms.table import matrix_at
 from jswa.kernels import Kernels
 from jswa.llm import LLM
@@ -24,6 +24,7 @@ from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.packed.nvfp4 import READING
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
+from pallas_kernels import interpreter
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.hopper import call
 from pallas_kernels.experts.nvfp4 import Nvfp4, dequantized
@@ -170,6 +171,19 @@ def test_hopper_s_kernel_is_checked_at_start(broken: bool, tmp_path: Path, monke
                 check_kernels(*arguments, np.dtype(BFLOAT16))
         else:
             assert check_kernels(*arguments, np.dtype(BFLOAT16)) == 4
+
+
+def test_hopper_s_kernels_agree_with_xla(tmp_path: Path) -> None:
+    """Linear layers and experts: the kernels are interpreted, and logits differ by rounding to bfloat16."""
+    packed, _ = write_both(tmp_path, "modelopt", "mixtral_base", num_hidden_layers=1, **SMALL)
+    model, plain = load_checkpoint(packed, BFLOAT16, quantization="auto")
+    tiled = load(packed, dtype=BFLOAT16, experts="mosaic_overlap", linear="mosaic")
+    lay_out(tiled, linear="mosaic", experts=False)
+    assert sum(name.endswith(TILES) for name in tiled) == 4
+    with quick_compiles(), interpreter.interpreted():
+        expected = dense_logits(model, plain, TOKENS[:4]).astype(np.float32)
+        got = dense_logits(model, tiled, TOKENS[:4], experts="mosaic_overlap").astype(np.float32)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2**-5 * np.abs(expected).max())
 
 
 def test_what_does_not_fit_tiles_is_an_error(tmp_path: Path) -> None:
