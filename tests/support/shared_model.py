@@ -41,6 +41,7 @@ from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
+from tests.support.checkpoints import float4
 from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
@@ -85,6 +86,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "mxfp4": {},
     "int4": {},
     "order": {},
+    "nvfp4": {},
     "lora": {},
     "room": {"max_loras": 2, "max_lora_rank": 5},
     "kv": {"kv_cache_dtype": "fp8"},
@@ -121,6 +123,9 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     if form in PACKED:
         packed_tensors, method = pack_model(PACKED[form], tensors)
         write(where, {**raw, "quantization_config": method}, packed_tensors)
+        return where, raw["vocab_size"]
+    if form == "nvfp4":
+        write(where, {**raw, "quantization_config": float4.CONFIGS["modelopt"]}, float4.pack_model(tensors))
         return where, raw["vocab_size"]
     if form == "blocks":
         method = {"quant_method": "fp8", "weight_block_size": [16, 16]}

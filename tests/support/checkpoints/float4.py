@@ -50,6 +50,14 @@ def float4(layout: Layout, key: str, shape: tuple[int, ...], seed: int) -> tuple
     return names | {f"{stem}input_scale": np.ones((), np.float32)}, exact.astype(np.float32)
 
 
+def pack_model(tensors: Tensors) -> dict[str, np.ndarray]:
+    """Return a model's tensors with random linear layers in NVFP4, as ModelOpt writes them."""
+    stored = dict(tensors)
+    for seed, key in enumerate(key for key in tensors if LINEAR.search(key) and tensors[key].ndim == 2):
+        stored |= float4("modelopt", key, tensors[key].shape, seed)[0]
+    return stored
+
+
 def write_both(
     folder: Path,
     layout: Layout,
