@@ -7,7 +7,7 @@ from typing import Any
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.schemes import Held, Layers, Scheme, Schemes, layers_named, layers_with
+from jswa.model.hf.schemes import Layers, Scheme, Schemes, layers_named, layers_with
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.storage.json_object import read_object, read_optional, shown
 
@@ -19,7 +19,7 @@ _FORMATS = (
 )
 # ModelOpt's algorithms, and how the engine holds their weights. Those of activations are ignored: "NVFP4" and
 # "W4A16_NVFP4" store the same weights.
-_MODELOPT: dict[str, Held] = {
+_MODELOPT: dict[str, str] = {
     "FP8": "8 bits",
     "FP8_PER_CHANNEL_PER_TOKEN": "8 bits",
     "NVFP4": "nvfp4",
@@ -126,7 +126,7 @@ def _modelopt(fields: Fields) -> Quantization:
     layers = Fields(fields.table("quantized_layers"), f"{fields.where}: quantized_layers")
     if not 0 < len(layers.raw) <= _MAX_NAMES:
         raise fields.wrong("quantized_layers", f"must be an object of 1 to {_MAX_NAMES} layers")
-    names: dict[Held | None, list[str]] = {}
+    names: dict[str | None, list[str]] = {}
     for name in layers.raw:
         held = _algorithm(Fields(layers.table(name), f"{layers.where}: {shown(name)}"))
         names.setdefault(held, []).append(f"{name}.*" if name.endswith(".experts") else name)
@@ -134,7 +134,7 @@ def _modelopt(fields: Fields) -> Quantization:
     return Quantization("modelopt", schemes=Schemes(schemes, skipped))
 
 
-def _algorithm(fields: Fields) -> Held:
+def _algorithm(fields: Fields) -> str:
     """Return how the engine holds the weights of one of ModelOpt's algorithms. Raises UnsupportedModel for others."""
     name = fields.string("quant_algo", "(none)")
     held = _MODELOPT.get(name.upper())

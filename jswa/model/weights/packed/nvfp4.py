@@ -27,7 +27,7 @@ def _stored(matrix: Matrix) -> bool | None:
 
 def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
-    name, source, reader, weights, shape, _ = matrix
+    name, source, reader, weights, shape = matrix[:5]
     *lead, inputs, outputs = shape.shape
     half, groups = inputs // 2, inputs // GROUP
 

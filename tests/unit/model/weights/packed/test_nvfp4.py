@@ -154,7 +154,7 @@ def test_hopper_s_tiles_have_the_same_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_hopper_s_kernel_is_checked_at_start(broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted, with the weights that the engine holds: attention's two matrices, and the experts' two."""
-    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
     packed, _ = write_both(tmp_path, "modelopt", "mixtral_base", **sizes)
     kernels = Kernels(experts="mosaic_overlap", linear="mosaic")
     model, held = load_checkpoint(packed, BFLOAT16, quantization="auto", experts=kernels.experts, linear=kernels.linear)
