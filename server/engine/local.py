@@ -47,6 +47,7 @@ class LocalEngine:
         rebuild = build if config.restart_engine else None
         self.thread = EngineThread(build(), rebuild=rebuild, step_timeout=config.step_timeout)
         self.limits = self.thread.engine.limits
+        self._kernels = self.thread.engine.kernels.table()
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
         self.intake = Intake(self.thread, self.admission, tokenizer)
@@ -196,7 +197,7 @@ class LocalEngine:
             "steps": dataclasses.asdict(now.figures.steps),
             "state": now.state,
             "restarts": now.restarts,
-            "kernels": thread.engine.kernels.table(),
+            "kernels": self._kernels,
             "prefix_cache": dataclasses.asdict(now.figures.cache),
         }
         return Info({**rows, "tasks": load.tasks, "texts": thread.active}, rest)
