@@ -159,3 +159,12 @@ def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.Monke
         assert len(found) == 6 // every
         assert len({night % every for night in found}) == 1
         assert found == table[test.replace("two", "one"), parameters] or test == "b.py::two"
+
+
+def test_tests_without_parameters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a file each night."""
+    monkeypatch.setattr(nights, "NIGHTS", {"a.py": 3})
+    cases = [(f"a.py::{test}", "") for test in ("one", "two", "three")]
+    assert sorted(turns(cases, number) for number in range(3)) == [
+        [number == turn for number in range(3)] for turn in (2, 1, 0)
+    ]

@@ -15,23 +15,30 @@ import pytest
 # Files, or tests in them, and in how many nights all of their nightly cases run. Chosen by seconds of CPU for a case.
 NIGHTS = {
     "tests/e2e/benchmarks/test_gpu_rehearsal.py": 3,
-    "tests/e2e/model/test_families.py": 3,
+    "tests/e2e/benchmarks/test_serve_stress.py": 2,
+    "tests/e2e/kernels/test_deterministic_kernels.py": 2,
+    "tests/e2e/kernels/test_mosaic.py": 3,
+    "tests/e2e/model/test_families.py": 4,
     "tests/e2e/model/test_parity.py": 2,
     "tests/e2e/model/test_tensor_parallel.py": 2,
     "tests/e2e/numerics/test_deterministic.py": 2,
     "tests/e2e/numerics/test_sixteen_bits.py": 5,
     "tests/e2e/prefix/test_conversations.py": 5,
-    "tests/e2e/prefix/test_kl.py": 3,
-    "tests/e2e/prefix/test_late_steps.py": 3,
-    "tests/e2e/prefix/test_revival.py": 3,
+    "tests/e2e/prefix/test_kl.py": 4,
+    "tests/e2e/prefix/test_late_steps.py": 4,
+    "tests/e2e/prefix/test_revival.py": 5,
     "tests/e2e/rl/test_families.py": 4,
     "tests/e2e/speculation/test_forms.py": 2,
     "tests/e2e/speculation/test_model_drafters.py": 3,
     "tests/property/test_cache_churn.py": 4,
     "tests/property/tiers/test_disk_texts.py": 2,
+    "tests/unit/model/test_dense_parity.py": 2,
     "tests/unit/pallas_kernels/attention/test_hopper.py::test_matrix": 3,
-    "tests/unit/pallas_kernels/experts/test_hopper.py": 2,
-    "tests/unit/pallas_kernels/experts/test_overlap.py": 2,
+    "tests/unit/pallas_kernels/attention/test_paged_attention.py": 3,
+    "tests/unit/pallas_kernels/attention/test_splits.py": 2,
+    "tests/unit/pallas_kernels/experts/test_grouped_matmul.py": 2,
+    "tests/unit/pallas_kernels/experts/test_hopper.py": 3,
+    "tests/unit/pallas_kernels/experts/test_overlap.py": 3,
 }
 
 
@@ -57,7 +64,8 @@ def turns(cases: list[tuple[str, str]], number: int) -> list[bool]:
     """Return which nightly cases have their turn in a night.
 
     Args:
-        cases: name of the test, and id of its parameters; cases of a file with equal ids share fixtures, and a turn.
+        cases: name of the test, and id of its parameters; cases of a file with equal ids share fixtures, and a turn,
+            and a test without parameters has a turn of its own.
         number: of the night.
     """
     found, seen = [], dict[str, dict[str, int]]()
@@ -67,7 +75,7 @@ def turns(cases: list[tuple[str, str]], number: int) -> list[bool]:
             found.append(True)
             continue
         ids = seen.setdefault(key, {})
-        found.append(ids.setdefault(parameters, len(ids)) % NIGHTS[key] == number % NIGHTS[key])
+        found.append(ids.setdefault(parameters or test, len(ids)) % NIGHTS[key] == number % NIGHTS[key])
     return found
 
 
