@@ -1,5 +1,7 @@
 """`paged_attention` and `write_kv`: one signature, several implementations. None of them stands in for another.
 
+An implementation is imported where it is chosen: Mosaic's compiler takes a second that CPU users need not wait.
+
 Shape letters: T tokens of a step (ragged, padded), R rows, N pages per row, P pages of a view, S layers that share a
 page, p tokens per page, H query heads, K KV heads, D head size, V value head size, E numbers of a token (K first, V
 last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
@@ -14,11 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Attention
-from pallas_kernels.attention import reference, xla
-from pallas_kernels.attention.hopper import heuristics
+from pallas_kernels.attention import xla
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
-from pallas_kernels.attention.triton import call as triton
-from pallas_kernels.cpu import attention as cpu
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
@@ -35,7 +34,11 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
         implementation: see `paged_attention`.
         group: query heads per KV head.
     """
-    return heuristics.tile_tokens(group) if implementation in _HOPPER else TILE_TOKENS
+    if implementation not in _HOPPER:
+        return TILE_TOKENS
+    from pallas_kernels.attention.hopper import heuristics
+
+    return heuristics.tile_tokens(group)
 
 
 def paged_attention(
@@ -140,7 +143,6 @@ def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Floa
 
 def _function(implementation: Implementation, sms: int | None) -> Callable[..., Array]:
     if implementation == "mosaic":
-        # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.attention.hopper import call as mosaic
 
         return partial(mosaic.paged_attention, sms=sms)
@@ -153,10 +155,18 @@ def _function(implementation: Implementation, sms: int | None) -> Callable[..., 
 
         return partial(whole.paged_attention, sms=sms)
     if implementation in ("triton", "triton_whole"):
+        from pallas_kernels.attention.triton import call as triton
+
         return partial(triton.paged_attention, sms=sms, whole=implementation == "triton_whole")
     if implementation == "cpu":
+        from pallas_kernels.cpu import attention as cpu
+
         return cpu.paged_attention
-    return reference.paged_attention if implementation == "reference" else xla.paged_attention
+    if implementation == "reference":
+        from pallas_kernels.attention import reference
+
+        return reference.paged_attention
+    return xla.paged_attention
 
 
 def write_kv(

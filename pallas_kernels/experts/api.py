@@ -1,5 +1,7 @@
 """`grouped_matmul`: each row times its expert's matrix. One signature, several implementations.
 
+An implementation is imported where it is chosen, as in `attention.api`.
+
 Shape letters: R rows, E experts, K inputs, N outputs; C columns of weights: N, or 2N (gates, then ups) with a `Glu`.
 """
 
@@ -14,13 +16,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Experts
-from pallas_kernels.cpu.experts import grouped_products
 from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling
-from pallas_kernels.experts.hopper.plan import Shape
 from pallas_kernels.experts.stacks import Stack, read_by
-from pallas_kernels.experts.triton import call as triton
-from pallas_kernels.experts.triton import plan as triton_plan
 
 Implementation = Experts
 HOPPER = ("mosaic", "mosaic_overlap")
@@ -86,13 +84,16 @@ def grouped_matmul(
     out: Array
     stack = read_by(implementation, weights)
     if implementation in HOPPER:
-        # Imported here since it loads Mosaic's compiler, which takes a second that CPU users need not wait.
         from pallas_kernels.experts.hopper import call as mosaic
 
         out = mosaic.grouped_matmul(x, stack, groups, bias, gated, sms=sms, tiles=tiles)
     elif implementation == "triton":
+        from pallas_kernels.experts.triton import call as triton
+
         out = triton.grouped_matmul(x, stack.values, groups, bias, gated, tiles=tiles)
     elif implementation == "cpu":
+        from pallas_kernels.cpu.experts import grouped_products
+
         out = grouped_products(x, stack, groups, bias)
         out = out if gated is None else glu(gated, *jnp.split(out, 2, axis=-1))
     else:
@@ -113,11 +114,14 @@ def tiling_of(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
+        from pallas_kernels.experts.triton import plan as triton_plan
+
         own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
         return own.tiling(triton_plan.default_tuning(own))
     if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
+    from pallas_kernels.experts.hopper.plan import Shape
 
     return plan_of(Shape.of(x, read_by(implementation, weights), bias, gated), sms).tiling
 
@@ -135,11 +139,14 @@ def variant(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
+        from pallas_kernels.experts.triton import plan as triton_plan
+
         own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
         return replace(own, rows=0), triton_plan.default_tuning(own)
     if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of
+    from pallas_kernels.experts.hopper.plan import Shape
 
     shape = Shape.of(x, read_by(implementation, weights), bias, gated)
     return (

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import Glue
-from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue import xla
 from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
@@ -40,6 +39,8 @@ def residual_norms(
     if _checked(implementation) == "xla":
         return xla.residual_norms(branch, x, join, post_weight, pre_weight)
     if implementation == "cpu":
+        from pallas_kernels.cpu import glue as cpu
+
         whole = branch if isinstance(branch, Parts) else Parts(xla.summed(branch, x.dtype)[None])
         return cpu.residual_norms(whole.values, whole.bias, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
@@ -81,6 +82,8 @@ def rotate_and_write(
     if cells.scales is not None and kv.dtype.itemsize > 1:
         raise ValueError(f"scales are for pages of 8 bits, and these are {kv.dtype}")
     if _checked(implementation) == "cpu":
+        from pallas_kernels.cpu import glue as cpu
+
         given = qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature
         return cpu.rotate_and_write(*given)
     q, pages = _in_pages(implementation, qkv, kv.reshape(cells.shape), heads, weights, rope, cells, dtype, temperature)

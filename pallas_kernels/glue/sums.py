@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, UInt
 
-from pallas_kernels import Sums, triton
+from pallas_kernels import Sums
 from pallas_kernels.cpu import library
 
 Implementation = Sums
@@ -84,8 +84,10 @@ def _on_triton(
     values: Float[Array, "T N"], keys: UInt[Array, "T N"] | None = None, thresholds: UInt[Array, "T S"] | None = None
 ) -> Float[Array, "T S"]:
     """Return the sums of the values whose key is at least a threshold; without keys those of all."""
+    from pallas_kernels import triton
+
     triton.load()
-    from pallas_kernels.glue import row_sums  # imports Triton
+    from pallas_kernels.glue import row_sums
 
     count = 1 if thresholds is None else thresholds.shape[1]
     operands: dict[str, Array | int | None] = {"values": values, "keys": None, "thresholds": None}
@@ -103,8 +105,10 @@ def _on_triton(
 
 
 def _shares_on_triton(rows: Float[Array, "T N"], columns: int) -> tuple[Float[Array, "T columns"], Float[Array, " T"]]:
+    from pallas_kernels import triton
+
     triton.load()
-    from pallas_kernels.glue import row_sums  # imports Triton
+    from pallas_kernels.glue import row_sums
 
     size = rows.shape[1]
     shape, given = (_out(len(rows), size), {}) if columns else (None, {"shares": None})

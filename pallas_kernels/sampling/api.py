@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import Sampling
 from pallas_kernels.errors import NoSamplingKernel
-from pallas_kernels.sampling import call
 from pallas_kernels.sampling.plan import DEFAULT, Codes, Drawn, Rows, Tables, Tuning
 
 Implementation = Sampling
@@ -44,4 +43,6 @@ def sample(
     most = 4_096 * tuning.sub
     if logits.shape[1] > most:
         raise NoSamplingKernel(f"a vocabulary of {logits.shape[1]}: sampling=triton takes {most}")
+    from pallas_kernels.sampling import call
+
     return call.sample(logits, rows, tables, codes, top, tuning)

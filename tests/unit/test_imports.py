@@ -1,4 +1,4 @@
-"""Imports of jswa: host code imports no jax, and public names are lazy (jswa/__init__.py)."""
+"""Imports of jswa: host code imports no jax, steps no kernels that they may not choose, and public names are lazy."""
 
 import subprocess
 import sys
@@ -36,6 +36,19 @@ for name in {NO_JAX}:
     importlib.import_module(name)
     heavy = {{"jax", "jaxlib", "flax", "jax_triton", "orbax"}} & set(sys.modules)
     assert not heavy, f"{{name}} imports {{heavy}}"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_step_imports_kernels_only_where_it_chooses_them() -> None:
+    """What a reader of the step must know is at most 85 modules; implementations of its calls are not among them."""
+    program = """
+import sys, jswa.exec.programs.step
+ours = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in ("jswa", "pallas_kernels")}
+files = [name for name, module in ours.items() if not hasattr(module, "__path__")]
+chosen = [name for name in files if name.split(".")[-1] in ("call", "reference", "kernel", "triton")]
+assert not chosen, chosen
+assert 50 < len(files) <= 85, (len(files), sorted(files))
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -8,7 +8,6 @@ from jaxtyping import Array, Float
 from jswa.architecture import AttentionConfig, ModelConfig, Norm, Rope
 from jswa.model.glue.products import rms_of
 from jswa.model.layers import RopeTables
-from pallas_kernels.cpu import glue as cpu
 from pallas_kernels.errors import NoGlueKernel
 from pallas_kernels.glue.api import Implementation
 from pallas_kernels.glue.plan import Heads, HeadWeights, Parts, Rms
@@ -71,6 +70,8 @@ def require_served(model: ModelConfig, implementation: Implementation) -> None:
             raise NoGlueKernel("a layer is more than attention and feed-forward: choose glue=xla")
         heads = heads_of(layer.attention)
         if implementation == "cpu":
+            from pallas_kernels.cpu import glue as cpu
+
             cpu.require_served(heads)
         elif implementation == "mosaic":
             _require_hopper(model.d_model, heads, layer.attention.rope)

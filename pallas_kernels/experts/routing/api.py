@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import Routing
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling
-from pallas_kernels.experts.routing import call
 from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, require_held
 
 Implementation = Routing
@@ -51,4 +50,6 @@ def route(
     require_held(parts.shape[2], router)
     if len(set(tilings)) != len(tilings) or len(tilings) > _MOST_TILINGS:
         raise ValueError(f"tilings = {tilings}: must be at most {_MOST_TILINGS}, each another")
+    from pallas_kernels.experts.routing import call
+
     return call.route(parts, router, weights, tilings, x, stand_ins, scaled=scaled)
