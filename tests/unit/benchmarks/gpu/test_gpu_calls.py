@@ -21,7 +21,7 @@ from benchmarks.gpu.supervise import Verdict, end
 from tools.cases.kernels.attention_matrix import covering
 from tools.cases.kernels.ladder import KERNELS, RUNGS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MODULE = "tests.support.stage"
 ENTRY = 'results {\n  device: "H200"\n  hlo: "%s"\n  result {\n    gemm {\n      algorithm: %d\n    }\n  }\n}\n'
 
