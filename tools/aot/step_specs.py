@@ -30,9 +30,9 @@ class StepSpec:
         rows: of the step.
         quantization: of the weights; see `jswa.model.weights.formats`. mxfp4: experts as the Hopper kernel reads them.
             int4: layers in packed integers of 4 bits (W4A16), groups of `GROUP` inputs; experts as that kernel reads
-            them, and linear layers too if it runs them. fp8_blocks: experts in e4m3 with scales of blocks, and linear
-            layers too if that kernel runs them; they have a scale per output otherwise, and attention's output always,
-            as MiMo-V2-Flash is released with it in 16 bits.
+            them, and linear layers too if it runs them; nvfp4 likewise. fp8_blocks: experts in e4m3 with scales of
+            blocks, and linear layers too if that kernel runs them; they have a scale per output otherwise, and
+            attention's output always, as MiMo-V2-Flash is released with it in 16 bits.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
         glue: the implementation of norms, residuals, rotary embedding and KV writes.
@@ -146,7 +146,11 @@ _PACKED_GEMMA = replace(_SHALLOW[0], quantization="int4", linear="mosaic")
 _BLOCKS_MIMO = replace(_SHALLOW[3], quantization="fp8_blocks", linear="mosaic")
 _PACKED_LAYERS = [
     *(_PACKED_SCOUT, replace(_PACKED_SCOUT, tokens=2048)),
-    replace(_PACKED_SCOUT, glue="mosaic", sampling="triton", routing="triton"),
+    *(
+        replace(_PACKED_SCOUT, quantization=held, glue="mosaic", sampling="triton", routing="triton")
+        for held in ("int4", "nvfp4")
+    ),
+    replace(_PACKED_SCOUT, quantization="nvfp4", tokens=2048),
     *(replace(_PACKED_GEMMA, rows=rows, glue="mosaic", sampling="triton") for rows in (8, ROWS)),
     _PACKED_GEMMA,
     *(_BLOCKS_MIMO, replace(_BLOCKS_MIMO, tokens=2048)),

@@ -62,6 +62,7 @@ _FORMATS: dict[Held, Formats] = {
     "fp8": FORMATS["fp8"],
     "fp8_blocks": FORMATS["fp8"],
     "int4": Formats(weights=4 + 24 / GROUP, experts=4 + 24 / 32),
+    "nvfp4": Formats(weights=4.5, experts=4.5),
 }
 
 

@@ -9,21 +9,25 @@ import jax.numpy as jnp
 from jswa.architecture import ModelConfig
 from jswa.forms.base.names import BLOCK_SCALES, CODES, LINEAR, OUTPUTS_FIRST, SCALES, TILES, ZEROS, fp8_names
 from jswa.forms.mxfp4 import MXFP4_JOINED, MXFP4_TILES
+from jswa.forms.nvfp4 import ENDS, FACTORS
+from jswa.forms.nvfp4 import TILES as NVFP4_TILES
 from jswa.model.binding import param_shapes
 from jswa.model.lora import adapter_params
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from pallas_kernels import Linear
-from pallas_kernels.experts import eight_bits, int4_tiles
+from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4, nvfp4_tiles
 from pallas_kernels.experts.api import Implementation as Experts
+from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized, QuantizedBlocks
 
 BFLOAT16 = jnp.dtype("bfloat16")
 GROUP = 128  # inputs that share a scale in 4 bits
-# As `QuantizationMode`; int4: packed integers of 4 bits, groups of `GROUP` inputs; fp8_blocks: e4m3, scales of blocks.
-Held = QuantizationMode | Literal["int4", "fp8_blocks"]
+# As `QuantizationMode`; int4: packed integers of 4 bits, groups of `GROUP` inputs; nvfp4: as it is stored; fp8_blocks:
+# e4m3, scales of blocks.
+Held = QuantizationMode | Literal["int4", "nvfp4", "fp8_blocks"]
 
 
 def held_shapes(
@@ -44,6 +48,8 @@ def _held(model: ModelConfig, params: Params, mode: Held, linear: Linear) -> Par
     for name, value in params.items():
         if mode == "int4":
             held |= _in_4_bits(name, value, linear) if LINEAR.search(name) else {name: value}
+        elif mode == "nvfp4":
+            held |= _in_nvfp4(name, value, linear) if LINEAR.search(name) else {name: value}
         elif mode == "fp8_blocks" and LINEAR.search(name) and (value.ndim == 3 or linear == "mosaic"):
             held |= _in_blocks(name, value)
         else:
@@ -70,6 +76,18 @@ def _in_4_bits(name: str, matrix: jax.Array, linear: Linear) -> Params:
     if lead or linear == "mosaic":
         return {f"{name}.int4_tiles": int4_tiles.tiles(Int4(codes, scales, zeros)).tiles}
     return {f"{name}.{CODES}": codes, f"{name}.{SCALES}": scales, f"{name}.{ZEROS}": zeros}
+
+
+def _in_nvfp4(name: str, matrix: jax.Array, linear: Linear) -> Params:
+    """Return a matrix of zeros in NVFP4; a stack of experts in tiles, and for Mosaic any matrix."""
+    *lead, inputs, outputs = matrix.shape
+    codes = jnp.zeros((*lead, inputs // 2, outputs), jnp.uint8)
+    scales = jnp.zeros((*lead, inputs // nvfp4.GROUP, outputs), jnp.uint8)
+    held = Nvfp4(codes, scales, jnp.ones((*lead, outputs), jnp.float32))
+    if lead or linear == "mosaic":
+        tiled = nvfp4_tiles.tiles(held)
+        return {f"{name}.{NVFP4_TILES}": tiled.tiles, f"{name}.{FACTORS}": tiled.factors}
+    return {f"{name}.{end}": array for end, array in zip(ENDS, held, strict=True)}
 
 
 def _in_blocks(name: str, matrix: jax.Array) -> Params:
