@@ -60,7 +60,7 @@ class Facts(NamedTuple):
         dtype: of the activations.
         devices: that share the model.
         sms: multiprocessors of one of them.
-        mxfp4: whether experts are held in MXFP4.
+        packed_experts: whether experts are held in MXFP4 or NVFP4.
         factors_in_8_bits: whether linear layers round activations to 8 bits too.
         deterministic: the option.
         no_library: why the library of CPU kernels cannot be used; empty if it can.
@@ -74,7 +74,7 @@ class Facts(NamedTuple):
     dtype: str
     devices: int = 1
     sms: int | None = None
-    mxfp4: bool = False
+    packed_experts: bool = False
     factors_in_8_bits: bool = False
     deterministic: bool = False
     no_library: str = ""
@@ -124,7 +124,7 @@ LIBRARY = Need("C++", lambda f: not f.no_library, "needs the library of CPU kern
 TRITON = Need(
     "jax-triton", lambda f: f.has_triton, "needs jax-triton: install jswa[cuda12] or jswa[cuda13]", advice=True
 )
-MXFP4 = Need("MXFP4", lambda f: f.mxfp4, "is for experts in MXFP4")
+PACKED = Need("MXFP4 or NVFP4", lambda f: f.packed_experts, "is for experts in MXFP4 or NVFP4")
 IN_8_BITS = Need("w8a8_fp8", lambda f: f.factors_in_8_bits, "rounds activations, which is quantization = w8a8_fp8")
 DETERMINISTIC = Need("deterministic", lambda f: f.deterministic, "is for deterministic = True")
 NOT_DETERMINISTIC = Need("not deterministic", lambda f: not f.deterministic, "is for deterministic = False")
@@ -173,7 +173,7 @@ TABLE = (
     Kernel("attention", "xla"),
     Kernel("attention", "reference", auto=None),
     Kernel("experts", "cpu", _ON_CPU, alone_with=_CPU),
-    Kernel("experts", "mosaic_overlap", _ON_HOPPER, (MXFP4,), _HOPPER, wgmma=True),
+    Kernel("experts", "mosaic_overlap", _ON_HOPPER, (PACKED,), _HOPPER, wgmma=True),
     Kernel("experts", "mosaic", _ON_HOPPER, alone_with=_HOPPER, wgmma=True),
     Kernel("experts", "triton", (AMPERE, TRITON, ONE_DEVICE), None),
     Kernel("experts", "xla"),

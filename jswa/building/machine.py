@@ -14,7 +14,7 @@ from jswa.config import EngineConfig
 from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
 from jswa.exec.mesh import make_mesh
 from jswa.exec.served import what_serves
-from jswa.exec.sizing import require_memory
+from jswa.exec.sizing import require_memory, unpacked_by_default
 from jswa.kernels import Facts, Kernels, resolve
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
@@ -70,18 +70,19 @@ def choose(folder: Path, options: EngineConfig, device: jax.Device) -> tuple[Qua
     converted = is_converted(folder)
     stored = None if converted else parse_quantization(read_config(folder))
     mode = _mode(options, stored, converted=converted)
+    model = load_config(folder)
     # A converted checkpoint's config.json names the form that it had.
-    mxfp4 = mode == "mxfp4" or (mode == "auto" and stored is not None and stored.method == "mxfp4")
+    packed = mode == "mxfp4" or (mode == "auto" and stored is not None and unpacked_by_default(model, stored))
     types = dtype_of(options, device), kv_dtype_of(options, device)
     held = mode in ("auto", "none", "mxfp4") and not converted and (stored is None or stored.method == "mxfp4")
     drafts = parse(options.speculative_config)
     plain = held and not options.adapters and options.lora_room is None and (drafts is None or drafts.looks_up)
-    served = what_serves(load_config(folder), *types, plain=plain)
-    return mode, resolve(options.kernels, facts_of(options, device, mxfp4=mxfp4), served)
+    served = what_serves(model, *types, plain=plain)
+    return mode, resolve(options.kernels, facts_of(options, device, packed_experts=packed), served)
 
 
-def facts_of(options: EngineConfig, device: jax.Device, *, mxfp4: bool = False) -> Facts:
-    """Return what the choice of kernels depends on. `mxfp4`: whether experts are held so."""
+def facts_of(options: EngineConfig, device: jax.Device, *, packed_experts: bool = False) -> Facts:
+    """Return what the choice of kernels depends on. `packed_experts`: whether experts are held in MXFP4 or NVFP4."""
     on_gpu = device.platform == "gpu"
     capability = getattr(device, "compute_capability", None) if on_gpu else None
     compiler = find_ptxas() if on_gpu else None
@@ -91,7 +92,7 @@ def facts_of(options: EngineConfig, device: jax.Device, *, mxfp4: bool = False) 
         dtype_of(options, device).name,
         options.tensor_parallel_size,
         getattr(device, "core_count", None) if on_gpu else None,
-        mxfp4=mxfp4,
+        packed_experts=packed_experts,
         factors_in_8_bits=options.quantization == "w8a8_fp8",
         deterministic=options.deterministic,
         no_library="" if device.platform != "cpu" else _no_library(),

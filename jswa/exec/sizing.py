@@ -23,7 +23,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.forms.base.form import Counts
+from jswa.forms.base.form import Counts, Form
 from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.forms.mxfp4 import MXFP4
@@ -127,6 +127,19 @@ def weight_bytes(
     return total
 
 
+def unpacked_by_default(model: ModelConfig, stored: Quantization) -> bool:
+    """Return whether all stacks of experts are stored so that "mosaic_overlap" is their default on Hopper."""
+    stacks = {name: one.shape for name, one in param_shapes(model, jnp.dtype(jnp.bfloat16)).items() if one.ndim == 3}
+    schemes = {} if stored.method == "mxfp4" else _schemes(model, stored, stacks)
+    held = [MXFP4 if stored.method == "mxfp4" else _form(schemes.get(name)) for name in stacks]
+    return bool(stacks) and all(form.unpacked(*stacks[name][1:]) for name, form in zip(stacks, held, strict=True))
+
+
+def _form(scheme: Scheme | None) -> Form:
+    """Return the form in which matrices of a scheme are held, if the kernel reads it."""
+    return next((form for form in FORMS if scheme is not None and form.scheme == scheme.held), PLAIN)
+
+
 def _schemes(part: ModelConfig, stored: Quantization, names: Iterable[str]) -> dict[str, Scheme]:
     """Return the scheme of each linear layer whose tensors have the same, or groups of different sizes."""
     linear = list(filter(LINEAR.search, names))
@@ -146,7 +159,7 @@ def _matrix_bytes(name: str, one: jax.ShapeDtypeStruct, scheme: Scheme | None, k
 
     `kernel`: that runs the matrix, or the stack of experts.
     """
-    form = next((form for form in FORMS if scheme is not None and form.scheme == scheme.held), PLAIN)
+    form = _form(scheme)
     is_stack = len(one.shape) == 3
     if scheme is None or kernel not in (form.experts if is_stack else form.linear):
         return int(math.prod(one.shape)) * int(one.dtype.itemsize)

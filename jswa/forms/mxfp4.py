@@ -81,6 +81,7 @@ MXFP4 = Form(
     specs=_specs,
     scheme="mxfp4",
     experts=("reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"),
+    unpacked=lambda *_: True,
     modes=lambda _: ("mxfp4", "int8", "fp8"),
     stacked=_stacked,
 )

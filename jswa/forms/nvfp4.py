@@ -90,6 +90,7 @@ NVFP4 = Form(
     scheme="nvfp4",
     linear=LINEARS,
     experts=NO_DEFAULTS,
+    unpacked=nvfp4_tiles.fits,
     modes=lambda _: ("nvfp4", "mxfp4"),
     stacked=_stacked,
     panelled=_panelled,

@@ -142,7 +142,7 @@ def default_spec(model: str, layers: int | None, rows: int) -> "StepSpec":
     dtype, config = jnp.dtype("bfloat16"), CONFIGS[model]
     mxfp4 = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
     own = parse_config(config, weights=False)
-    facts = Facts("gpu", 9.0, dtype.name, sms=device.SMS, mxfp4=mxfp4)
+    facts = Facts("gpu", 9.0, dtype.name, sms=device.SMS, packed_experts=mxfp4)
     parts = resolve("auto", facts, what_serves(own, dtype, dtype, plain=True))._asdict()
     del parts["sms"]
     spec = StepSpec(model, layers or len(own.layers), 0, rows=rows, **parts)

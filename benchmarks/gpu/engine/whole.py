@@ -71,7 +71,7 @@ def compile_all(folder: Path, options: dict[str, Any], only: Sequence[str]) -> N
     params = dict(param_shapes(model, kind, MXFP4_JOINED))
     limits = resolve_limits(config, model, on_gpu=True)
     model = model.at_length(limits.max_model_len)
-    kernels = resolve(config.kernels, Facts("gpu", 9.0, kind.name, sms=SMS, mxfp4=True))
+    kernels = resolve(config.kernels, Facts("gpu", 9.0, kind.name, sms=SMS, packed_experts=True))
     layout = KVLayout.of(model, limits.page_size)
     limits = size_arena(limits, layout, config, int(config.kv_cache_memory_bytes or 0), kind.itemsize, on_gpu=True)
     print(f"{limits.num_blocks} blocks, {limits.num_blocks * layout.block_bytes(2) / 1e9:.1f} GB", flush=True)

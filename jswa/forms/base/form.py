@@ -85,8 +85,9 @@ class Form:
         counted: the end of the array whose last two axes are the `Counts`.
         linear, experts: the implementations for which matrices of linear layers, and stacks of experts, stay in this
             form if a checkpoint has it; for others they are widened to the type of the activations. No GPU has timed
-            stacks in other forms than MXFP4, so those of "mosaic", a default, are widened.
+            stacks of 8 bits and of integers, so those of "mosaic", a default, are widened.
         named: the implementations for which stacks of experts stay in it too if the mode names it.
+        unpacked: from inputs and outputs, returns whether such stacks make "mosaic_overlap" the default on Hopper.
         modes: from the arrays, returns the values of `quantization` that name the form, besides "auto", which takes
             every form as it is; the first is what errors call it.
         rounded_for: the implementations of experts for which the numbers are rounded again.
@@ -108,6 +109,7 @@ class Form:
     linear: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    unpacked: Callable[[int, int], bool] = lambda *_: False
     modes: Callable[[Mapping[str, Array]], tuple[str, ...]] = lambda _: ()
     rounded_for: tuple[str, ...] = ()
     stacked: Callable[[str, Mapping[str, Array], str, Shards], dict[str, Array]] | None = None

@@ -16,6 +16,8 @@ from jswa.exec.compile.ptxas import Ptxas
 from pallas_kernels.cpu import library
 from pallas_kernels.interpreter import interpreted
 from tests.parity.load import read_config
+from tests.support.checkpoints.float4 import CONFIGS as CONFIGS_OF_NVFP4
+from tests.support.checkpoints.float4 import Layout
 from tools.cases.hub_configs import CONFIGS
 
 
@@ -41,7 +43,7 @@ def _fake_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler if it is known to be wrong, and without jax-triton."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    facts = facts_of(EngineConfig(tensor_parallel_size=2, deterministic=True), H200, mxfp4=True)
+    facts = facts_of(EngineConfig(tensor_parallel_size=2, deterministic=True), H200, packed_experts=True)
     assert facts[:6] == ("gpu", 9.0, "bfloat16", 2, 132, True)
     assert facts.deterministic
     assert facts.wrong_compiler == "ptxas 12.8.93 (/x/ptxas)"
@@ -106,6 +108,28 @@ def test_how_weights_are_held_chooses_kernels(
     found, kernels = choose(tmp_path, EngineConfig(quantization=quantization), H200)
     assert (found, kernels.experts) == (mode, experts)
     assert (kernels.linear == "fp8") == (quantization == "w8a8_fp8")
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize(
+    ("sides", "more", "experts"),
+    [
+        (128, {}, "mosaic_overlap"),
+        (96, {}, "mosaic"),
+        (128, {"ignore": ["re:.*layers.1.*", "*layers.1.*"]}, "mosaic"),
+        (128, {"ignore": ["re:.*self_attn.*", "*self_attn*"]}, "mosaic_overlap"),
+    ],
+)
+def test_experts_in_nvfp4_stay_in_4_bits_on_hopper(
+    method: Layout, sides: int, more: dict[str, Any], experts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all of them are, and can be cut into tiles; else they are widened, as one kernel serves all layers."""
+    monkeypatch.setattr(machine, "find_ptxas", lambda: None)
+    stored = CONFIGS_OF_NVFP4[method] | more
+    config = read_config("mixtral_base") | {"intermediate_size": sides, "quantization_config": stored}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert choose(tmp_path, EngineConfig(), H200)[1].experts == experts
+    assert choose(tmp_path, EngineConfig(quantization="none"), H200)[1].experts == "mosaic"
 
 
 @pytest.mark.parametrize(
