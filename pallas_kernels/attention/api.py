@@ -9,6 +9,7 @@ last; D + V, or less if they overlap), Q tokens per query tile, B tiles.
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import get_args
 
 import jax
@@ -25,6 +26,7 @@ Implementation = Attention
 _HOPPER = ("mosaic", "mosaic_splits", "mosaic_whole")
 
 TILE_TOKENS = 32  # query tokens per tile of all implementations but those for Hopper
+_BLOCK_ROWS = 128  # heads of queries that fill a thread block of two consumers on Hopper
 
 
 def tile_tokens(implementation: Implementation, group: int) -> int:
@@ -34,11 +36,7 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
         implementation: see `paged_attention`.
         group: query heads per KV head.
     """
-    if implementation not in _HOPPER:
-        return TILE_TOKENS
-    from pallas_kernels.attention.hopper import heuristics
-
-    return heuristics.tile_tokens(group)
+    return max(1, _BLOCK_ROWS // group) if implementation in _HOPPER else TILE_TOKENS
 
 
 def paged_attention(
@@ -127,11 +125,9 @@ def packed_form(
     """
     if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
         return None
-    from pallas_kernels.attention.hopper import call, splits, whole
     from pallas_kernels.attention.hopper.plan import Shape
 
-    plans = {"mosaic": call.plan_of, "mosaic_splits": splits.plan_of, "mosaic_whole": whole.plan_of}
-    plan = plans[implementation](Shape.of(q, kv, rows, tiles, attend), sms)
+    plan = _on_hopper(implementation).plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
     return (plan.padded_rows, plan.dtype) if plan.k_width == plan.head_dim else None
 
 
@@ -142,18 +138,8 @@ def _column_scales(kv_scales: Float[Array, "2 K"], row: int, v_dim: int) -> Floa
 
 
 def _function(implementation: Implementation, sms: int | None) -> Callable[..., Array]:
-    if implementation == "mosaic":
-        from pallas_kernels.attention.hopper import call as mosaic
-
-        return partial(mosaic.paged_attention, sms=sms)
-    if implementation == "mosaic_splits":
-        from pallas_kernels.attention.hopper import splits
-
-        return partial(splits.paged_attention, sms=sms)
-    if implementation == "mosaic_whole":
-        from pallas_kernels.attention.hopper import whole
-
-        return partial(whole.paged_attention, sms=sms)
+    if implementation in _HOPPER:
+        return partial(_on_hopper(implementation).paged_attention, sms=sms)
     if implementation in ("triton", "triton_whole"):
         from pallas_kernels.attention.triton import call as triton
 
@@ -167,6 +153,12 @@ def _function(implementation: Implementation, sms: int | None) -> Callable[..., 
 
         return reference.paged_attention
     return xla.paged_attention
+
+
+def _on_hopper(implementation: Implementation) -> ModuleType:
+    from pallas_kernels.attention.hopper import call, splits, whole
+
+    return {"mosaic": call, "mosaic_splits": splits, "mosaic_whole": whole}[implementation]
 
 
 def write_kv(

@@ -32,7 +32,7 @@ def paged_attention(
     sms: int | None = None,
     tuning: Tuning | None = None,
 ) -> Float[Array, "T H V"]:
-    """See `api.paged_attention`. Tiles may have any size; those of `heuristics.tile_tokens` waste the least.
+    """See `api.paged_attention`. Tiles may have any size; those of `api.tile_tokens` waste the least.
 
     Over pages of 8 bits everything is float16, the output of queries that are not packed too. Queries beyond its range
     are cut to ±65,504; packed ones must be float16.

@@ -1,4 +1,4 @@
-"""The tile size of the Hopper attention kernel, and the default tuning of shapes that were not measured."""
+"""The default tuning of the Hopper attention kernel for shapes that were not measured."""
 
 from dataclasses import replace
 
@@ -9,11 +9,6 @@ from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, S
 _MOST_STAGES = 4
 _MOST_PART_BYTES = 131_072  # for a token: 256 MB in steps of 2,048 tokens, beside tiles that rows leave partly empty
 _FEW_BLOCKS = 6  # of keys: fewer do not make up for a thread block's start and end
-
-
-def tile_tokens(group: int) -> int:
-    """Return the query tokens per tile that fill a thread block of two consumers with 128 rows."""
-    return max(1, 2 * WARPGROUP_ROWS // group)
 
 
 def list_tuning(shape: Shape, sms: int = SMS) -> Tuning | None:

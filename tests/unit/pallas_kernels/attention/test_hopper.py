@@ -9,7 +9,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from pallas_kernels import interpreter, mosaic
-from pallas_kernels.attention.hopper.heuristics import default_tuning, tile_tokens
+from pallas_kernels.attention.api import tile_tokens
+from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
@@ -144,7 +145,7 @@ def test_default_tuning_leaves_room_for_two_thread_blocks(name: str) -> None:
 def test_tiles_fill_the_rows_of_the_products(name: str) -> None:
     """Tiles of `tile_tokens` make 64 or 128 rows. A group of five leaves a few of them empty."""
     shape = shape_of(arguments(LAYER[name]))
-    assert shape.queries == tile_tokens(shape.group)
+    assert shape.queries == tile_tokens("mosaic", shape.group)
     plan = launch(shape, default_tuning(shape))
     assert plan.rows >= 0.9 * plan.tuning.row_parts * 64
     local = (shape.attend.window or shape.attend.chunk or 10**6) <= 128
