@@ -81,11 +81,11 @@ class Engine:
         stager: turns new weights into parameters; needed if the runner can change them.
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
         host_pages: the contents of the second prefix cache, if `limits.host` asks for one.
+        grammars: those of structured outputs; None: requests with structured outputs are refused.
 
     Attributes:
         stepping: runs the steps.
         turnover: changes the weights, pauses and sleeps.
-        grammars: those of structured outputs; None: requests with structured outputs are refused.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Engine:
         stager: WeightsStager | None = None,
         hosts: Hosts | None = None,
         host_pages: HostPages | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -123,7 +124,7 @@ class Engine:
         self.turnover = Turnover(runner, self._scheduler, self.stepping.drain, self.copying, nodes=nodes)
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
-        self.grammars: Grammars | None = None
+        self.grammars = grammars
         self._profiles = False
 
     @property

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
-from jswa.architecture import ModelConfig
 from jswa.building.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
@@ -19,7 +18,6 @@ from jswa.frontend.batch import Batch
 from jswa.frontend.changing import pause, update_weights
 from jswa.frontend.driver import Driver
 from jswa.frontend.outputs import CallOptions, asked_form
-from jswa.grammar.compiler import Grammars
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
@@ -70,10 +68,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
-        engine = build_engine(folder, config)
-        engine.model = _with_end_token(engine.model, self.tokenizer)
-        engine.grammars = Grammars(self.tokenizer, engine.model.vocab_size, engine.model.eos_token_ids)
-        self.driver: Driver[Engine] = Driver(engine)
+        self.driver: Driver[Engine] = Driver(build_engine(folder, config, self.tokenizer))
 
     def with_engine(self, engine: Engine) -> "LLM":
         """Return an LLM with this one's tokenizer, chat template and defaults on another engine of the same model."""
@@ -382,17 +377,6 @@ def generate(
     if stream:
         return llm.generate(prompts, sampling_params, stream=True, lora=lora, **sampling)
     return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, lora=lora, **sampling)
-
-
-def _with_end_token(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Return the model config with the tokenizer's `eos_token` among the end tokens, as in vLLM and SGLang.
-
-    The tokenizer of a fine-tuned model often names the end of a turn, while its config still has the end of a text.
-    """
-    end = None if tokenizer is None else tokenizer.token_id("eos_token")
-    if end is None or end in model.eos_token_ids or end >= model.vocab_size:
-        return model
-    return dataclasses.replace(model, eos_token_ids=(*model.eos_token_ids, end))
 
 
 @lru_cache(maxsize=1)

@@ -282,8 +282,8 @@ def main() -> None:
     model = dataclasses.replace(gemma3_27b(), vocab_size=args.vocab, eos_token_ids=(2,))
     limits = Limits(4096, args.rows, 2048, 64, num_blocks=20_000, prefix_cache=False)
     clock = Clock(args.step_ms / 1e3, args.vocab)
-    engine = Engine(model, limits, KVLayout.of(model, 64), clock)
-    engine.grammars = Grammars(wide_tokenizer(args.vocab, args.ranks), args.vocab, (2,))
+    grammars = Grammars(wide_tokenizer(args.vocab, args.ranks), args.vocab, (2,))
+    engine = Engine(model, limits, KVLayout.of(model, 64), clock, grammars=grammars)
     for schema in SCHEMAS:  # compiled before
         add(engine, schema, schema, {})
     while engine.has_work():
@@ -309,7 +309,7 @@ def main() -> None:
         )
     shares = {schema: forced_share(engine, schema) for schema in SCHEMAS}
     print("tokens without a step: " + ", ".join(f"{schema} {share:.0%}" for schema, share in shares.items()))
-    masks = {name: mask_times(engine.grammars, schema) for name, schema in {**SCHEMAS, "bounded": BOUNDED}.items()}
+    masks = {name: mask_times(grammars, schema) for name, schema in {**SCHEMAS, "bounded": BOUNDED}.items()}
     for name, times in masks.items():
         print(f"{name}: a mask takes {times['mean_us']:.0f} µs, 90th percentile {times['p90_us']:.0f}")
     if args.json:

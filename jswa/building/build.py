@@ -12,6 +12,7 @@ from typing import IO, Never
 import jax
 import numpy as np
 
+from jswa.architecture import ModelConfig
 from jswa.building.machine import choose, require_weights
 from jswa.building.parts import Built, build_parts
 from jswa.cache.disk.records import Geometry
@@ -29,11 +30,13 @@ from jswa.exec.host.pages import HostPages
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory
+from jswa.grammar.compiler import Grammars
 from jswa.model.hf.config import load_config
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.plan.trace import write_header
 from jswa.storage import persist
+from jswa.text.tokenizer import Tokenizer
 from jswa.version import __version__
 
 _log = logging.getLogger("jswa")
@@ -41,8 +44,10 @@ _MIB = 2**20
 _DISK_BYTES = 16 * _MIB  # that a step copies for the disk, each way: a few milliseconds
 
 
-def build_engine(folder: Path, options: EngineConfig) -> Engine:
+def build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | None) -> Engine:
     """Load a checkpoint, size the arena and compile every bucket. Raises ModelError or ConfigError.
+
+    The tokenizer tells how texts end, and what structured outputs may be; without one there are none.
 
     With several hosts it returns on the first host only. The other hosts run what the first host launches, and exit
     with it by SystemExit.
@@ -50,14 +55,14 @@ def build_engine(folder: Path, options: EngineConfig) -> Engine:
     disk = disk_folder(options.disk_kv)
     lock = None if disk is None else lock_folder(disk[0])  # at once: loading weights may take minutes
     try:
-        return _build_engine(folder, options, lock)
+        return _build_engine(folder, options, tokenizer, lock)
     except BaseException:
         if lock is not None:
             lock.close()
         raise
 
 
-def _build_engine(folder: Path, options: EngineConfig, lock: IO[bytes] | None) -> Engine:
+def _build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | None, lock: IO[bytes] | None) -> Engine:
     """Build the engine. `lock`: the open lock file of the folder of `disk_kv`, if the options name one."""
     switches = _set_up_jax(options)
     member = find_member(options, os.environ)
@@ -80,8 +85,10 @@ def _build_engine(folder: Path, options: EngineConfig, lock: IO[bytes] | None) -
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
         geometry = geometry_of(built.layout, built.limits.num_blocks, built.limits.max_rows)._asdict()
         write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)), geometry=geometry)
+    model = _with_end_token(built.model, tokenizer)
     engine = Engine(
-        **built._asdict(),
+        **built._replace(model=model)._asdict(),
+        grammars=Grammars(tokenizer, model.vocab_size, model.eos_token_ids),
         seed=options.seed,
         switches=switches,
         trace=trace,
@@ -96,6 +103,17 @@ def _build_engine(folder: Path, options: EngineConfig, lock: IO[bytes] | None) -
     if hosts is not None:
         weakref.finalize(engine, hosts.close)
     return engine
+
+
+def _with_end_token(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """Return the model config with the tokenizer's `eos_token` among the end tokens, as in vLLM and SGLang.
+
+    The tokenizer of a fine-tuned model often names the end of a turn, while its config still has the end of a text.
+    """
+    end = None if tokenizer is None else tokenizer.token_id("eos_token")
+    if end is None or end in model.eos_token_ids or end >= model.vocab_size:
+        return model
+    return dataclasses.replace(model, eos_token_ids=(*model.eos_token_ids, end))
 
 
 def _host_pages(runner: Runner) -> HostPages | None:

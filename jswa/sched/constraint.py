@@ -42,6 +42,7 @@ def make_constraint(
 
     Bad words with tokens that the model does not have are left out: they cannot be generated.
     """
+    _known("stop_token_ids", params.stop_token_ids, vocab_size)
     bad_words = tuple(word for word in bad_words if max(word) < vocab_size)
     penalized = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     limited = params.logit_bias or params.allowed_token_ids is not None or params.min_tokens or bad_words

@@ -22,7 +22,7 @@ from jswa.types import SamplingParams
 from ..core.fairness import Admission, Key
 from ..core.off_loop import gathered
 from ..core.texts import Order
-from ..http.errors import engine_errors, invalid
+from ..http.errors import engine_errors
 
 Ids = Int[np.ndarray, " P"]
 Put = Callable[[TokenEvent | JswaError], None]
@@ -112,9 +112,6 @@ def build(
     Args:
         names: the ids of the requests.
     """
-    beyond = [token for token in params.stop_token_ids if token >= engine.model.vocab_size]
-    if beyond:
-        raise invalid("stop_token_ids", f"{beyond[0]} must be in [0, {engine.model.vocab_size})")
     options: dict[str, Any] = {"priority": order.priority, "cache_salt": order.cache_salt, "lora": order.lora}
     with engine_errors():
         yield from make_requests(

@@ -309,6 +309,7 @@ def test_errors_of_sampling_parameters_name_the_field(llm: LLM) -> None:
     for field, keywords in (
         ("logit_bias", {"logit_bias": {1024: 1.0}}),
         ("allowed_token_ids", {"allowed_token_ids": [1024]}),
+        ("stop_token_ids", {"stop_token_ids": [5, 1024]}),
         ("min_tokens", {"min_tokens": 3, "allowed_token_ids": [5], "stop_token_ids": [5]}),
         ("min_p", {"min_p": 1.5}),
         ("n", {"n": 0}),
