@@ -14,7 +14,7 @@ from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
-from jswa.plan import TokenEvent
+from jswa.plan import RequestOptions, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.text.chat_template import ChatTemplate
@@ -166,7 +166,7 @@ class AsyncLLM:
         try:
             params = params_of([prompt], sampling_params, sampling, self.default_sampling)[0]
             await thread.prepare(params)
-            options = CallOptions(priority, cache_salt, lora, whole=output_kind == "final_only")
+            options = CallOptions(RequestOptions(priority, cache_salt, lora), whole=output_kind == "final_only")
             # Other coroutines go on while a long prompt is tokenized.
             texts = await asyncio.to_thread(
                 PromptTexts, thread.engine, self.tokenizer, self._new_id, prompt, params, options, name=name

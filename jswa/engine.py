@@ -23,7 +23,7 @@ from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import Feature, Request, StepEvents, TextGrammar, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, Feature, Request, RequestOptions, StepEvents, TextGrammar, TokenEvent
 from jswa.running.adapters import Adapters
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
@@ -142,13 +142,9 @@ class Engine:
         request_id: str,
         prompt: Int[np.ndarray, " P"],
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
-        priority: int = 0,
-        cache_salt: str = "",
-        lora: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
         choice: int = 0,
         like: Request | None = None,
     ) -> Request:
@@ -158,20 +154,15 @@ class Engine:
 
         Args:
             bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
-            priority: lower runs first.
-            cache_salt: cached prefixes are shared with requests of the same salt only.
-            lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
-            tenant, weight: name of the client that shares the engine with others, and its weight. Tenants that ask for
-                more than the engine can run get shares in proportion to their weights.
             choice: number of the text among those of its prompt; with a seed it is added to the seed.
-            like: a request of the same call, hence with the same parameters, bad words, salt and adapter. Its stop ids
+            like: a request of the same call, hence with the same parameters, options and bad words. Its stop ids
                 and constraint, whose tables may be as long as the vocabulary, are shared. So is its prompt if `prompt`
                 is that very array: then nothing here depends on the prompt's length.
         """
         ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
         if like is None:
-            number, digest = (0, None) if lora is None else self._adapters.find(lora)
-            root = root_key(cache_salt, digest)
+            number, digest = (0, None) if options.lora is None else self._adapters.find(options.lora)
+            root = root_key(options.cache_salt, digest)
             ends = () if params.ignore_eos else self.model.eos_token_ids
             stop_ids = frozenset(params.stop_token_ids) | frozenset(ends)
             constraint = make_constraint(params, self.model.vocab_size, len(ids), stop_ids, bad_words)
@@ -189,13 +180,11 @@ class Engine:
             stop_ids,
             key=self._key(params.seed, choice),
             max_length=longest if params.max_tokens is None else min(longest, len(ids) + params.max_tokens),
-            priority=priority,
+            options=options,
             constraint=constraint,
             grammar=grammar,
             cache_salt=root,
             adapter=number,
-            tenant=tenant,
-            weight=weight,
             version=self.turnover.version,
         )
 

@@ -18,6 +18,7 @@ from jswa.frontend.batch import Batch
 from jswa.frontend.changing import pause, update_weights
 from jswa.frontend.driver import Driver
 from jswa.frontend.outputs import CallOptions, asked_form
+from jswa.plan import RequestOptions
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
@@ -255,7 +256,7 @@ class LLM:
                 the error has their results (`outputs`) and all errors (`errors`).
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
-        options = CallOptions(priority, cache_salt, lora, whole=not stream)
+        options = CallOptions(RequestOptions(priority, cache_salt, lora), whole=not stream)
         batch = Batch(
             self.driver,
             self.tokenizer,
@@ -318,7 +319,7 @@ class LLM:
         answers = self._read_by(variables["tools"], variables["chat_template"])
         form = asked_form(sampling_params, sampling)
         answering = Answering(answers, list(variables["tools"] or ()), form=form)
-        options = CallOptions(0, cache_salt, lora, answering)
+        options = CallOptions(RequestOptions(cache_salt=cache_salt, lora=lora), answering)
         batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
         return batch.stream() if stream else batch.collect(show=use_tqdm)
 

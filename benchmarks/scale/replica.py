@@ -20,7 +20,7 @@ from benchmarks.cache.traces import TraceRequest
 from benchmarks.scale.step_time import StepTime
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.plan import Request, StepPlan
+from jswa.plan import Request, RequestOptions, StepPlan
 from jswa.sched.draft import lease_of
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
@@ -120,10 +120,9 @@ def submit(replica: Replica, job: Job, now: float) -> None:
     _interrupt(replica, now)
     request = job.request
     length = len(request.prompt) + len(request.output)
+    options = RequestOptions(cache_salt=job.tenant, tenant=job.tenant)
     replica.scheduler.add(
-        Request(
-            job.name, request.prompt, _GREEDY, frozenset(), (0, 0), length, cache_salt=job.tenant, tenant=job.tenant
-        )
+        Request(job.name, request.prompt, _GREEDY, frozenset(), (0, 0), length, options, cache_salt=job.tenant)
     )
     replica.jobs[job.name] = job
     if not replica.flight:

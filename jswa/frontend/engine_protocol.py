@@ -12,7 +12,7 @@ from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
 from jswa.kernels import Kernels
-from jswa.plan import Request, StepEvents, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
@@ -141,13 +141,9 @@ class EngineLike(Protocol):
         request_id: str,
         prompt: Int[np.ndarray, " P"],
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
-        priority: int = 0,
-        cache_salt: str = "",
-        lora: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
         choice: int = 0,
         like: Request | None = None,
     ) -> Request:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.requests import make_requests
-from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.text.answers.message import AnswerText
 from jswa.text.answers.parser import Answering, AnswerParser, assemblers
 from jswa.text.assembler import Assembler
@@ -66,16 +66,15 @@ def distribute(
 
 @dataclass(frozen=True)
 class CallOptions:
-    """The options of a call besides its prompts and sampling parameters; a prompt may have its own salt and adapter.
+    """The options of a call besides its prompts and sampling parameters.
 
     Attributes:
+        request: of each prompt, which may have its own salt and adapter.
         answering: how the texts are read as answers; None if they are not.
         whole: the caller wants nothing of a text before its end.
     """
 
-    priority: int = 0
-    cache_salt: str = ""
-    lora: str | None = None
+    request: RequestOptions = DEFAULT_OPTIONS
     answering: Answering | None = None
     whole: bool = False
 
@@ -138,10 +137,9 @@ class PromptTexts:
             name: the request id that outputs show; None: that of the first text.
         """
         shown, ids = tokenize(prompt, tokenizer)
-        salt, lora = salt_of(prompt, options.cache_salt), adapter_of(prompt, options.lora)
-        made = make_requests(
-            engine, tokenizer, new_id, [ids], params, priority=options.priority, cache_salt=salt, lora=lora
-        )
+        asked = options.request
+        own = replace(asked, cache_salt=salt_of(prompt, asked.cache_salt), lora=adapter_of(prompt, asked.lora))
+        made = make_requests(engine, tokenizer, new_id, [ids], params, own)
         self.requests = list(made)
         self._tokenizer = tokenizer
         self._params = params

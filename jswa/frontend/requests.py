@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.frontend.engine_protocol import EngineLike
-from jswa.plan import Request
+from jswa.plan import DEFAULT_OPTIONS, Request, RequestOptions
 from jswa.text.inputs import bad_word_ids
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -19,12 +19,7 @@ def make_requests(
     new_id: Callable[[], str],
     prompts: Sequence[Int[np.ndarray, " P"]],
     params: SamplingParams,
-    *,
-    priority: int = 0,
-    cache_salt: str = "",
-    lora: str | None = None,
-    tenant: str = "",
-    weight: float = 1.0,
+    options: RequestOptions = DEFAULT_OPTIONS,
 ) -> Iterator[Request]:
     """Yield the requests of all texts; the first n are for the first prompt. Raises RequestError.
 
@@ -33,7 +28,6 @@ def make_requests(
 
     Args:
         new_id: returns an id that no request has had.
-        priority, cache_salt, lora, tenant, weight: as `Engine.request` has them.
     """
     words = bad_word_ids(params.bad_words or (), tokenizer)
     first: Request | None = None
@@ -42,12 +36,8 @@ def make_requests(
             new_id(),
             first.prompt if first is not None and choice else prompt,
             params,
+            options,
             bad_words=words,
-            priority=priority,
-            cache_salt=cache_salt,
-            lora=lora,
-            tenant=tenant,
-            weight=weight,
             choice=choice,
             like=first,
         )

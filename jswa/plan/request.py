@@ -100,6 +100,28 @@ class TextGrammar(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a request asks of the engine besides its prompt and its sampling parameters.
+
+    Attributes:
+        priority: lower runs first.
+        cache_salt: cached prefixes are shared with requests of the same salt only.
+        lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
+        tenant, weight: name of the client that shares the engine with others, and its weight. Tenants that ask for more
+            than the engine can run get shares in proportion to their weights (`Turns`).
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    lora: str | None = None
+    tenant: str = ""
+    weight: float = 1.0
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A validated prompt with its sampling parameters.
@@ -108,13 +130,10 @@ class Request:
         stop_ids: tokens that end the text; they include the model's end tokens unless the request ignores these.
         key: the random key of the request, the two halves of its 64-bit seed.
         max_length: limit of prompt and generated tokens together.
-        priority: lower runs first.
         constraint: None if the logits are used unchanged.
         grammar: what the text is held to; then `constraint` is not None.
-        cache_salt: key of the prefix tree (`root_key`), made from the request's salt and its adapter.
+        cache_salt: key of the prefix tree (`root_key`), made from the options' salt and adapter.
         adapter: number of the LoRA adapter; 0: none.
-        tenant, weight: name of the client that shares the engine with others, and its share in proportion to the
-            other tenants' weights (`Turns`).
         version: that of the engine's weights when the request was made.
     """
 
@@ -124,13 +143,11 @@ class Request:
     stop_ids: frozenset[int]
     key: tuple[int, int]
     max_length: int
-    priority: int = 0
+    options: RequestOptions = DEFAULT_OPTIONS
     constraint: Constraint | None = None
     grammar: TextGrammar | None = None
     cache_salt: str = ""
     adapter: int = 0
-    tenant: str = ""
-    weight: float = 1.0
     version: int = 0
 
 

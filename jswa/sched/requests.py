@@ -90,7 +90,7 @@ class Requests:
         """
         if request.request_id in self._unfinished:
             raise EngineError(f"request id {request.request_id!r} is already running")
-        sequence = Sequence(request, (request.priority, self._arrivals), limit)
+        sequence = Sequence(request, (request.options.priority, self._arrivals), limit)
         self.slots_of(sequence)
         self._arrivals += 1
         self._unfinished[request.request_id] = sequence

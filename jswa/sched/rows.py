@@ -141,7 +141,7 @@ class Rows:
             self.wants_logprobs[row] = params.logprobs is not None
             self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
             self.logprob_rows += 1
-        self.names[row], self.tenants[row] = request.request_id, request.tenant
+        self.names[row], self.tenants[row] = request.request_id, request.options.tenant
         if request.adapter:
             self.adapters[row] = request.adapter
         if self.speculates:

@@ -116,17 +116,17 @@ class Turns:
 
     def register(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
-        tenant = sequence.request.tenant
+        tenant = sequence.request.options.tenant
         if tenant not in self._waiting:
             self._spent[tenant] = max(self._spent.get(tenant, 0.0), self._now)
         self._unfinished[tenant] += 1
         self._asked[tenant] += len(sequence.request.prompt)
-        self._weights[tenant] = sequence.request.weight
+        self._weights[tenant] = sequence.request.options.weight
         self.push(sequence)
 
     def unregister(self, sequence: Sequence) -> None:
         """Forget a sequence that has finished."""
-        tenant = sequence.request.tenant
+        tenant = sequence.request.options.tenant
         self._unfinished[tenant] -= 1
         self._asked[tenant] -= len(sequence.request.prompt)
         if not self._unfinished[tenant]:
@@ -135,7 +135,7 @@ class Turns:
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Charge one tenant of several for tokens that a step runs, before they count as launched."""
-        tenant = sequence.request.tenant
+        tenant = sequence.request.options.tenant
         cost = tokens if sequence.launched < sequence.num_known else self._decode_cost
         self._spent[tenant] += cost / self._weights[tenant]
 
@@ -146,7 +146,7 @@ class Turns:
 
     def turn(self, sequence: Sequence) -> Turn:
         """Return a sequence's sort key: priority, the tenant's counter and unfinished prompt tokens, and arrival."""
-        (priority, arrival), tenant = sequence.rank, sequence.request.tenant
+        (priority, arrival), tenant = sequence.rank, sequence.request.options.tenant
         return priority, max(self._spent[tenant] - self._burst, self._now), self._asked[tenant], arrival
 
     def room(self, sequence: Sequence, budget: int, for_others: int) -> int:
@@ -155,7 +155,7 @@ class Turns:
         While another tenant's prompts are short, a tenant whose prompts need more than a few steps leaves `for_others`
         of these tokens unused: steps stay short for requests that arrive, at about the same throughput.
         """
-        if self.several and self._asked[sequence.request.tenant] > self._burst:
+        if self.several and self._asked[sequence.request.options.tenant] > self._burst:
             flooded = min(self._asked[tenant] for tenant in self._unfinished) > self._burst
             budget -= 0 if flooded else for_others
         return max(0, budget)
@@ -195,14 +195,14 @@ class Turns:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
         self._returning.discard(sequence)
-        tenant = sequence.request.tenant
+        tenant = sequence.request.options.tenant
         if tenant not in self._waiting:
             self._waiting[tenant] = Queue(self._long_prompt)
         self._waiting[tenant].push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting sequence."""
-        tenant = sequence.request.tenant
+        tenant = sequence.request.options.tenant
         queue = self._waiting[tenant]
         queue.remove(sequence)
         if not len(queue):
@@ -218,23 +218,23 @@ class Turns:
             return None if tenant in passed else queue.head(longs=tenant not in short)
         earliest: dict[str, Rank] = {}
         for other in self._returning:
-            tenant = other.request.tenant
+            tenant = other.request.options.tenant
             earliest[tenant] = min(other.rank, earliest.get(tenant, other.rank))
         heads = (queue.head(longs=name not in short) for name, queue in self._waiting.items() if name not in passed)
-        ready = [h for h in heads if h is not None and h.rank < earliest.get(h.request.tenant, _LAST)]
+        ready = [h for h in heads if h is not None and h.rank < earliest.get(h.request.options.tenant, _LAST)]
         return min(ready, key=self.turn, default=None) if len(ready) > 1 else ready[0] if ready else None
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that will run."""
         spent, waiting = self._spent, self._waiting
-        least = min(map(spent.__getitem__, waiting)) if len(waiting) > 1 else spent[sequence.request.tenant]
+        least = min(map(spent.__getitem__, waiting)) if len(waiting) > 1 else spent[sequence.request.options.tenant]
         if least > self._now:
             self._now = least
         self.remove(sequence)
 
     def victims(self, sequence: Sequence, use: Use, left: Items[Sequence]) -> Iterator[Sequence]:
         """Yield the rows among `left`, by rank, that a waiting sequence may preempt, in this order."""
-        own = sequence.request.tenant
+        own = sequence.request.options.tenant
         rows, slots = self._counts(sequence, use)
         if rows[own] > 1 and rows[own] / use.rows > self._share(own):
             return
@@ -246,11 +246,11 @@ class Turns:
         takeable: dict[str, list[Sequence]] = {}
         for row in left:
             if row.rank[0] >= sequence.rank[0]:
-                takeable.setdefault(row.request.tenant, []).append(row)
+                takeable.setdefault(row.request.options.tenant, []).append(row)
         while over := [tenant for tenant, found in takeable.items() if found and load(tenant) > least]:
             row = takeable[max(over, key=lambda tenant: (load(tenant), takeable[tenant][-1].rank))].pop()
-            rows[row.request.tenant] -= 1
-            slots[row.request.tenant] -= use.held[row]
+            rows[row.request.options.tenant] -= 1
+            slots[row.request.options.tenant] -= use.held[row]
             yield row
 
     def spare(self, sequence: Sequence, use: Use) -> int:
@@ -259,8 +259,8 @@ class Turns:
         0 unless the tenant has running rows and would exceed its share. Without free slots each such request preempts a
         row, whose KV is then computed again.
         """
-        own = sequence.request.tenant
-        runs = any(row.request.tenant == own for row in use.held)
+        own = sequence.request.options.tenant
+        runs = any(row.request.options.tenant == own for row in use.held)
         return use.slots // _SPARE if runs and self._loads(sequence, use)[own] > 1.0 else 0
 
     def passes(self, sequence: Sequence, first: Sequence, use: Use) -> bool:
@@ -271,23 +271,23 @@ class Turns:
         """
         if sequence.rank[0] != first.rank[0] or first.passed_by >= self._passed:
             return False
-        own, other = sequence.request.tenant, first.request.tenant
+        own, other = sequence.request.options.tenant, first.request.options.tenant
         return self._loads(first, use)[other] > 1.0 >= self._loads(sequence, use)[own]
 
     def check(self, unfinished: Iterable[Sequence]) -> None:
         """Assert that exactly these sequences are counted."""
         unfinished = list(unfinished)
-        assert Counter(s.request.tenant for s in unfinished) == self._unfinished, "a tenant's count is wrong"
+        assert Counter(s.request.options.tenant for s in unfinished) == self._unfinished, "a tenant's count is wrong"
         assert all(self._waiting.values()), "a tenant without waiting sequences has a heap"
         assert self._returning == {s for s in unfinished if s.status is Status.PREEMPTED}, "a sequence does not return"
 
     def _counts(self, sequence: Sequence, use: Use) -> tuple[Counter[str], Counter[str]]:
         """Return the rows and the slots that each tenant would hold if a sequence began."""
-        own = sequence.request.tenant
+        own = sequence.request.options.tenant
         rows, slots = Counter({own: 1}), Counter({own: use.layout.resident_slots(sequence.num_known + 1)})
         for row, count in use.held.items():
-            rows[row.request.tenant] += 1
-            slots[row.request.tenant] += count
+            rows[row.request.options.tenant] += 1
+            slots[row.request.options.tenant] += count
         return rows, slots
 
     def _loads(self, sequence: Sequence, use: Use) -> dict[str, float]:

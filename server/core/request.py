@@ -71,7 +71,7 @@ class Job:
         self.reasoning_tokens = 0
         self.drafts: DraftCounts | None = None
         self.finish_reasons: list[FinishReason] = []
-        self.lora = order.lora
+        self.lora = order.options.lora
         self._texts = dict(texts)
         self._abort = abort
         self._answers = answers

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.grammar.asked import Asked
+from jswa.plan import RequestOptions
 from jswa.text.answers.parser import Answering, assemblers
 from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, settled
 from jswa.text.answers.template import AnswerTemplate
@@ -211,13 +212,16 @@ class Service:
         key = key_of(request)
         if (body.priority or 0) < 0 and not self.config.allow_priority:
             raise invalid("priority", "must be at least 0: this server was started without --allow-priority")
-        order = Order(
-            key=key,
+        options = RequestOptions(
+            body.priority or 0,
+            _salt(key, body.cache_salt),
+            lora=None if body.model is None or body.model in self.names else body.model,
             tenant="" if key is None else str(self.config.api_key.index(key)),
             weight=self._weights[key],
-            cache_salt=_salt(key, body.cache_salt),
-            lora=None if body.model is None or body.model in self.names else body.model,
-            priority=body.priority or 0,
+        )
+        order = Order(
+            key=key,
+            options=options,
             stream=bool(body.stream),
             deadline=self.config.request_timeout or None,
             answering=answering,

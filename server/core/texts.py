@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from jswa.plan import ChoiceLogprobs, PromptLogprobs, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, PromptLogprobs, RequestOptions, TokenEvent
 from jswa.text.answers.parser import Answering, AnswerParser
 from jswa.text.assembler import Assembler
 from jswa.types import AnswerEvent, DraftCounts, FinishReason
@@ -99,19 +99,14 @@ class Order:
 
     Attributes:
         key: the API key of the request.
-        tenant, weight: name and weight of the key for the engine, which does not know API keys.
-        lora: name of the LoRA adapter to run with; None means no adapter.
+        options: those of the engine, which does not know API keys: a tenant is a key's name.
         stream: whether deltas are sent as they arrive, rather than collected until the end.
         deadline: seconds after which the request ends with an error; None means no limit.
         answering: how the texts are read as answers; None if they are not.
     """
 
     key: Key = None
-    tenant: str = ""
-    weight: float = 1.0
-    cache_salt: str = ""
-    lora: str | None = None
-    priority: int = 0
+    options: RequestOptions = DEFAULT_OPTIONS
     stream: bool = False
     deadline: float | None = None
     answering: Answering | None = None

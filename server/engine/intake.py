@@ -6,7 +6,6 @@ With front ends in processes of their own, this is in the engine's process.
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -112,11 +111,8 @@ def build(
     Args:
         names: the ids of the requests.
     """
-    options: dict[str, Any] = {"priority": order.priority, "cache_salt": order.cache_salt, "lora": order.lora}
     with engine_errors():
-        yield from make_requests(
-            engine, tokenizer, names.__next__, prompts, params, tenant=order.tenant, weight=order.weight, **options
-        )
+        yield from make_requests(engine, tokenizer, names.__next__, prompts, params, order.options)
 
 
 def _size(prompts: Sequence[Ids], params: SamplingParams, texts: int) -> int:

@@ -14,7 +14,7 @@ from jswa import errors
 from jswa.cache.view import CacheView, Geometry
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
-from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, TokenEvent
+from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, RequestOptions, TokenEvent
 from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
 from ..core.counts import Report
@@ -31,11 +31,7 @@ class Submit(Message):
     prompts: list[bytes]
     params: SamplingParams
     key: str | None
-    tenant: str
-    weight: float
-    cache_salt: str
-    lora: str | None
-    priority: int
+    options: RequestOptions
 
 
 class Claim(Message):

@@ -294,7 +294,7 @@ class Connection:
         raise ApiError(500, "internal error")
 
     async def _submit(self, asked: frames.Submit) -> None:
-        order = Order(asked.key, asked.tenant, asked.weight, asked.cache_salt, asked.lora, asked.priority)
+        order = Order(asked.key, asked.options)
         prompts = [np.frombuffer(prompt, np.int32) for prompt in asked.prompts]
         names = [f"{self.number}.{number}" for number in asked.numbers]
         numbers = dict(zip(names, asked.numbers, strict=True))

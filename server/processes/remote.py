@@ -105,9 +105,7 @@ class RemoteEngine:
         for name, number in zip(names, numbers, strict=True):
             self._receivers[number] = Receiver(tokens[name], put)
         bodies = [prompt.astype(np.int32).tobytes() for prompt in prompts]
-        asked = frames.Submit(
-            numbers, bodies, params, order.key, order.tenant, order.weight, order.cache_salt, order.lora, order.priority
-        )
+        asked = frames.Submit(numbers, bodies, params, order.key, order.options)
         try:
             await self._call(asked, type(None))
         except BaseException:

@@ -40,8 +40,8 @@ def step(loop: Loop) -> StepPlan | None:
             assert not left, "budget is left, and a prompt could have used it"
             assert not loop.scheduler.stats().waiting or len(running) == ROWS, "budget is left, and a request waits"
         for row, start, count in zip(plan.row_ids.tolist(), plan.starts.tolist(), plan.counts.tolist(), strict=True):
-            first = min((running[r].request.priority for r in left), default=2**31)
-            if running[row].request.priority > first and start + 1 < running[row].num_known:
+            first = min((running[r].request.options.priority for r in left), default=2**31)
+            if running[row].request.options.priority > first and start + 1 < running[row].num_known:
                 assert row in known, "a request of lower priority began while a prompt could have used its tokens"
                 assert count <= SHARE
         assert known.keys() >= {r for r, s in running.items() if s.launched < s.num_known - 1 and r not in plan.row_ids}

@@ -63,5 +63,6 @@ def test_a_row_is_taken_only_for_a_sequence_that_then_runs(
         lost = [s for s in before if s.status in (Status.WAITING, Status.PREEMPTED)]
         if lost and not grows:
             assert scheduler.preemptions - preempted == len(lost)
-            assert any(s.request.tenant not in {one.request.tenant for one in lost} for s in begun), "taken in vain"
+            losers = {one.request.options.tenant for one in lost}
+            assert any(s.request.options.tenant not in losers for s in begun), "taken in vain"
             event("taken")

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.plan import COLUMNS, SAMPLING, Request, StepPlan
+from jswa.plan import COLUMNS, SAMPLING, Request, RequestOptions, StepPlan
 from jswa.types import SamplingParams
 
 NO_EXTRAS = 2**30  # past the end of the extras tables
@@ -105,4 +105,5 @@ def make_request(
     """Return a request of at most `length` tokens with its prompt. A tenant's prefixes are its own."""
     params, ids = SamplingParams(stop_token_ids=tuple(stop_ids)), np.array(prompt, np.int32)
     stops = frozenset(stop_ids)
-    return Request(name, ids, params, stops, (0, 0), length, priority, cache_salt=tenant, tenant=tenant, weight=weight)
+    options = RequestOptions(priority, tenant, tenant=tenant, weight=weight)
+    return Request(name, ids, params, stops, (0, 0), length, options, cache_salt=tenant)

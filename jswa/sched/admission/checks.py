@@ -91,11 +91,11 @@ def is_passed(
         behind: whether another long prompt has begun in this step, and others wait. Long prompts, each shorter than the
             one before, would otherwise take all of a step's tokens, one share each.
     """
-    need = sequence.num_known - match.resume.start
+    need, priority = sequence.num_known - match.resume.start, sequence.request.options.priority
     if behind:
         return True
     for other, left in draft.left.items():
-        first = other is writer or (left <= need and other.request.priority <= sequence.request.priority)
+        first = other is writer or (left <= need and other.request.options.priority <= priority)
         if first and left > long:
             return True
     return False

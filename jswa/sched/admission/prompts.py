@@ -46,7 +46,7 @@ class Prompts:
                 draft.claims = None
             room = self._turns.room(sequence, draft.budget - draft.reserved, draft.for_others)
             if not victims or not self._begin(draft, sequence, match_of(self._cache, sequence), room):
-                passed.add(sequence.request.tenant)
+                passed.add(sequence.request.options.tenant)
 
     def _victims(self, draft: Draft, sequence: Sequence) -> list[Sequence]:
         """Return the rows to preempt so that a waiting sequence begins; none if it needs none, or if no rows do."""
@@ -99,7 +99,7 @@ class Prompts:
             if head is None or self._turns.overtakes(head):
                 break
             self.prefill(draft, before=head, long=long)
-            tenant = head.request.tenant
+            tenant = head.request.options.tenant
             room = self._turns.room(head, draft.budget, draft.for_others)
             if room <= 0 or (first is not None and not self._turns.passes(head, first, self._requests.use())):
                 passed.add(tenant)

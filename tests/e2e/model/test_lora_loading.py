@@ -16,6 +16,7 @@ from jswa.errors import ConfigError, RequestError, UnknownAdapter
 from jswa.exec.adapters import AdapterRoom
 from jswa.llm import LLM
 from jswa.model.weights.lora_files import room_bytes
+from jswa.plan import RequestOptions
 from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -157,7 +158,7 @@ def test_a_request_that_waits_keeps_the_slot_too(setting: Setting) -> None:
     llm.load_lora("a", setting.adapters["a"])
     for number, tokens in enumerate((2, 2, 2, 9)):
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-        engine.add(engine.request(str(number), np.array(TEXT, np.int32), params, lora="a"))
+        engine.add(engine.request(str(number), np.array(TEXT, np.int32), params, RequestOptions(lora="a")))
     engine.step()
     assert engine.stats().waiting
     llm.unload_lora("a")
@@ -176,7 +177,7 @@ def test_a_request_made_before_its_adapter_was_replaced_is_refused(setting: Sett
     """It would run with the numbers that are in the slot now."""
     llm, engine = setting.llm, setting.llm.engine
     llm.load_lora("a", setting.adapters["a"])
-    early = engine.request("early", np.array(TEXT, np.int32), SamplingParams(max_tokens=2), lora="a")
+    early = engine.request("early", np.array(TEXT, np.int32), SamplingParams(max_tokens=2), RequestOptions(lora="a"))
     llm.unload_lora("a")
     llm.load_lora("a", setting.adapters["b"])
     with pytest.raises(UnknownAdapter, match="was unloaded before the request was queued"):

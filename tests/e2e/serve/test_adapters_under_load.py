@@ -14,6 +14,7 @@ from jswa.errors import RequestError, UnknownAdapter
 from jswa.exec.adapters import AdapterRoom
 from jswa.llm import LLM
 from jswa.model.weights.lora_files import HostAdapter
+from jswa.plan import RequestOptions
 from jswa.types import SamplingParams
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
@@ -94,7 +95,9 @@ class Load:
         """Return a request."""
         self.made += 1
         params = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
-        return self.llm.engine.request(str(self.made), np.array(PROMPTS[prompt], np.int32), params, lora=name)
+        return self.llm.engine.request(
+            str(self.made), np.array(PROMPTS[prompt], np.int32), params, RequestOptions(lora=name)
+        )
 
     def abort(self) -> None:
         """End a request."""

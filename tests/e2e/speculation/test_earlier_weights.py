@@ -10,7 +10,7 @@ import pytest
 
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
-from jswa.plan import TokenEvent
+from jswa.plan import RequestOptions, TokenEvent
 from jswa.text.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.drafts.drawn import Drawn
@@ -37,7 +37,10 @@ def ask(engine: Engine, salt: str = "") -> tuple[list[int], int]:
     """Return the tokens of a sampled text, and how many of them were drafted right."""
     engine.scheduler.drafting.choice = Drawn(random.Random(0), 2)
     request = engine.request(
-        next(NAMES), PROMPT, SamplingParams(max_tokens=40, seed=3, ignore_eos=True), cache_salt=salt
+        next(NAMES),
+        PROMPT,
+        SamplingParams(max_tokens=40, seed=3, ignore_eos=True),
+        RequestOptions(cache_salt=salt),
     )
     engine.add(request)
     events: list[TokenEvent] = []

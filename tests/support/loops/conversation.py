@@ -143,8 +143,8 @@ class Conversation:
         for waiting in scheduler.sequences.values():
             if waiting in before or waiting.status is Status.RUNNING:
                 continue
-            tenant = waiting.request.tenant
-            later = [s for s in admitted if s.request.tenant == tenant and s.rank > waiting.rank]
+            tenant = waiting.request.options.tenant
+            later = [s for s in admitted if s.request.options.tenant == tenant and s.rank > waiting.rank]
             assert all(s.num_known <= scheduler.limits.long_prompt < waiting.num_known for s in later), (
                 "admitted out of order"
             )

@@ -24,7 +24,7 @@ from jswa.errors import (
 )
 from jswa.grammar.compiler import Grammars
 from jswa.kernels import Kernels
-from jswa.plan import ChoiceLogprobs, Request, StepEvents, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
@@ -137,17 +137,14 @@ class FakeEngine:
         request_id: str,
         prompt: Int[np.ndarray, " P"],
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         *,
         bad_words: tuple[tuple[int, ...], ...] = (),
-        priority: int = 0,
-        cache_salt: str = "",
-        lora: str | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
         choice: int = 0,
         like: Request | None = None,
     ) -> Request:
         """Validate a request like the real engine."""
+        lora = options.lora
         if lora is not None and lora not in self.adapters:
             raise UnknownAdapter("lora", lora, "is not loaded")
         if not len(prompt):
@@ -170,12 +167,10 @@ class FakeEngine:
             stops,
             key=divmod((params.seed + choice) % 2**64, 2**32) if params.seed is not None else (0, 0),
             max_length=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
-            priority=priority,
+            options=options,
             constraint=constraint,
-            cache_salt=cache_salt,
+            cache_salt=options.cache_salt,
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
-            tenant=tenant,
-            weight=weight,
         )
 
     @property
@@ -206,7 +201,7 @@ class FakeEngine:
         self.seen.append(request)
         self._requests[request.request_id] = request
         self.waiting.append(request)
-        self.waiting.sort(key=lambda r: r.priority)
+        self.waiting.sort(key=lambda r: r.options.priority)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request and return its last event; None if it has ended before."""
@@ -230,8 +225,8 @@ class FakeEngine:
             if self.steps_left < 0:
                 raise EngineError("killed by a test")
         while self.waiting and len(self.running) < self.limits.max_rows:
-            rows = Counter(self._requests[name].tenant for name in self.running)
-            request = min(self.waiting, key=lambda r: (r.priority, rows[r.tenant]))
+            rows = Counter(self._requests[name].options.tenant for name in self.running)
+            request = min(self.waiting, key=lambda r: (r.options.priority, rows[r.options.tenant]))
             self.waiting.remove(request)
             self.running[request.request_id] = []
         events = [self._next(request_id) for request_id in list(self.running)]

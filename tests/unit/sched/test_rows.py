@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
-from jswa.plan import COLUMNS, ExtrasEntry, Request, RowMask, StepPlan, Words
+from jswa.plan import COLUMNS, ExtrasEntry, Request, RequestOptions, RowMask, StepPlan, Words
 from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
@@ -44,7 +44,8 @@ def make_request(
     """Return a request with the constraint of its parameters, of at most 30 tokens."""
     given_params = SamplingParams(**params)
     constraint = make_constraint(given_params, VOCAB, len(prompt), stop_ids, bad_words)
-    return Request(name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, priority, constraint)
+    options = RequestOptions(priority)
+    return Request(name, np.array(prompt, np.int32), given_params, stop_ids, (7, 2**32 - 1), 30, options, constraint)
 
 
 def make_sequence(request: Request, generated: Collection[int] = (), *, launched: int = 0) -> Sequence:

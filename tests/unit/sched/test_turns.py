@@ -45,7 +45,7 @@ def step(loop: Loop, count: int) -> Counter[str]:
 
 def rows(loop: Loop) -> Counter[str]:
     """Count the rows of each tenant."""
-    return Counter(s.request.tenant for s in loop.scheduler.running)
+    return Counter(s.request.options.tenant for s in loop.scheduler.running)
 
 
 def test_a_tenant_gets_its_share_of_the_rows_at_once() -> None:
@@ -58,7 +58,7 @@ def test_a_tenant_gets_its_share_of_the_rows_at_once() -> None:
     add(loop, "quiet", 3)
     step(loop, 2)
     assert rows(loop) == {"hog": 2, "quiet": 2}
-    assert [s.request.request_id for s in loop.scheduler.running if s.request.tenant == "hog"] == held[:2]
+    assert [s.request.request_id for s in loop.scheduler.running if s.request.options.tenant == "hog"] == held[:2]
     assert step(loop, 2)["quiet"] >= 2, "both have their first token four steps after they came"
     assert loop.scheduler.preemptions == 2
     step(loop, 50)
@@ -159,9 +159,7 @@ def test_priority_comes_before_turns() -> None:
     loop = make_loop()
     add(loop, "hog", 6)
     step(loop, 5)
-    request = make_request("quiet-0", [1, 2, 3], length=20, tenant="quiet")
-    object.__setattr__(request, "priority", 1)
-    loop.scheduler.add(request)
+    loop.scheduler.add(make_request("quiet-0", [1, 2, 3], length=20, tenant="quiet", priority=1))
     step(loop, 5)
     assert rows(loop) == {"hog": 4}
 
@@ -253,7 +251,7 @@ def test_a_row_that_waits_again_is_not_overtaken_by_a_later_one_of_its_tenant() 
     waiting = [s for s in loop.scheduler.sequences.values() if s.status is Status.WAITING]
     loop.scheduler.abort(waiting[0].request.request_id)
     (later,) = add(loop, "other", 1, start=5)
-    (earlier,) = (s.request.request_id for s in loop.scheduler.running if s.request.tenant == "other")
+    (earlier,) = (s.request.request_id for s in loop.scheduler.running if s.request.options.tenant == "other")
     loop.scheduler.preempt(earlier)
     assert loop.scheduler.sequences[earlier].status is Status.PREEMPTED
     step(loop, 1)

@@ -165,7 +165,7 @@ def test_salt_priority_and_truncation(client: Client) -> None:
     client.complete(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2, priority=3, cache_salt="mine")
     request = client.engine.seen[-1]
     assert request.prompt.tolist() == [7, 8]
-    assert (request.priority, request.cache_salt) == (3, "/mine")
+    assert (request.options.priority, request.cache_salt) == (3, "/mine")
 
 
 def test_request_ids(client: Client) -> None:

@@ -219,7 +219,7 @@ def test_over_http_a_flood_of_one_key_does_not_block_another() -> None:
         for _ in range(3):
             client.post("/v1/completions", {**body, "n": 1}, headers={"Authorization": "Bearer other"})
         assert len(engine.waiting) > 70, "the other key must wait for a few turns only"
-        assert {(request.tenant, request.weight) for request in engine.seen} == {("0", 1.0), ("1", 2.0)}
+        assert {(request.options.tenant, request.options.weight) for request in engine.seen} == {("0", 1.0), ("1", 2.0)}
         flood.join()
         assert client.service.local.admission.texts == 0
 
@@ -231,10 +231,10 @@ def test_going_before_others_must_be_allowed() -> None:
             assert error["param"] == "priority"
             assert "--allow-priority" in error["message"]
             client.complete(priority=3)
-            assert client.engine.seen[-1].priority == 3
+            assert client.engine.seen[-1].options.priority == 3
     with serving(allow_priority=True) as client:
         client.complete(priority=-(2**31))
-        assert client.engine.seen[-1].priority == -(2**31)
+        assert client.engine.seen[-1].options.priority == -(2**31)
 
 
 def test_a_request_that_cannot_be_begun_gives_its_places_back() -> None:
