@@ -10,7 +10,7 @@ from jswa.errors import GenerationError, InvalidSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal[
-    "cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "not finite", "disabled"
+    "cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "skipped", "not finite", "disabled"
 ]  # fmt: skip
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
@@ -98,6 +98,7 @@ class SamplingParams:
         ignore_eos: continue after the model's end tokens.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form that the text has. The text ends where the form allows nothing more.
+        skip_reading_prefix_cache: compute the whole prompt, even if its KV is cached. Others may use it afterwards.
     """
 
     temperature: float = 1.0
@@ -122,6 +123,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    skip_reading_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in _REAL_RANGES:
@@ -163,7 +165,7 @@ class SamplingParams:
         _check("logit_bias", self.logit_bias, bias, "a mapping of token ids to numbers in [-100, 100]")
         entries = len(self.logit_bias or ())
         _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} entries")
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "skip_reading_prefix_cache"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         form = self.structured_outputs
         known = form is None or isinstance(form, StructuredOutputsParams)
@@ -194,9 +196,10 @@ class PrefixHit(NamedTuple):
         replayed_tokens: full_hit_tokens - cached_tokens, computed again because their local KV had been evicted.
         revived: whether the replay rebuilt the window at the end of the hit, instead of starting from a cached window.
         reason: why the other tokens missed the cache: text never seen ("cold"), "evicted", seen under another "salt"
-            only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), computed
-            again because logits behind cached tokens were not finite ("not finite"), or an engine without prefix cache
-            ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not to clients.
+            only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), "skipped" as
+            the request asked, computed again because logits behind cached tokens were not finite ("not finite"), or an
+            engine without prefix cache ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not
+            to clients.
         host_tokens: cached tokens that would have been computed without the pages from host memory.
         disk_tokens: the part of host_tokens that came to host memory from the disk.
     """

@@ -134,7 +134,8 @@ class Sequence:
     @property
     def reads_cache(self) -> bool:
         """Whether the row may start from cached KV."""
-        return not self.failed_to and self.request.params.prompt_logprobs is None
+        params = self.request.params
+        return not (self.failed_to or params.skip_reading_prefix_cache) and params.prompt_logprobs is None
 
     @property
     def needs_one(self) -> bool:

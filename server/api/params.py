@@ -17,7 +17,7 @@ from .schemas import Generation
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "bad_words", "n", "min_tokens", "stop", "include_stop_str_in_output", "stop_token_ids",
-    "ignore_eos", "skip_special_tokens",
+    "ignore_eos", "skip_special_tokens", "skip_reading_prefix_cache",
 )  # fmt: skip
 
 

@@ -94,6 +94,7 @@ class Generation(Body):
     stop_token_ids: Annotated[list[Whole], Field(max_length=limits.MAX_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
     prompt_logprobs: Logprobs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -22,6 +22,7 @@ BAD: dict[str, list[Any]] = {
     "stop_token_ids": [None, 5, "5", [1.0], [-1], [2**31], [True], ["5"], [None], {1, 2}],
     "ignore_eos": [None, 0, 1, "no"],
     "skip_special_tokens": [None, 0, 1, "yes"],
+    "skip_reading_prefix_cache": [None, 0, "no"],
 }
 GOOD: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1, 100.0, np.float32(0.7), np.int64(2)],
@@ -32,6 +33,7 @@ GOOD: dict[str, list[Any]] = {
     "stop_token_ids": [(), [], [0], (1, 2), [2**31 - 1], [np.int32(3)]],
     "ignore_eos": [True, False],
     "skip_special_tokens": [True, False],
+    "skip_reading_prefix_cache": [True, False],
 }
 
 

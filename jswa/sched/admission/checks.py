@@ -116,7 +116,8 @@ def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> N
     sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
     reason: MissReason = match.reason
     if prefix_cache and not sequence.reads_cache:
-        reason = "not finite" if sequence.failed_to else "prompt logprobs"
+        asked: MissReason = "skipped" if sequence.request.params.prompt_logprobs is None else "prompt logprobs"
+        reason = "not finite" if sequence.failed_to else asked
     if not at.full_to:
         sequence.prefix = PrefixHit(length, 0, 0, 0, reason)
         return

@@ -209,9 +209,9 @@ def test_penalties_count_tokens_of_cached_prefixes(same_shape: LLM) -> None:
         assert turn.tokens == alone(reference, turn)
 
 
-def ask(llm: LLM, prompt: list[int], salt: str = "", prompt_logprobs: int | None = None) -> RequestOutput:
+def ask(llm: LLM, prompt: list[int], salt: str = "", **more: Any) -> RequestOutput:
     """Return a greedy answer of 12 tokens."""
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, **more)
     (output,) = llm.generate([prompt], params, use_tqdm=False, cache_salt=salt)
     assert output.prefix is not None
     assert output.num_cached_tokens == output.prefix.cached_tokens
@@ -247,16 +247,18 @@ def test_the_prefix_hit_of_an_output_tells_how_many_tokens_were_run(
 
 
 def test_prefixes_that_must_not_be_used_are_not_reported_as_cached(same_shape: LLM) -> None:
-    """Under another salt, with log probabilities of the prompt, and after a flush; each miss has its own reason."""
+    """Under another salt, with log probabilities of the prompt, on demand, and after a flush; each has its reason."""
     prompt = ids_of(same_shape, "Mia went home because it was very big. ", 70)
     text = ask(same_shape, prompt, "mine").outputs[0].token_ids
-    cases: list[tuple[str, int | None, int, MissReason]] = [
-        ("mine", None, 69, "cold"),
-        ("yours", None, 0, "salt"),
-        ("mine", 0, 0, "prompt logprobs"),
+    cases: list[tuple[str, dict[str, Any], int, MissReason]] = [
+        ("mine", {}, 69, "cold"),
+        ("yours", {}, 0, "salt"),
+        ("mine", {"prompt_logprobs": 0}, 0, "prompt logprobs"),
+        ("mine", {"skip_reading_prefix_cache": True}, 0, "skipped"),
+        ("mine", {}, 69, "cold"),
     ]
-    for salt, prompt_logprobs, found, reason in cases:
-        output = ask(same_shape, prompt, salt, prompt_logprobs)
+    for salt, more, found, reason in cases:
+        output = ask(same_shape, prompt, salt, **more)
         assert output.prefix == PrefixHit(70, found, found, 0, reason)
         assert output.outputs[0].token_ids == text
     same_shape.flush_cache()

@@ -1,6 +1,7 @@
 """The scheduler in chosen situations (jswa/sched/scheduler.py)."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -317,16 +318,24 @@ def test_steps_must_be_applied_in_order() -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("prompt_logprobs", [None, 1])
-def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, prompt_logprobs: int | None) -> None:
-    """Prompt log probabilities are named only if they are the reason: without a cache it is "disabled"."""
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({}, "cold"),
+        ({"prompt_logprobs": 1}, "prompt logprobs"),
+        ({"skip_reading_prefix_cache": True}, "skipped"),
+        ({"prompt_logprobs": 1, "skip_reading_prefix_cache": True}, "prompt logprobs"),
+    ],
+)
+def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, params: dict[str, Any], reason: str) -> None:
+    """What the request asked is named only if it is the reason: without a cache that is "disabled"."""
     loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
     request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
-    loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(prompt_logprobs=prompt_logprobs)))
+    loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(**params)))
     loop.launch()
     (sequence,) = loop.scheduler.running
     assert sequence.prefix is not None
     loop.apply(loop.pending)
-    expected = "disabled" if not cache else "cold" if prompt_logprobs is None else "prompt logprobs"
+    expected = reason if cache else "disabled"
     assert sequence.prefix.missed() == {expected: 6}
     assert loop.scheduler.cache.stats().missed == {expected: 6}

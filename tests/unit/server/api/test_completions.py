@@ -162,9 +162,11 @@ def test_request_fields_override_checkpoint_defaults() -> None:
 
 
 def test_salt_priority_and_truncation(client: Client) -> None:
-    client.complete(prompt=[5, 6, 7, 8], truncate_prompt_tokens=2, priority=3, cache_salt="mine")
+    asked = {"truncate_prompt_tokens": 2, "priority": 3, "cache_salt": "mine", "skip_reading_prefix_cache": True}
+    client.complete(prompt=[5, 6, 7, 8], **asked)
     request = client.engine.seen[-1]
     assert request.prompt.tolist() == [7, 8]
+    assert request.params.skip_reading_prefix_cache
     assert (request.options.priority, request.cache_salt) == (3, "/mine")
 
 
