@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from jswa.cache.prefix.stats import CacheStats
 from jswa.errors import EngineError, InvalidSampling, JswaError, RequestError
-from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_thread import EngineThread
+from jswa.frontend.operations import operate_on
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
 from jswa.plan import RequestOptions, TokenEvent
@@ -207,22 +207,22 @@ class AsyncLLM:
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache and reset its counters. Running requests keep their pages."""
-        await (await self._started()).call(lambda engine: engine.flush_cache())
+        await operate_on(await self._started(), "flush_cache")
 
     async def load_lora(self, name: str, folder: str | Path, *, load_inplace: bool = False) -> None:
         """Load a LoRA adapter into the room that `max_loras` reserves; `load_inplace` replaces one of that name.
 
         Raises RequestError, and changes nothing, if it cannot be loaded.
         """
-        await (await self._started()).load_lora(name, str(folder), replace=load_inplace)
+        await operate_on(await self._started(), "load_lora", str(folder), name, load_inplace)
 
     async def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter: new requests for it are refused, those that use it go on to their end."""
-        await (await self._started()).unload_lora(name)
+        await operate_on(await self._started(), "unload_lora", name)
 
     async def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
         """Change the weights between two steps; see `LLM.update_weights`. Steps go on while they are converted."""
-        return await update_weights_of(await self._started(), source, in_flight)
+        return cast(int, await operate_on(await self._started(), "update_weights", source, in_flight))
 
     @property
     def weights_version(self) -> int:
@@ -231,19 +231,19 @@ class AsyncLLM:
 
     async def pause(self, requests: WhilePaused = "keep") -> None:
         """Run no step until `resume`; see `LLM.pause`."""
-        await pause_of(await self._started(), requests)
+        await operate_on(await self._started(), "pause", requests)
 
     async def resume(self) -> None:
         """Run steps again. Raises RequestError while the engine sleeps."""
-        await (await self._started()).call(lambda engine: engine.turnover.resume())
+        await operate_on(await self._started(), "resume")
 
     async def sleep(self, level: int = 1) -> None:
         """Pause, and free memory; see `LLM.sleep`."""
-        await (await self._started()).call(lambda engine: engine.turnover.sleep(level))
+        await operate_on(await self._started(), "sleep", level)
 
     async def wake(self) -> None:
         """Take the memory back and resume; see `LLM.wake`."""
-        await (await self._started()).call(lambda engine: engine.turnover.wake())
+        await operate_on(await self._started(), "wake")
 
     async def _started(self) -> EngineThread:
         """Return the engine's thread, started. Raises EngineDead or EngineError."""

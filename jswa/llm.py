@@ -15,8 +15,8 @@ from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import InvalidPrompt
 from jswa.frontend.batch import Batch
-from jswa.frontend.changing import pause, update_weights
 from jswa.frontend.driver import Driver
+from jswa.frontend.operations import operate
 from jswa.frontend.outputs import CallOptions, asked_form
 from jswa.plan import RequestOptions
 from jswa.running.turnover import InFlight, WhilePaused
@@ -112,7 +112,7 @@ class LLM:
 
     def flush_cache(self) -> None:
         """Empty the prefix cache and reset its counters. Running requests keep their pages."""
-        self.driver.between(lambda: self.engine.flush_cache())
+        operate(self.driver, "flush_cache")
 
     def save_cache(self, path: str | Path, cache_salt: str = "", lora: str | None = None) -> int:
         """Write the prefix cache of a salt and LoRA adapter to a folder; return the number of tokens in it.
@@ -140,12 +140,11 @@ class LLM:
         `load_inplace` replaces a loaded adapter of that name. If the adapter cannot be loaded, the call raises
         RequestError and changes nothing.
         """
-        adapter = self.engine.lora_reader.read(folder)
-        self.driver.between(lambda: self.engine.load_lora(name, adapter, replace=load_inplace))
+        operate(self.driver, "load_lora", folder, name, load_inplace)
 
     def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter: new requests for it are refused; running requests that use it go on to their end."""
-        self.driver.between(lambda: self.engine.unload_lora(name))
+        operate(self.driver, "unload_lora", name)
 
     def update_weights(self, source: Weights, *, in_flight: InFlight = "continue") -> int:
         """Change the weights between two steps, and return their version: the first ones have 0.
@@ -163,7 +162,7 @@ class LLM:
         Needs memory for a second copy of the weights, unless `sleep(2)` has freed the first. Raises WeightsError, and
         changes nothing, if a tensor is missing, unknown, or of a wrong shape or type.
         """
-        return update_weights(self.driver, source, in_flight)
+        return cast(int, operate(self.driver, "update_weights", source, in_flight))
 
     @property
     def weights_version(self) -> int:
@@ -176,22 +175,22 @@ class LLM:
         Unfinished requests wait with their KV ("keep"), end ("abort"), or run to their end before the call returns
         ("wait"); requests that come meanwhile wait for `resume`.
         """
-        pause(self.driver, requests)
+        operate(self.driver, "pause", requests)
 
     def resume(self) -> None:
         """Run steps again. Raises RequestError while the engine sleeps."""
-        self.driver.between(lambda: self.engine.turnover.resume())
+        operate(self.driver, "resume")
 
     def sleep(self, level: int = 1) -> None:
         """Pause, and free the KV arena (1), and the weights too (2). Compiled programs stay.
 
         The prefix cache is emptied. Unfinished requests wait, and compute their KV again after `wake`.
         """
-        self.driver.between(lambda: self.engine.turnover.sleep(level))
+        operate(self.driver, "sleep", level)
 
     def wake(self) -> None:
         """Allocate the arena and resume. Raises RequestError if the weights were freed and not given again."""
-        self.driver.between(lambda: self.engine.turnover.wake())
+        operate(self.driver, "wake")
 
     @overload
     def generate(

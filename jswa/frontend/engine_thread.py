@@ -182,16 +182,6 @@ class EngineThread:
         if not self._late_programs.has(params):
             await self._late_programs.compile(lambda: self.engine, params)
 
-    async def load_lora(self, name: str, folder: str, *, replace: bool = False) -> None:
-        """Load an adapter, one at a time. Its files are read in a thread, while the engine works. Raises JswaError."""
-        async with self.loading:
-            adapter = await asyncio.to_thread(self.engine.lora_reader.read, folder)
-            await self.call(lambda engine: engine.load_lora(name, adapter, replace=replace))
-
-    async def unload_lora(self, name: str) -> None:
-        """Unload an adapter: new requests for it are refused, and its others go on to their end. Raises JswaError."""
-        await self.call(lambda engine: engine.unload_lora(name))
-
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
         """Run a function on the engine between two steps and return its result. Raises EngineDead or EngineError."""
         self._require_up()

@@ -83,7 +83,7 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Empty the prefix cache. Running requests keep their pages."""
     service = service_of(request)
-    await service.engine.flush_cache()
+    await service.engine.operate("flush_cache")
     return JsonResponse({"status": "ok"})
 
 
@@ -104,7 +104,7 @@ async def stop_profile(request: Request) -> Response:
 
 
 async def _profile(request: Request, folder: str | None) -> Response:
-    await service_of(request).engine.profile(folder)
+    await service_of(request).engine.operate("profile", folder)
     return JsonResponse({"status": "ok"})
 
 
@@ -124,20 +124,20 @@ async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
     service = service_of(request)
     if body.lora_name in service.names:
         raise invalid("lora_name", f"{body.lora_name!r} is a name of the model itself: must be another one")
-    await service.engine.load_lora(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+    await service.engine.operate("load_lora", body.lora_path, body.lora_name, bool(body.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload_lora_adapter(body: UnloadAdapter, request: Request) -> Response:
     """Unload a LoRA adapter: new requests for it are refused, those that run end as they would have."""
-    await service_of(request).engine.unload_lora(body.lora_name)
+    await service_of(request).engine.operate("unload_lora", body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 async def update_weights_from_disk(body: UpdateWeights, request: Request) -> Response:
     """Change the weights between two steps; they are read from a folder of this machine."""
     in_flight = body.in_flight or ("abort" if body.abort_all_requests else "continue")
-    version = await service_of(request).engine.update_weights(body.model_path, in_flight)
+    version = await service_of(request).engine.operate("update_weights", body.model_path, in_flight)
     return JsonResponse({"success": True, "weight_version": version})
 
 
@@ -151,13 +151,13 @@ async def pause(request: Request, mode: Literal["abort", "keep", "wait"] = "abor
 
     New requests wait in the queue.
     """
-    await service_of(request).engine.pause(mode)
+    await service_of(request).engine.operate("pause", mode)
     return JsonResponse({"status": "paused"})
 
 
 async def resume(request: Request) -> Response:
     """Run steps again."""
-    await service_of(request).engine.resume()
+    await service_of(request).engine.operate("resume")
     return JsonResponse({"status": "resumed"})
 
 
@@ -168,13 +168,13 @@ async def is_paused(request: Request) -> Response:
 
 async def sleep(request: Request, level: Annotated[int, Query(ge=1, le=2)] = 1) -> Response:
     """Pause, and free the KV arena (1), and the weights too (2). Unfinished requests wait."""
-    await service_of(request).engine.sleep(level)
+    await service_of(request).engine.operate("sleep", level)
     return JsonResponse({"status": "ok"})
 
 
 async def wake_up(request: Request) -> Response:
     """Take the memory back, and run steps again."""
-    await service_of(request).engine.wake()
+    await service_of(request).engine.operate("wake")
     return JsonResponse({"status": "ok"})
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from jswa.cache.prefix.stats import CacheStats, for_clients
 from jswa.cache.view import CacheView
 from jswa.errors import EngineDead
-from jswa.frontend.changing import pause_of, update_weights_of
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
-from jswa.running.turnover import InFlight, WhilePaused
+from jswa.frontend.operations import Verb, operate_on
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
@@ -123,45 +122,10 @@ class LocalEngine:
         """Return a conversation that was stored."""
         return self.responses.get(key, name)
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache."""
+    async def operate(self, verb: Verb, *arguments: Any) -> int | None:
+        """Do what an operator asks."""
         with engine_errors():
-            await self.thread.call(lambda engine: engine.flush_cache())
-
-    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
-        """Load a LoRA adapter. Its files are read in a thread, while the engine works."""
-        with engine_errors():
-            await self.thread.load_lora(name, folder, replace=replace)
-
-    async def unload_lora(self, name: str) -> None:
-        """Unload a LoRA adapter."""
-        with engine_errors():
-            await self.thread.unload_lora(name)
-
-    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
-        """Change the weights to those of a folder, which is read in a thread, while the engine works."""
-        with engine_errors():
-            return await update_weights_of(self.thread, folder, in_flight)
-
-    async def pause(self, requests: WhilePaused) -> None:
-        """Run no step until `resume`."""
-        with engine_errors():
-            await pause_of(self.thread, requests)
-
-    async def resume(self) -> None:
-        """Run steps again."""
-        with engine_errors():
-            await self.thread.call(lambda engine: engine.turnover.resume())
-
-    async def sleep(self, level: int) -> None:
-        """Pause, and free the KV arena (1), and the weights too (2)."""
-        with engine_errors():
-            await self.thread.call(lambda engine: engine.turnover.sleep(level))
-
-    async def wake(self) -> None:
-        """Allocate the KV arena and resume."""
-        with engine_errors():
-            await self.thread.call(lambda engine: engine.turnover.wake())
+            return await operate_on(self.thread, verb, *arguments)
 
     async def standing(self) -> Standing:
         """Return which weights the engine has, and whether it runs."""
@@ -177,11 +141,6 @@ class LocalEngine:
         """Return what the KV cache holds, with so many edges of the prefix tree."""
         with engine_errors():
             return await self.thread.call(lambda engine: engine.view(edges))
-
-    async def profile(self, folder: str | None) -> None:
-        """Begin a profile in a folder; None ends it."""
-        with engine_errors():
-            await self.thread.call(lambda engine: engine.profile(folder))
 
     async def metrics(self) -> bytes:
         """Return the metrics of all front ends and of the engine."""

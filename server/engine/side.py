@@ -7,7 +7,7 @@ from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
-from jswa.running.turnover import InFlight, WhilePaused
+from jswa.frontend.operations import Verb
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
@@ -138,36 +138,8 @@ class EngineSide(Protocol):
         """Return a conversation that was stored."""
         ...
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        ...
-
-    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
-        """Load a LoRA adapter, one at a time."""
-        ...
-
-    async def unload_lora(self, name: str) -> None:
-        """Unload a LoRA adapter."""
-        ...
-
-    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
-        """Change the weights to those of a folder, one change at a time; return their version."""
-        ...
-
-    async def pause(self, requests: WhilePaused) -> None:
-        """Run no step until `resume`."""
-        ...
-
-    async def resume(self) -> None:
-        """Run steps again."""
-        ...
-
-    async def sleep(self, level: int) -> None:
-        """Pause, and free the KV arena (1), and the weights too (2)."""
-        ...
-
-    async def wake(self) -> None:
-        """Allocate the KV arena and resume."""
+    async def operate(self, verb: Verb, *arguments: Any) -> int | None:
+        """Do what an operator asks, with a verb of `jswa.frontend.operations`; return its result."""
         ...
 
     async def standing(self) -> Standing:
@@ -180,10 +152,6 @@ class EngineSide(Protocol):
 
     async def view(self, edges: int) -> CacheView:
         """Return what the KV cache holds, with so many edges of the prefix tree."""
-        ...
-
-    async def profile(self, folder: str | None) -> None:
-        """Begin a profile in a folder; None ends it."""
         ...
 
     async def metrics(self) -> bytes:

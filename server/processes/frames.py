@@ -14,6 +14,7 @@ from jswa import errors
 from jswa.cache.view import CacheView, Geometry
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
+from jswa.frontend.operations import Verb
 from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, RequestOptions, TokenEvent
 from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
@@ -66,13 +67,17 @@ class Compile(Message):
 
 
 class Operate(Message):
-    """Call of a front end for an operator: a method of `EngineSide`, and its arguments in order."""
+    """Call of a front end for an operator: a verb, and its arguments in order. The answer is its result."""
 
-    what: Literal[
-        "flush_cache", "abort_named", "load_lora", "unload_lora", "view", "profile", "metrics", "info",
-        "update_weights", "pause", "resume", "sleep", "wake", "standing",
-    ]  # fmt: skip
-    arguments: tuple[str | int | bool | None, ...] = ()
+    verb: Verb
+    arguments: tuple[str | int | bool | None, ...]
+
+
+class Ask(Message):
+    """Call of a front end for an operator: a method of `EngineSide`, and its argument if it has one."""
+
+    what: Literal["abort_named", "view", "metrics", "info", "standing"]
+    argument: str | int | None = None
 
 
 class Abort(Message):
@@ -200,7 +205,8 @@ class End(Message):
     now: bool = False
 
 
-FromFrontEnd = Submit | Claim | Admit | Stored | Compile | Operate | Abort | GiveBack | Leave | Store | Ready | Counted
+_Call = Submit | Claim | Admit | Stored | Compile | Operate | Ask
+FromFrontEnd = _Call | Abort | GiveBack | Leave | Store | Ready | Counted
 FromEngine = GetReport | AbortNamed | Condition | Step | Last | Failed | Drain | End
 encode = msgspec.msgpack.Encoder().encode
 from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode

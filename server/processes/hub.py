@@ -291,6 +291,8 @@ class Connection:
                 return await self._engine.compile(question, delimiters, key)
             case frames.Operate():
                 return await self._operate(message)
+            case frames.Ask():
+                return await self._ask(message)
         raise ApiError(500, "internal error")
 
     async def _submit(self, asked: frames.Submit) -> None:
@@ -325,8 +327,23 @@ class Connection:
                 return amount
         return 0
 
-    async def _operate(self, asked: frames.Operate) -> Any:
-        found = await getattr(self._engine, asked.what)(*asked.arguments)
-        if asked.what in ("load_lora", "unload_lora"):
+    async def _operate(self, asked: frames.Operate) -> int | None:
+        result = await self._engine.operate(asked.verb, *asked.arguments)
+        if asked.verb in ("load_lora", "unload_lora"):
             self._hub.tell_state()
-        return frames.packed_view(found) if asked.what == "view" else found
+        return result
+
+    async def _ask(self, asked: frames.Ask) -> Any:
+        match asked.what:
+            case "abort_named":
+                assert not isinstance(asked.argument, int)
+                return await self._engine.abort_named(asked.argument)
+            case "view":
+                assert isinstance(asked.argument, int)
+                return frames.packed_view(await self._engine.view(asked.argument))
+            case "metrics":
+                return await self._engine.metrics()
+            case "info":
+                return await self._engine.info()
+            case "standing":
+                return await self._engine.standing()

@@ -13,8 +13,8 @@ from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import EngineDead, EngineRestarting, InternalError, JswaError
 from jswa.frontend.engine_thread import State
+from jswa.frontend.operations import Verb
 from jswa.frontend.outputs import Receiver
-from jswa.running.turnover import InFlight, WhilePaused
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
@@ -138,61 +138,29 @@ class RemoteEngine:
         """Return a conversation that was stored."""
         return await self._call(frames.Stored(key, name), bytes)
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        await self._call(frames.Operate("flush_cache"), type(None))
-
-    async def load_lora(self, name: str, folder: str, replace: bool) -> None:
-        """Load a LoRA adapter."""
-        await self._call(frames.Operate("load_lora", (name, folder, replace)), type(None))
-
-    async def unload_lora(self, name: str) -> None:
-        """Unload a LoRA adapter."""
-        await self._call(frames.Operate("unload_lora", (name,)), type(None))
-
-    async def update_weights(self, folder: str, in_flight: InFlight) -> int:
-        """Change the weights to those of a folder."""
-        return await self._call(frames.Operate("update_weights", (folder, in_flight)), int)
-
-    async def pause(self, requests: WhilePaused) -> None:
-        """Run no step until `resume`."""
-        await self._call(frames.Operate("pause", (requests,)), type(None))
-
-    async def resume(self) -> None:
-        """Run steps again."""
-        await self._call(frames.Operate("resume"), type(None))
-
-    async def sleep(self, level: int) -> None:
-        """Pause, and free the KV arena (1), and the weights too (2)."""
-        await self._call(frames.Operate("sleep", (level,)), type(None))
-
-    async def wake(self) -> None:
-        """Allocate the KV arena and resume."""
-        await self._call(frames.Operate("wake"), type(None))
+    async def operate(self, verb: Verb, *arguments: Any) -> int | None:
+        """Do what an operator asks."""
+        return await self._call(frames.Operate(verb, arguments), int | None)  # type: ignore[arg-type]  # a union
 
     async def standing(self) -> Standing:
         """Return which weights the engine has, and whether it runs."""
-        return await self._call(frames.Operate("standing"), Standing)
+        return await self._call(frames.Ask("standing"), Standing)
 
     async def abort_named(self, name: str | None) -> int:
         """Abort the requests of a name, or all, of all front ends; return their number."""
-        return await self._call(frames.Operate("abort_named", (name,)), int)
+        return await self._call(frames.Ask("abort_named", name), int)
 
     async def view(self, edges: int) -> CacheView:
         """Return what the KV cache holds, with so many edges of the prefix tree."""
-        return frames.unpacked_view(await self._call(frames.Operate("view", (edges,)), bytes))
-
-    async def profile(self, folder: str | None) -> None:
-        """Begin a profile in a folder; None ends it."""
-        await self._call(frames.Operate("profile", (folder,)), type(None))
+        return frames.unpacked_view(await self._call(frames.Ask("view", edges), bytes))
 
     async def metrics(self) -> bytes:
         """Return the metrics of all front ends and of the engine."""
-        return await self._call(frames.Operate("metrics"), bytes)
+        return await self._call(frames.Ask("metrics"), bytes)
 
     async def info(self) -> Info:
         """Return the engine's part of /server_info."""
-        return await self._call(frames.Operate("info"), Info)
+        return await self._call(frames.Ask("info"), Info)
 
     async def start(self, front_end: FrontEnd) -> None:
         """Connect to the other process, and wait until it has told its state."""
