@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
-from jswa.text.speculation import Speculation, parse
+from jswa.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
 _MAX_ADAPTER_NAME = 128  # characters

@@ -64,7 +64,7 @@ TIERS = {
                 "jswa/updates/",
             ),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
-            *("jswa/sched/constraint.py", "jswa/text/speculation.py", "tests/support/oracles.py"),
+            *("jswa/sched/constraint.py", "jswa/speculation.py", "tests/support/oracles.py"),
         ),
         tests=(
             *("tests/unit/model/", "tests/unit/exec/programs/"),
@@ -75,7 +75,7 @@ TIERS = {
         sources=(
             *(*_KERNELS, "jswa/architecture.py", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
             *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/", "jswa/updates/"),
-            *("jswa/text/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
+            *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
         tests=(
             *("tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),

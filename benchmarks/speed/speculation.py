@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import result_file
 from jswa.engine import DraftingRunner, Engine
 from jswa.llm import LLM
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 from jswa.types import SamplingParams, StructuredOutputsParams
 from tools.tiny.tasks import words
 

@@ -20,7 +20,7 @@ from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.formats import QuantizationMode
-from jswa.text.speculation import parse
+from jswa.speculation import parse
 from pallas_kernels.cpu import library
 from pallas_kernels.interpreter import interpreting
 

@@ -22,7 +22,7 @@ from jswa.errors import ConfigError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.compile.store import ProgramStore, open_store
 from jswa.exec.host.memory import with_host_memory
-from jswa.exec.programs.drafts.models import PREFIX
+from jswa.exec.programs.drafts.models import DRAFTER_PREFIX
 from jswa.exec.runner import Runner
 from jswa.exec.served import computes_rows_alone
 from jswa.exec.sizing import (
@@ -45,8 +45,8 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import LoraReader
 from jswa.model.weights.placement import Placement
 from jswa.running.adapters import Adapters
+from jswa.speculation import parse
 from jswa.storage.hub import find_model
-from jswa.text.speculation import parse
 from jswa.updates.staging import WeightsStager, held_shapes
 
 _log = logging.getLogger("jswa")
@@ -131,7 +131,7 @@ def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | 
         lay_out(found_params, linear=forms[0], experts=forms[1])
     require_form(params, kernels.linear)
     stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, kernels.experts, *forms)
-    params |= {f"{PREFIX}{name}": value for name, value in own.items()}
+    params |= {f"{DRAFTER_PREFIX}{name}": value for name, value in own.items()}
     adapters = lora_files.load_adapters([] if room is not None else found, model, dtype, mesh)
     params |= adapters.params if room is None else lora_files.empty_room(model, room, dtype, mesh)
     if hosts is not None and adapters.digests:

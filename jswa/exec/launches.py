@@ -17,7 +17,7 @@ from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import StepOutputs
 from jswa.plan import ExtrasEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
 COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, SET_TEXTS, PREPARE, STEP = range(10)

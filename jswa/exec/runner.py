@@ -41,7 +41,7 @@ from jswa.exec.launches import (
     plan_launches,
 )
 from jswa.exec.mesh import COLUMNS, mesh_of, put
-from jswa.exec.programs.drafts.models import PREFIX
+from jswa.exec.programs.drafts.models import DRAFTER_PREFIX
 from jswa.exec.programs.sampling.rows import Beside, StepOutputs
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, sampling_state
@@ -237,8 +237,8 @@ class Runner:
         self.params = {**self.params, **params}
 
     def free_params(self) -> None:
-        """Free the parameters of the base model; no step may run until `replace_params`."""
-        base = {name for name in without_adapters(self.params) if not name.startswith(PREFIX)}  # without a drafter's
+        """Free the parameters of the base model, without a drafter's; no step may run until `replace_params`."""
+        base = {name for name in without_adapters(self.params) if not name.startswith(DRAFTER_PREFIX)}
         self.params = {name: value for name, value in self.params.items() if name not in base}
 
     def free_arena(self) -> None:

@@ -13,8 +13,8 @@ from jaxtyping import Int
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
 from jswa.kernels import instead_of
+from jswa.speculation import as_text
 from jswa.storage.json_object import read_optional
-from jswa.text.speculation import as_text
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 

@@ -38,7 +38,7 @@ from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.placement import Placement
-from jswa.text.speculation import PROGRAMS, Speculation
+from jswa.speculation import PROGRAMS, Speculation
 from pallas_kernels import Linear
 from pallas_kernels.experts.eight_bits import DEEP, TILE
 from tools import gates

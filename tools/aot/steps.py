@@ -25,7 +25,7 @@ from jswa.forms.base.names import LINEAR, OUTPUTS_FIRST
 from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
-from jswa.text.speculation import PROGRAMS, Speculation
+from jswa.speculation import PROGRAMS, Speculation
 from tools.aot import device, triton
 from tools.aot.facts import KernelFacts, Launch, copies, launches, made_sizes, top_level, widest
 from tools.aot.measures import traffic

@@ -7,7 +7,7 @@ from typing import Any
 
 import jswa
 from jswa.kernels import Kernels
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from tools.cases.hub_configs import CONFIGS
 from tools.programs.lowered import Configuration
 

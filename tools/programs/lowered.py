@@ -17,7 +17,7 @@ from jswa.exec.compile.steps import StepPrograms
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.mesh import make_mesh
 from jswa.exec.programs.config import Part
-from jswa.exec.programs.drafts.models import PREFIX
+from jswa.exec.programs.drafts.models import DRAFTER_PREFIX
 from jswa.exec.programs.state import Carry, DeviceState, state_shapes
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots
 from jswa.exec.side_programs import (
@@ -40,7 +40,7 @@ from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
 from jswa.plan import Logprobs
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from tools.cases.held_weights import Held, adapter_shapes, held_shapes
 from tools.programs.text import ProgramText, program_text
 from tools.programs.triton import uncompiled
@@ -157,7 +157,7 @@ def _engine(wanted: Configuration) -> _Engine:
     if wanted.drafter is not None:
         drafter, own = load_drafter("eagle3", wanted.drafter, whole, {}, dtype)  # which takes no weight of it
         lay_out(own, linear=wanted.kernels.linear, experts=wanted.kernels.experts == "cpu")
-        params |= {f"{PREFIX}{name}": _shape(value) for name, value in own.items()}
+        params |= {f"{DRAFTER_PREFIX}{name}": _shape(value) for name, value in own.items()}
     model = shard_config(whole, wanted.devices)
     limits = _limits(wanted, model)
     layout = KVLayout.of(model, limits.page_size, () if drafter is None else drafter.layers)

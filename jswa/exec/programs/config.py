@@ -17,7 +17,7 @@ from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params
 from jswa.plan import Logprobs
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
 Part = Literal["step", "propose", "forward", "finish"]

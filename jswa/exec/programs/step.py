@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, column, unpack
+from jswa.exec.programs.attend import Cells, attend_pages, static
 from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, layer_tile_tokens
-from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.extras import Extras, count_tokens, note_recent
 from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices

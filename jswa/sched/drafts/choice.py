@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 
 from jswa.sched.drafts.watch import Hits
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 
 _SHARE = 0.006  # of the time, for trials
 _MOST_SAVED = 8  # steps

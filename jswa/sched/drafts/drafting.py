@@ -18,7 +18,7 @@ from jswa.sched.drafts.earlier import EarlierTexts
 from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Flight, Rows
 from jswa.sched.sequence import Sequence
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
 _NOTED = 64  # steps whose drafts are counted together: numpy calls cost as much for one

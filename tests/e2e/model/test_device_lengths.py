@@ -8,7 +8,7 @@ import pytest
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.plan import FROM_DEVICE, StepPlan
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts
 

@@ -26,7 +26,7 @@ from jswa.exec.runner import Runner
 from jswa.model.binding import bind
 from jswa.model.transformer import Params
 from jswa.plan import StepPlan
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.late import LateRunner, programs_compiled_when_run
 from tests.support.nights import sample

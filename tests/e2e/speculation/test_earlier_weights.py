@@ -11,7 +11,7 @@ import pytest
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.plan import RequestOptions, TokenEvent
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.support.drafts.drawn import Drawn
 from tests.support.late import programs_compiled_when_run

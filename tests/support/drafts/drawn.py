@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.sched.drafts.choice import Choice
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 
 
 class Drawn(Choice):

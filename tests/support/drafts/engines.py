@@ -15,14 +15,14 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
-from jswa.exec.programs.drafts.models import PREFIX, Placed
+from jswa.exec.programs.drafts.models import DRAFTER_PREFIX, Placed
 from jswa.exec.runner import Runner
 from jswa.model.binding import bind
 from jswa.model.drafters.load import load_drafter
 from jswa.model.drafters.seam import FINAL, Drafter
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from jswa.types import SamplingParams
 from tests.parity.drafters.load import load_drafters
 from tests.parity.load import load_fixture
@@ -195,7 +195,7 @@ def pair_of(kind: str, folder: Path, *, alone: bool, **changes: Any) -> Pair:
     with quick_compiles(), watched(seen):
         if alone:
             plain = Engine(model, limits, plain_layout, Runner(model, params, plain_layout, limits))
-        both = params | {f"{PREFIX}{name}": value for name, value in own_params.items()}
+        both = params | {f"{DRAFTER_PREFIX}{name}": value for name, value in own_params.items()}
         runner = Runner(model, both, layout, with_drafts, drafter=drafter)
     drafting = Engine(model, with_drafts, layout, runner)
     return Pair(model, params, drafter, own_params, plain, drafting, seen)

@@ -11,8 +11,8 @@ from jswa.config import Limits, resolve_limits
 from jswa.errors import EngineError
 from jswa.exec.buckets import Bucket, bucket_table, in_units, pick_bucket
 from jswa.plan import StepPlan
+from jswa.speculation import Speculation
 from jswa.text.inputs import engine_config
-from jswa.text.speculation import Speculation
 from tests.support.builders import make_layer, make_model, make_plan
 
 

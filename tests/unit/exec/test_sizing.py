@@ -32,7 +32,7 @@ from jswa.kernels import PORTABLE, Kernels
 from jswa.model.hf.config import parse_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.lora_files import room_bytes
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from tests.parity.load import load_fixture
 from tests.support.builders import make_layer, make_layout, make_model
 from tests.support.oracles import small_engine_parts

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jswa.plan import RowText
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 
 ROWS = 8  # of a launch of `set_texts`, at most
 NONE = -1  # in `reference` and among drafts: no token

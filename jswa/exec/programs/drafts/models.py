@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KindLayout, KVLayout, LayerKV
+from jswa.exec.programs.attend import Cells, attend_pages, static
 from jswa.exec.programs.drafts.draws import draw_alike
-from jswa.exec.programs.drafts.paged import Cells, attend_pages, static
 from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
@@ -25,13 +25,15 @@ from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
 from pallas_kernels.attention.rows import Rows, tile_rows
 
-PREFIX = "draft."  # of a drafter's parameters among the engine's
+DRAFTER_PREFIX = "draft."  # of a drafter's parameters among the engine's
 Scales = Callable[[int], Float[Array, "2 K"] | None]
 
 
 def own_params(params: Params) -> Params:
     """Return the drafter's parameters among the engine's."""
-    return {name.removeprefix(PREFIX): value for name, value in params.items() if name.startswith(PREFIX)}
+    return {
+        name.removeprefix(DRAFTER_PREFIX): value for name, value in params.items() if name.startswith(DRAFTER_PREFIX)
+    }
 
 
 @dataclass(frozen=True)

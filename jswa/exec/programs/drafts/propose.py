@@ -16,7 +16,7 @@ from jswa.exec.programs.sampling.verify import ABSENT, proposed
 from jswa.exec.programs.state import DeviceState
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, SAMPLING
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 
 _MIX = 0x9E3779B1  # odd, so that products differ
 

@@ -10,7 +10,7 @@ from jswa.exec.compile.steps import StepPrograms
 from jswa.exec.programs.state import state_shapes
 from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from tests.support.oracles import small_model
 
 

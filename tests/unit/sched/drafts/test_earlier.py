@@ -14,7 +14,7 @@ from jswa.plan import RowText, StepEvents
 from jswa.running.turnover import Turnover
 from jswa.sched.drafts.continuations import BETWEEN
 from jswa.sched.drafts.earlier import EarlierTexts
-from jswa.text.speculation import Speculation
+from jswa.speculation import Speculation
 from tests.support.builders import make_layout, make_request
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel

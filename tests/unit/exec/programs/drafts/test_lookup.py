@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jswa.exec.programs.drafts.lookup import NONE, init_texts, look_up, note_tokens, set_texts, text_batches
 from jswa.plan import RowText
-from jswa.text.speculation import PROGRAMS
+from jswa.speculation import PROGRAMS
 from tests.support.builders import share
 
 HISTORY, REFERENCE, COUNT, LONGEST = 64, 16, 4, 3

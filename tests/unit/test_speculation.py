@@ -1,4 +1,4 @@
-"""The option speculative_config (jswa/text/speculation.py)."""
+"""The option speculative_config (jswa/speculation.py)."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.speculation import as_text, parse
 from jswa.text.inputs import engine_config
-from jswa.text.speculation import as_text, parse
 
 GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
