@@ -37,7 +37,7 @@ COPIED = (
 )
 GUIDES = {
     "Begin": ("quickstart", "python", "serving", "answers", "pages", "models", "checkpoints"),
-    "Understand": ("how-it-works", "glossary", "numerics", "performance", "results"),
+    "Understand": ("how-it-works", "a-decode-step", "glossary", "numerics", "performance", "results"),
     "Operate": (
         "deploy/README",
         "parallel",

@@ -104,8 +104,10 @@ def watched() -> list[tuple[str, CodeType]]:
         runner = engine.runner
         assert isinstance(runner, Runner)
         (config,) = (c for c in runner.configs if c.bucket.decode and c.part == "step" and c.logprobs == "none")
-        jax.clear_caches()  # type: ignore[no-untyped-call] # what the start has traced would not be traced again
         arguments = step_arguments(config, runner.params, runner.state)
+        # What is made once for a model is made by now, also if the start took its programs from files.
+        jit_step(config, runner.params, runner.state).lower(*arguments)
+        jax.clear_caches()  # type: ignore[no-untyped-call] # what was traced would not be traced again
         with _watching("program", found):
             jit_step(config, runner.params, runner.state).lower(*arguments)
     return found

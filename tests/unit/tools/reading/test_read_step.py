@@ -1,6 +1,7 @@
 """What a reader of one decode step reads: how it is counted, and that it does not grow unseen."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,21 @@ def read() -> dict[str, Any]:
 def test_a_decode_step_is_no_longer_to_read_than_before(read: dict[str, Any]) -> None:
     found = {name: read[name] for name in MOST}
     assert all(found[name] <= most for name, most in MOST.items()), f"{found}, and at most {MOST}; see MOST"
+
+
+def test_the_page_follows_the_step_in_the_order_of_execution(read: dict[str, Any]) -> None:
+    """Every function that docs/a-decode-step.md names runs in a step, and no section goes back."""
+    names = [function["name"] for function in read["read"]]
+    page = (Path(read_step.__file__).parents[1] / "docs" / "a-decode-step.md").read_text()
+    named = 0
+    for section in page.split("\n## ")[1:-1]:
+        found = re.findall(r"`([A-Za-z_.]+)`", section)
+        functions = [name for name in found if name not in ("FROM_DEVICE", "StepEvents", "tiny")]
+        assert not set(functions) - set(names), f"{section[:40]!r} names what no step runs"
+        places = [names.index(name) for name in functions]
+        assert places == sorted(places), f"{section[:40]!r} goes back"
+        named += len(functions)
+    assert named >= 60
 
 
 @pytest.mark.parametrize(
