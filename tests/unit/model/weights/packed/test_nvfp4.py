@@ -30,6 +30,7 @@ from pallas_kernels.experts.hopper import call
 from pallas_kernels.experts.nvfp4 import Nvfp4, dequantized
 from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles
 from pallas_kernels.interpreter import interpreted
+from tests.support.builders import make_model
 from tests.support.checkpoints.float4 import LAYOUTS, Layout, write_both
 from tests.support.oracles import dense_logits, quick_compiles
 
@@ -197,7 +198,7 @@ def test_devices_share_no_group_of_inputs(monkeypatch: pytest.MonkeyPatch) -> No
     """Of 6 groups each of 4 devices would have one and a half."""
     monkeypatch.setattr(Placement, "input_shards", lambda *_: 4)
     assert READING.fitted is not None
-    placement = Placement(None)  # type: ignore[arg-type]
+    placement = Placement(make_model())
     for inputs, error, limit in (
         (96, ConfigError, "tensor_parallel_size = 4: must divide 6, the groups of 16 inputs of layer"),
         (40, CheckpointError, "layer in NVFP4 has 40 inputs: must be a multiple of 16"),
