@@ -116,10 +116,11 @@ nightly-optimised: .venv/installed
 
 # Without the tests of the server, whose annotations are not checked (tests/conftest.py has the modules): a third of the time.
 nightly-types: .venv/installed
-	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) --durations=10 tests/unit tests/property --ignore tests/unit/server
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) -p tests.support.nights --durations=10 tests/unit tests/property \
+	  --ignore tests/unit/server
 
 nightly-triton: .venv-gpu/installed
-	.venv-gpu/bin/python -m pytest -q --durations=10 -m triton $(TRITON)
+	.venv-gpu/bin/python -m pytest -q -p tests.support.nights --durations=10 -m triton $(TRITON)
 	$(triton_digests)
 
 scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time
