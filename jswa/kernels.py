@@ -173,7 +173,7 @@ TABLE = (
     Kernel("attention", "xla"),
     Kernel("attention", "reference", auto=None),
     Kernel("experts", "cpu", _ON_CPU, alone_with=_CPU),
-    Kernel("experts", "mosaic_overlap", _ON_HOPPER, (PACKED,), _HOPPER, wgmma=True),
+    Kernel("experts", "mosaic_overlap", (HOPPER, BFLOAT16), (PACKED,), _HOPPER, wgmma=True),
     Kernel("experts", "mosaic", _ON_HOPPER, alone_with=_HOPPER, wgmma=True),
     Kernel("experts", "triton", (AMPERE, TRITON, ONE_DEVICE), None),
     Kernel("experts", "xla"),

@@ -65,6 +65,7 @@ def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
         ("attention=mosaic", AMPERE, "is for NVIDIA's Hopper (9.0), and this device is a gpu, compute capability 8.0"),
         ("experts=mosaic", HOPPER._replace(dtype="float32"), "is for bfloat16 and float16, and dtype is float32"),
         ("linear=mosaic", HOPPER._replace(dtype="float16"), "is for bfloat16, and dtype is float16"),
+        ("experts=mosaic_overlap", HOPPER._replace(dtype="float16"), "is for bfloat16, and dtype is float16"),
         ("linear=mosaic", CPU, "is for NVIDIA's Hopper (9.0)"),
         ("experts=triton", AMPERE._replace(devices=2), "is for one device"),
         ("experts=triton", CPU, "is for NVIDIA GPUs since Ampere (8.0), and this device is a cpu"),

@@ -130,6 +130,7 @@ def test_experts_in_nvfp4_stay_in_4_bits_on_hopper(
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert choose(tmp_path, EngineConfig(), H200)[1].experts == experts
     assert choose(tmp_path, EngineConfig(quantization="none"), H200)[1].experts == "mosaic"
+    assert choose(tmp_path, EngineConfig(dtype="float16"), H200)[1].experts == "mosaic", "unpacked in bfloat16 alone"
 
 
 @pytest.mark.parametrize(
