@@ -57,7 +57,7 @@ test: .venv/installed  ## what each change must pass, on WORKERS=3 processes
 
 # Each ends with a line in tests/passed.txt: `make test` need not run them again until their sources change.
 test-kernels: .venv/installed .venv-gpu/installed  ## the tests of kernels, interpreted, and some compiled for an H200
-	$(PYTEST) --durations=15 -m "kernels and not nightly"
+	$(PYTEST) --durations=15 -m "kernels and not nightly and not triton"
 	$(MAKE) --no-print-directory test-triton gpu-compile-sample
 	$(BIN)/python -m tests.tiers passed kernels
 
