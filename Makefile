@@ -178,10 +178,10 @@ mutants: .venv/installed  ## make 200 small faults in copies of the code, and co
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
 	$(call compile,0/4 1/4 2/4 3/4)
 
-# Steps and attention take turns: six nights compile all of them.
+# Steps and attention take turns: a week compiles all of them.
 NIGHT    = $(or $(TEST_NIGHT),$(shell expr $$(date +%s) / 86400))
 nightly-gpu: .venv-gpu/installed
-	$(call compile,$(shell expr $(NIGHT) % 6)/12 $(shell expr $(NIGHT) % 6 + 6)/12)
+	$(call compile,$(shell expr $(NIGHT) % 7)/14 $(shell expr $(NIGHT) % 7 + 7)/14)
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, and the graphs of two decode steps
 	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6

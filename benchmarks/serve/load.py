@@ -194,9 +194,13 @@ class Watch:
             await asyncio.sleep(every)
 
     def growth(self, warm_up: float, span: float = 10.0) -> float:
-        """Return the relative growth of memory from the first to the last `span` seconds after the warm-up."""
+        """Return the relative growth of memory from the first to the last `span` seconds after the warm-up.
+
+        The first sample after the warm-up begins them: a busy server may answer late.
+        """
         last = self.samples[-1]["seconds"]
-        early = [s["rss_mib"] for s in self.samples if warm_up <= s["seconds"] < warm_up + span]
+        first = next((s["seconds"] for s in self.samples if s["seconds"] >= warm_up), last)
+        early = [s["rss_mib"] for s in self.samples if first <= s["seconds"] < first + span]
         late = [s["rss_mib"] for s in self.samples if s["seconds"] >= last - span]
         return statistics.median(late) / statistics.median(early) - 1
 

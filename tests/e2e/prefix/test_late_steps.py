@@ -194,11 +194,12 @@ def check_that_much_happened(talk: Talk) -> None:
     """Assert that the host was ahead of the device, and what the pages went through.
 
     How often a row is preempted by force is chance: some ten times, and three times or fewer in a percent of the seeds.
-    So is how many drafts there are: seed 22 has 35, of which 7 are right.
+    So is how many drafts there are: seed 22 has 35, of which 7 are right. Seed 18 has a single hit on local layers, all
+    of which is run again.
     """
     cache, stats = talk.engine.cache_stats(), talk.engine.stats()
     assert talk.late.most_waiting == 2, "the host was never a step ahead"
-    assert cache.cached_tokens > 0
+    assert cache.full_hit_tokens > 0
     assert cache.evictions > 10
     assert talk.forced > 0
     assert talk.aborts > 0
