@@ -9,10 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
-    for folder in (".", "docs", "docs/deploy", "tests", "benchmarks", "benchmarks/gpu")
+    for folder in (".", "docs", "docs/deploy", "docs/design", "tests", "benchmarks", "benchmarks/gpu")
     for path in (ROOT / folder).glob("*.md")
 )
-MOST_WORDS = 900  # of the README
+ROOMS = [path for path in PAGES if path.parent == ROOT / "docs" / "design"]
+MOST_WORDS = 900  # of the README, and of each page of docs/design
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -55,6 +56,25 @@ def test_a_broken_link_is_seen(target: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
+def laws(text: str) -> list[list[str]]:
+    """The cells of the rows of a page's table of laws."""
+    _, _, after = text.partition("\n## Laws\n")
+    rows = [row.strip("|").split("|") for row in after.partition("\n## ")[0].splitlines() if row.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=lambda path: path.stem)
+def test_a_page_of_the_design_is_short_and_each_law_has_its_test(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.split()) <= MOST_WORDS
+    found = laws(text)
+    assert found or path.name == "README.md"
+    for law, tests in found:
+        named = re.findall(r"`(tests/[^`]+)`", tests)
+        assert named or "`make " in tests, law
+        assert all((ROOT / name).exists() for name in named), law
 
 
 def test_the_index_lists_every_page() -> None:
