@@ -13,7 +13,7 @@ from tools.docs import GUIDES, REST, attributes, reference, schema, write
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 120  # characters of a line outside of tables, code and pictures
-LONG = {ROOT / "docs" / name for name in ("design.md", "log.md")}  # for developers: some lines are longer
+LONG = {ROOT / "docs" / "log.md"}  # for developers: some lines are longer
 
 
 @pytest.fixture(scope="module")
