@@ -38,7 +38,7 @@ from jswa.model.hf.config import parse_config
 from jswa.storage.hub import TINY
 from jswa.storage.json_object import read_object
 
-MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/design.md §7
+MARGIN, TOLERANCE, MOST_TIES = 1e-3, 2e-4, 1e-3  # docs/numerics.md
 BUDGET = 512  # tokens per step unless a configuration says otherwise
 LONGEST = 2560  # tokens of a prompt and its answer; a cold prompt runs in one step of this size
 CHUNKS = (16, 64, 512)

@@ -1,7 +1,7 @@
 """A replica of a simulated fleet: the engine's own scheduler and prefix cache, on a device that only takes time.
 
-Steps overlap as in the engine (docs/design.md §2): step k + 1 is planned when step k - 1 has ended, while step k is on
-the device; a step begins when the previous one has ended and the host has planned it. The trace has the outputs.
+Steps overlap as in the engine (docs/design/scheduler.md): step k + 1 is planned when step k - 1 has ended, while step k
+is on the device; a step begins when the previous one has ended and the host has planned it. The trace has the outputs.
 
 Runs of decode steps in which no request arrives, ends or prefills are skipped: `_Run` has the ends of the next n steps,
 and `_catch_up` updates lengths, pages and windows as soon as something else happens, in the order in which

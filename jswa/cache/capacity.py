@@ -1,4 +1,4 @@
-"""How much fits the arena: the arithmetic of sizing and admission, in slots (docs/design.md §3)."""
+"""How much fits the arena: the arithmetic of sizing and admission, in slots (docs/design/kv-memory.md)."""
 
 import bisect
 import math

@@ -1,4 +1,4 @@
-"""Where the KV of every layer lies in the arena: lanes, blocks and the two page views (docs/design.md §3).
+"""Where the KV of every layer lies in the arena: lanes, blocks and the two page views (docs/design/kv-memory.md).
 
     lane 0   [ block 0 | block 1 | block 2 | … ]      one array per lane, the same block ids in all lanes
     block    local page: p tokens of each local layer of the lane

@@ -308,7 +308,7 @@ class Requests:
     def admissible(
         self, draft: Draft, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
     ) -> bool:
-        """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
+        """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design/kv-memory.md).
 
         Args:
             spare: slots that must be left besides.

@@ -65,7 +65,7 @@ def paged_attention(
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
         layer_index: index of this layer within a page, 0 to S - 1: the S layers of a kind that share a lane share its
-            pages (docs/design.md §3).
+            pages (docs/design/kv-memory.md).
         attend: static parameters of the layer.
         sinks: a logit per head, neither scaled nor masked, that joins the softmax and takes its share (gpt-oss).
         kv_scales: factors of the numbers in 8-bit pages, of K and of V by KV head; None: 1. See `write_kv`.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.parity.weights import Tensor, random_weights
 
 Facts = dict[str, Any]
-# Two machines add in different orders. Of this size are float32's own errors (design.md §7).
+# Two machines add in different orders. Of this size are float32's own errors (docs/numerics.md).
 NOISE = 3e-5
 SKETCHED = 3.6  # times that for a sketch, each number of which adds eight logits (sketch.py)
 

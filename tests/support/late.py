@@ -2,8 +2,8 @@
 
 On a CPU a step is done before the host plans the next one, so an engine that reads a page too late, or frees it too
 early, may go unnoticed. Here the host plans ahead of the device by as much as the engine's protocol allows
-(docs/design.md §2): a step runs when its tokens are asked for, or earlier by chance. All work stays in one queue in
-the order in which the host sent it, as the order of steps is a data dependence.
+(docs/design/scheduler.md): a step runs when its tokens are asked for, or earlier by chance. All work stays in one queue
+in the order in which the host sent it, as the order of steps is a data dependence.
 
 Pages are poisoned in that queue: the pages that have no owner between two steps, and the pages that a plan hands out
 before the plan's own moves and steps. So a step sees poison wherever it reads a page that its row does not own, does

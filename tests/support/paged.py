@@ -36,7 +36,7 @@ from jswa.types import SamplingParams
 from tests.parity.sketch import COLUMNS, sketch
 from tests.support.oracles import dense_attention, quick_compiles
 
-TOLERANCE = 2e-4  # docs/design.md §7
+TOLERANCE = 2e-4  # docs/numerics.md
 LENGTH, ROWS, TOKENS = 64, 3, 48
 FLOAT32 = jnp.dtype("float32")
 Logits = dict[int, Float[np.ndarray, " V"]]  # of each position

@@ -1,4 +1,4 @@
-"""The start rule: where a row starts if the cache has part of its text (docs/design.md §4).
+"""The start rule: where a row starts if the cache has part of its text (docs/design/prefix-cache.md).
 
 The cache has full KV for [0, n), and local KV with holes. A boundary b ≤ n is *live* if its local pages cover every
 position that a query at b sees. The row starts at the largest of

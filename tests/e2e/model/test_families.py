@@ -20,7 +20,7 @@ from tests.support.oracles import quick_compiles
 # With shared KV at the end: the last layers run only the last token of a prompt, or all for log probabilities.
 ALWAYS = "gemma3n_text_base"
 OTHERS = [name for name in names() if name.endswith("_base") and name != ALWAYS]
-LONG_BOUND = 2e-4  # docs/design.md §7
+LONG_BOUND = 2e-4  # docs/numerics.md
 
 
 @pytest.mark.parametrize("name", [ALWAYS, *sample(OTHERS, 20)])

@@ -31,7 +31,7 @@ from tests.support.oracles import dense_attention, quick_compiles
 from tests.support.server.harness import serve
 
 LENGTH = 80
-TOLERANCE = 2e-4  # docs/design.md §7
+TOLERANCE = 2e-4  # docs/numerics.md
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "use_tqdm": False}
 NAMES = (None, "a", "b")
 OPTIONS: dict[str, Any] = {

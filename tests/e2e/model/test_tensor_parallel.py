@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.shared_model import MODELS
 
-TIE, CLOSE = 1e-3, 1e-4  # docs/design.md §7
+TIE, CLOSE = 1e-3, 1e-4  # docs/numerics.md
 MOST_TIES = 1  # of nine texts: one may end at a choice between tokens whose log probabilities are within `TIE`
 CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+int8": (1, 4),

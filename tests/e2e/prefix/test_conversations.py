@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
 }
 pytestmark = pytest.mark.optimized  # many steps of few programs: unoptimised ones take three times as long
 PAGE = 16
-TOLERANCE, MARGIN = 2e-4, 1e-3  # docs/design.md §7
+TOLERANCE, MARGIN = 2e-4, 1e-3  # docs/numerics.md
 
 
 def alone(engine: Engine, turn: Turn) -> list[int]:

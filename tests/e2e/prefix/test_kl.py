@@ -27,7 +27,7 @@ from tests.support.builders import changed
 from tests.support.oracles import quick_compiles
 from tools.divergence import forced, forced_logprob, k3
 
-MOST, TOLERANCE = 1e-6, 2e-4  # docs/design.md §7
+MOST, TOLERANCE = 1e-6, 2e-4  # docs/numerics.md
 # Conversations on `tiny` pass the same gate: tests/e2e/prefix/test_conversations.py.
 ALWAYS = ("gpt_oss_base",)
 OTHERS = ["tiny", *(name for name in FIXTURES if name not in ALWAYS)]

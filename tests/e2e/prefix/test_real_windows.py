@@ -26,7 +26,7 @@ from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.oracles import quick_compiles
 from tests.support.positions.dense import Config, Tensors, log_probs
 
-TOLERANCE = 2e-4  # docs/design.md §7
+TOLERANCE = 2e-4  # docs/numerics.md
 SEEN = 2 * TOLERANCE  # what is within the tolerance of the right window is outside that of the wrong one
 TOP, DECODED, DECODED_TOP, PAGE = 5, 20, 20, 16
 CHUNKED = "chunked_attention"

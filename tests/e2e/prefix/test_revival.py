@@ -1,8 +1,8 @@
 """Rows that start on cached KV in the real paged step: their logits are those of a cold run.
 
 A row with full KV for n tokens starts at n if the window before n is cached, otherwise at the position of the start
-rule (docs/design.md §4); local KV that it computes before n is exact only from a known position on. Every page
-without an owner holds NaN (tests/support/paged.py).
+rule (docs/design/prefix-cache.md); local KV that it computes before n is exact only from a known position on. Every
+page without an owner holds NaN (tests/support/paged.py).
 """
 
 import dataclasses

@@ -56,7 +56,7 @@ MODELS = {
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("name", MODELS)
 def test_real_models_get_the_lanes_and_blocks_of_the_design(name: str, page_size: int) -> None:
-    """The examples of docs/design.md §3."""
+    """The examples of docs/design/kv-memory.md."""
     want = MODELS[name]
     layout = KVLayout.of(want.model(), page_size)
     assert layout.num_lanes == want.lanes

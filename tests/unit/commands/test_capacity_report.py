@@ -1,4 +1,4 @@
-"""`jswa capacity` for released models, from their config.json on the hub (docs/design.md §3)."""
+"""`jswa capacity` for released models, from their config.json on the hub (docs/design/kv-memory.md)."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ from tests.parity.weights import write_checkpoint
 from tests.support.nights import sample
 from tests.support.oracles import dense_logits, quick_compiles
 
-# Of a difference of sketches: what docs/design.md §7 promises for logits, and a limit that no fixture exceeds.
+# Of a difference of sketches: what docs/numerics.md promises for logits, and a limit that no fixture exceeds.
 PROMISED, USUAL = 2e-4, 1.75e-4
 USUAL_LOG_PROB = 5e-5
 OTHERS = [name for name in names() if name not in CHOSEN]
