@@ -20,8 +20,9 @@ from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
 from jswa.errors import InvalidPrompt, TaskSetError
 from jswa.plan import TokenEvent
 from jswa.text.answers.message import AnswerText
-from jswa.text.answers.parser import Answering, assemblers
+from jswa.text.answers.parser import Answering
 from jswa.text.answers.template import AnswerTemplate
+from jswa.text.generated import generated_text
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
@@ -277,14 +278,12 @@ def calls_of(
         ids: token ids [P] of the prompt.
         tokens: the generated tokens; the last one has ended the answer.
     """
-    text, parser = assemblers(answering, tokenizer, prefix, ids, SamplingParams(), StopTable(()))
-    assert parser is not None
+    text = generated_text(answering, tokenizer, prefix, ids, SamplingParams(), StopTable(()))
     answer = AnswerText()
     for left, token in zip(range(len(tokens) - 1, -1, -1), tokens, strict=True):
-        for event in parser.feed(text.push(TokenEvent("", token, None if left else "stop"))):
+        part = text.push(TokenEvent("", token, None if left else "stop"))
+        for event in () if part is None else part.events:
             answer.add(event)
-    for event in parser.finish():
-        answer.add(event)
     calls = [f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments.getvalue()}}}' for call in answer.calls]
     return calls[0] if len(calls) == 1 else f"[{', '.join(calls)}]" if calls else ""
 

@@ -6,25 +6,21 @@ then: its token ids are appended to a list and decoded at once at the end. With 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.requests import make_requests
 from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.text.answers.message import AnswerText
-from jswa.text.answers.parser import Answering, AnswerParser, assemblers
-from jswa.text.assembler import Assembler
-from jswa.text.detokenizer import decode_behind
+from jswa.text.answers.parser import Answering
+from jswa.text.generated import GeneratedText, Part, generated_text
 from jswa.text.guard import GUARD
 from jswa.text.inputs import Prompt, adapter_of, salt_of, tokenize
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import (
-    AnswerEvent,
     CompletionOutput,
-    DraftCounts,
-    FinishReason,
     Logprob,
     PrefixHit,
     RequestMetrics,
@@ -81,34 +77,12 @@ class CallOptions:
 
 @dataclass
 class _Text:
-    """One text as it is generated.
-
-    Attributes:
-        request: the engine's request for the text.
-        held: the token ids so far, of a text that is held; otherwise None.
-        assembler: None if the text is decoded when it ends.
-        pieces: what the assembler has made of a held text.
-        parser, answer: of a text that is an answer.
-        drafts: those so far.
-        version: that of the weights which the next token comes from.
-        versions: earlier ones, of the tokens before; none as long as the weights have not changed.
-    """
+    """One text as it is generated; `answer`: its message so far, if it is an answer."""
 
     index: int
     request: Request
-    held: list[int] | None
-    assembler: Assembler | None = None
-    parser: AnswerParser | None = None
-    answer: AnswerText | None = None
-    pieces: list[str] = field(default_factory=list)
-    drafts: DraftCounts | None = None
-    version: int = 0
-    versions: list[int] = field(default_factory=list)
-
-    def change(self, version: int, length: int) -> None:
-        """Note that the tokens behind the first `length` come from weights of another version."""
-        self.versions += [self.version] * (length - len(self.versions))
-        self.version = version
+    text: GeneratedText
+    answer: AnswerText | None
 
 
 class PromptTexts:
@@ -151,95 +125,65 @@ class PromptTexts:
         answering = options.answering
         prefix = "" if answering is None else answering.prefix(shown)
         table = StopTable(params.stop_strings())
-        holds = options.whole and answering is None and not params.wants_logprobs
+        interval = None if options.whole and answering is None and not params.wants_logprobs else 1
         self.unfinished: dict[str, _Text] = {}
         for index, request in enumerate(self.requests):
-            text = _Text(index, request, [] if holds else None, version=request.version)
-            if not holds or params.stop_strings():
-                text.assembler, text.parser = assemblers(answering, tokenizer, prefix, request.prompt, params, table)
-                text.answer = None if answering is None else AnswerText()
-            self.unfinished[request.request_id] = text
+            text = generated_text(
+                answering, tokenizer, prefix, request.prompt, params, table, interval=interval, version=request.version
+            )
+            answer = None if answering is None else AnswerText()
+            self.unfinished[request.request_id] = _Text(index, request, text, answer)
 
     def receiver(self, request_id: str, queue: Callable[[TokenEvent], object]) -> Receiver:
         """Return the receiver of a text's events. It queues those that `push` must see, in their order."""
-        text = self.unfinished[request_id]
-        held = text.held
-        if held is None or text.assembler is not None:
+        text = self.unfinished[request_id].text
+        if not text.collects:
             return Receiver(lambda token: queue(TokenEvent(request_id, token)), queue)
 
         def take(event: TokenEvent) -> None:
-            if event.version is not None:
-                text.change(event.version, len(held))
-            if event.token is not None:
-                held.append(event.token)
+            text.collect(event)
             if event.finish_reason is not None or event.first_scheduled_time is not None or event.prefix is not None:
                 queue(event)
 
-        return Receiver(held.append, take)
+        return Receiver(text.tokens.append, take)
 
     def push(self, event: TokenEvent) -> RequestOutput | None:
         """Return what an event adds to the output, as a piece of a stream; None if its text is held."""
-        text = self.unfinished[event.request_id]
+        one = self.unfinished[event.request_id]
+        part = one.text.push(event)
         if event.version is not None:
-            text.change(event.version, len(text.held or ()))
             return None
         if event.prefix is not None and self._prefix is None:
             self._prefix = event.prefix
-        text.drafts = event.drafts or text.drafts
-        completion = self._new(text, event) if text.held is None else self._whole(text, text.held, event)
-        if completion is not None and completion.finish_reason is not None:
+        if one.text.finish_reason is not None:
             del self.unfinished[event.request_id]
         _stamp(self._metrics, event.first_scheduled_time, finished=not self.unfinished)
-        return None if completion is None else self._piece(completion, event)
+        return None if part is None else self._piece(self._completion(one, part, event), event)
 
-    def _whole(self, text: _Text, tokens: list[int], event: TokenEvent) -> CompletionOutput | None:
-        """Return the whole of a held text; None if the event does not end it."""
-        if text.assembler is not None:
-            if event.token is not None:
-                tokens.append(event.token)
-            text.pieces.append(text.assembler.push(event))
-        reason, stop_reason = _end(text.assembler, event)
-        if reason is None:
-            return None
-        if text.assembler is None and self._tokenizer is not None:
-            shown = tokens[:-1] if event.is_stop_token else tokens
-            skip = self._params.skip_special_tokens
-            text.pieces.append(decode_behind(self._tokenizer, text.request.prompt, shown, skip_special_tokens=skip))
-        text.change(text.version, len(tokens))
-        return CompletionOutput(
-            text.index,
-            "".join(text.pieces),
-            tokens,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            versions=text.versions,
-            drafts=text.drafts,
-        )
-
-    def _new(self, text: _Text, event: TokenEvent) -> CompletionOutput:
-        """Return what an event adds to a text."""
-        assert text.assembler is not None
-        new = text.assembler.push(event)
-        reason, stop_reason = _end(text.assembler, event)
-        events: list[AnswerEvent] = []
-        if text.parser is not None and text.answer is not None:
-            events = text.parser.feed(new) + (text.parser.finish() if reason is not None else [])
+    def _completion(self, one: _Text, part: Part, event: TokenEvent) -> CompletionOutput:
+        """Return a part of a text as an output."""
+        text, new, logprobs = one.text, part.new, event.logprobs
+        tokens, versions = text.tokens, text.versions
+        if text.interval is not None:
+            tokens = [] if event.token is None else [event.token]
+            versions = [text.version] * len(tokens)
+        if text.parser is not None and one.answer is not None:
             new = text.parser.clean(new)
-            for one in events:
-                text.answer.add(one)
-        logprobs = event.logprobs
+            for added in part.events:
+                one.answer.add(added)
+        ended = text.finish_reason is not None
         return CompletionOutput(
-            text.index,
+            one.index,
             new,
-            [] if event.token is None else [event.token],
+            tokens,
             cumulative_logprob=None if logprobs is None else logprobs.logprob,
             logprobs=None if logprobs is None else [self._logprobs(logprobs, self._params.logprobs)],
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            events=events,
-            message=text.answer.message() if text.answer is not None and reason is not None else None,
-            versions=[] if event.token is None else [text.version],
-            drafts=None if reason is None else text.drafts,
+            finish_reason=text.finish_reason,
+            stop_reason=text.stop_reason,
+            events=list(part.events),
+            message=one.answer.message() if one.answer is not None and ended else None,
+            versions=versions,
+            drafts=text.drafts if ended else None,
         )
 
     def _piece(self, completion: CompletionOutput, event: TokenEvent) -> RequestOutput:
@@ -326,12 +270,6 @@ class Joined:
         text.text = "".join(parts)
         parts[:] = [text.text]
         return text
-
-
-def _end(assembler: Assembler | None, event: TokenEvent) -> tuple[FinishReason | None, int | str | None]:
-    """Return how a text ends with an event, and at what stop token or string; None if it does not."""
-    stopped = None if assembler is None else assembler.stopped
-    return (event.finish_reason, event.stop_reason) if stopped is None else ("stop", stopped)
 
 
 def _stamp(metrics: RequestMetrics, first_scheduled: float | None, *, finished: bool) -> None:

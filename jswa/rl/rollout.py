@@ -13,6 +13,7 @@ from jswa.frontend.outputs import Receiver
 from jswa.frontend.requests import make_requests
 from jswa.llm import LLM
 from jswa.plan import Request, TokenEvent
+from jswa.text.generated import GeneratedText
 from jswa.types import FinishReason, SamplingParams
 
 
@@ -47,43 +48,40 @@ class Rollout(NamedTuple):
 
 @dataclass
 class _Text:
-    """The tokens and numbers of one text so far."""
+    """One text and its numbers so far."""
 
     request: Request
-    version: int
-    tokens: list[int] = field(default_factory=list)
+    text: GeneratedText
     logprobs: list[float] = field(default_factory=list)
     drawn: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     experts: list[bytes] = field(default_factory=list)
-    reason: FinishReason | None = None
     error: GenerationError | None = None
 
     def take(self, event: TokenEvent) -> None:
-        """Add the event of a token, or of the end."""
-        self.version = self.version if event.version is None else event.version
+        """Add the event of a token, of a version, or of the end."""
+        self.text.collect(event)
         if event.token is not None:
             assert event.logprobs is not None
             assert event.logprobs.drawn is not None
-            self.tokens.append(event.token)
             self.logprobs.append(event.logprobs.logprob)
             self.drawn.append(event.logprobs.drawn)
-            self.versions.append(self.version)
             if event.logprobs.experts is not None:
                 self.experts.append(event.logprobs.experts)
-        self.reason, self.error = event.finish_reason or self.reason, event.error or self.error
+        if event.finish_reason is not None:
+            self.text.push(event)
+            self.error = event.error
 
     def completion(self, shape: tuple[int, int] | None) -> Completion:
         """Return the whole text; `shape`: layers, and experts of a token. Raises the text's error."""
         if self.error is not None:
             raise self.error
-        assert self.reason is not None
-        tokens, versions = (np.array(one, np.int32) for one in (self.tokens, self.versions))
+        assert self.text.finish_reason is not None
+        tokens, versions = (np.array(one, np.int32) for one in (self.text.tokens, self.text.versions))
         logprobs, drawn = (np.array(one, np.float32) for one in (self.logprobs, self.drawn))
         experts = None
         if shape is not None:
             experts = np.frombuffer(b"".join(self.experts), np.int16).reshape(len(tokens), *shape)
-        return Completion(tokens, logprobs, drawn, versions, self.reason, experts)
+        return Completion(tokens, logprobs, drawn, versions, self.text.finish_reason, experts)
 
 
 def generate(
@@ -105,10 +103,10 @@ def generate(
         for prompt in prompts:
             ids = np.array(prompt, np.int32)
             requests = make_requests(llm.engine, llm.tokenizer, llm.driver.new_id, [ids], wanted)
-            groups.append([_Text(request, request.version) for request in requests])
+            groups.append([_Text(one, GeneratedText(None, interval=None, version=one.version)) for one in requests])
             for text in groups[-1]:
                 llm.driver.add(text.request, Receiver(_never, text.take))
-        while any(text.reason is None for group in groups for text in group):
+        while any(text.text.finish_reason is None for group in groups for text in group):
             llm.driver.advance()
     finally:
         for text in (text for group in groups for text in group):

@@ -126,7 +126,7 @@ async def start_chat(service: Service, body: ChatRequest, request: Request, name
 
 def finish_reason(delta: Delta) -> str | None:
     """Return the reason why a choice has ended, in OpenAI's words; None if it has not."""
-    answer = delta.text.answer
+    answer = delta.text.generated.parser
     called = answer is not None and answer.calls > 0
     return "tool_calls" if delta.finish_reason == "stop" and called else delta.finish_reason
 

@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 from jswa.cache.prefix.stats import for_clients
 from jswa.errors import JswaError
 from jswa.plan import TokenEvent
-from jswa.types import AnswerEvent, DraftCounts, FinishReason
+from jswa.text.generated import Part
+from jswa.types import DraftCounts, FinishReason
 
 from ..engine.side import Shares
 from ..http import limits
@@ -21,7 +22,6 @@ from .texts import Delta, Frames, Order, Text, Timing, size_of
 
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
 _TURN = 32  # events that one callback of the event loop handles at most; log probabilities count as further events
-_NOTHING_MORE = TokenEvent("", None)[2:]  # the fields of an event that is a token alone
 _PLAIN = 5  # log probabilities that take as long as an event without any
 
 
@@ -52,7 +52,6 @@ class Job:
         answers: Shares,
         order: Order,
         recorder: Recorder,
-        interval: int = 1,
     ) -> None:
         """Prepare to receive the events of texts, which are queued in the engine next.
 
@@ -60,7 +59,6 @@ class Job:
             texts: by id.
             abort: ends texts by their ids in the engine, as `Intake.abort` does.
             answers: the memory budget that all requests share, for events that wait and answers that are collected.
-            interval: tokens of a text that are sent together, in streams.
         """
         self.timing = Timing()
         prompts = {text.prompt: None for text in texts.values()}
@@ -68,11 +66,10 @@ class Job:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
-        self.reasoning_tokens = 0
-        self.drafts: DraftCounts | None = None
         self.finish_reasons: list[FinishReason] = []
         self.lora = order.options.lora
-        self._texts = dict(texts)
+        self._all = tuple(texts.values())
+        self._texts = dict(texts)  # that have not ended
         self._abort = abort
         self._answers = answers
         self._held = 0  # bytes that this job has acquired from `answers`
@@ -81,7 +78,6 @@ class Job:
         self._timers: list[asyncio.TimerHandle] = []
         self._order = order
         self._recorder = recorder
-        self._interval = interval if order.stream else 1
         self._writer: Writer | None = None
         self._firsts = {next(name for name, text in texts.items() if text.prompt is prompt) for prompt in prompts}
         self._start_timers()
@@ -143,6 +139,17 @@ class Job:
         self.timing.finished = self.timing.finished or time.monotonic()
 
     @property
+    def drafts(self) -> DraftCounts | None:
+        """The drafts of all texts so far; None if none of them had any."""
+        counts = [text.generated.drafts for text in self._all if text.generated.drafts is not None]
+        return DraftCounts(*map(sum, zip(*counts, strict=True))) if counts else None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning of all texts so far."""
+        return sum(text.generated.reasoning_tokens for text in self._all)
+
+    @property
     def ids(self) -> list[str]:
         """The engine's request ids of the texts that have not ended."""
         return list(self._texts)
@@ -178,35 +185,33 @@ class Job:
         if self._queue or self._waiter is None or writer is None or not writer.ready:
             self.put(TokenEvent(name, token))
             return
-        if text.ended:
+        made = text.generated
+        if made.finish_reason is not None:
             return
         now = time.monotonic()
         self._recorder.token(now - text.last_token)
         text.last_token = now
         self.completion_tokens += 1
-        offset = text.text.offset
-        new, events, ended = self._read(text, text.text.add(token), True)
-        if ended:
-            self._append(self._ended(name, text, Delta(text, new, token, offset, events)))
+        offset = made.offset
+        part = made.add(token)
+        if part is None:
             return
-        if self._interval > 1:
-            text.unsent += 1
-            if text.unsent < self._interval:
-                text.hold(new, events)
-                return
-            new, events = text.flush(new, events)
-        if not self._sent(writer, text, new, events, now):
-            self._append(Delta(text, new, token, offset, events))
+        if made.finish_reason is not None:
+            self._abort([name])
+            self._end(name, made.finish_reason)
+        elif self._sent(writer, text, part, now):
+            return
+        self._append(Delta(text, part.new, offset, part.events, None, None, made.finish_reason, made.stop_reason))
 
-    def _sent(self, writer: Writer, text: Text, new: str, events: list[AnswerEvent], now: float) -> bool:
+    def _sent(self, writer: Writer, text: Text, part: Part, now: float) -> bool:
         """Send a new part of a text, unless the text's frames lack it; return whether they have it."""
-        if text.answer is None:
+        if text.generated.parser is None:
             frame = text.frames.get("text")
-            if new and frame is not None:
-                writer.write(encode(new).join(frame), now)
-            return not new or frame is not None
+            if part.new and frame is not None:
+                writer.write(encode(part.new).join(frame), now)
+            return not part.new or frame is not None
         parts = []
-        for event in events:
+        for event in part.events:
             frame = text.frames.get(event.kind)
             if frame is None:
                 return False
@@ -248,29 +253,32 @@ class Job:
         if event.error is not None:
             return self._failed(event, text, ApiError.of(event.error))
         self._count(event, text)
-        if event.drafts is not None:
-            event = event._replace(drafts=None)
-        offset = text.text.offset
-        new, events, ended = self._read(text, text.text.push(event), event.token is not None)
-        text.unsent += 1
-        if text.unsent < self._interval and not ended and event[2:] == _NOTHING_MORE:
-            text.hold(new, events)
+        made = text.generated
+        offset = made.offset
+        part = made.push(event)
+        if part is None:
             return None
-        new, events = text.flush(new, events)
-        delta = Delta(
-            text, new, event.token, offset, events, event.logprobs, event.prompt_logprobs, event.finish_reason,
-            event.stop_reason,
+        if made.finish_reason is not None:
+            if event.finish_reason is None:
+                self._abort([event.request_id])
+            self._end(event.request_id, made.finish_reason)
+        return Delta(
+            text, part.new, offset, part.events, event.logprobs, event.prompt_logprobs, made.finish_reason,
+            made.stop_reason,
         )  # fmt: skip
-        return self._ended(event.request_id, text, delta) if ended or event.finish_reason is not None else delta
+
+    def _end(self, name: str, reason: FinishReason) -> None:
+        """Expect no further event of a text."""
+        del self._texts[name]
+        self.finish_reasons.append(reason)
 
     def _failed(self, event: TokenEvent, text: Text, error: ApiError) -> Delta:
         """End a text of a stream with an error that is its own, if others go on. Raises any other error."""
         if error.status != 400 or not self._order.stream or len(self._texts) == 1:
             raise error
-        del self._texts[event.request_id]
-        text.ended = True
-        self.finish_reasons.append("error")
-        return Delta(text, "", None, text.text.offset, finish_reason="error", error=error)
+        text.generated.finish_reason = "error"
+        self._end(event.request_id, "error")
+        return Delta(text, "", text.generated.offset, finish_reason="error", error=error)
 
     def _count(self, event: TokenEvent, text: Text) -> None:
         """Count a token, and set the times of the request."""
@@ -291,40 +299,6 @@ class Job:
         if event.prefix is not None and event.request_id in self._firsts:
             self.cached_tokens += event.prefix.cached_tokens
             self.missed_tokens.update(for_clients(event.prefix.missed()))
-        if event.drafts is not None:
-            before, text.drafts = text.drafts, event.drafts
-            changes = (
-                new - old + all_ for new, old, all_ in zip(event.drafts, before, self.drafts or (0, 0), strict=True)
-            )
-            self.drafts = DraftCounts(*changes)
-
-    def _read(self, text: Text, new: str, counts: bool) -> tuple[str, list[AnswerEvent], bool]:
-        """Return new characters, the answer's events of them, and whether the text ends by what it says.
-
-        Args:
-            counts: the characters are those of a token.
-        """
-        answer = text.answer
-        if answer is None:
-            return new, [], text.text.stopped is not None
-        self.reasoning_tokens += counts and answer.in_reasoning
-        events = answer.feed(new)
-        return new, events, answer.done or text.text.stopped is not None
-
-    def _ended(self, name: str, text: Text, delta: Delta) -> Delta:
-        """End a text with its last delta, which has no finish reason if the text ends by what it says."""
-        new, events = text.flush(delta.new, list(delta.events))
-        if delta.finish_reason is None:
-            self._abort([name])
-        if text.text.stopped is not None or (text.answer is not None and text.answer.done):
-            delta = delta._replace(finish_reason="stop", stop_reason=text.text.stopped)
-        if text.answer is not None:
-            events += text.answer.finish()
-        del self._texts[name]
-        text.ended = True
-        assert delta.finish_reason is not None
-        self.finish_reasons.append(delta.finish_reason)
-        return delta._replace(new=new, events=events)
 
     def _start_timers(self) -> None:
         loop, order = asyncio.get_running_loop(), self._order

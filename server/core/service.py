@@ -17,10 +17,11 @@ from starlette.responses import Response
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.grammar.asked import Asked
 from jswa.plan import RequestOptions
-from jswa.text.answers.parser import Answering, assemblers
+from jswa.text.answers.parser import Answering
 from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, settled
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
+from jswa.text.generated import generated_text
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
@@ -227,15 +228,15 @@ class Service:
             answering=answering,
         )
         lengths = [len(prompt.ids) for prompt in prompts for _ in range(params.n)]
-        texts, tokens = len(lengths), sum(lengths)
-        check_size(self.config.max_queued_requests, self.config.max_queued_tokens, texts, tokens)
+        tokens = sum(lengths)
+        check_size(self.config.max_queued_requests, self.config.max_queued_tokens, len(lengths), tokens)
         check_prompt_logprobs(tokens, params)
         if not body.stream:
             check_generated_logprobs(lengths, params, self.max_model_len)
-        check_token_lists(texts, params)
+        check_token_lists(len(lengths), params)
         size = tokens + params_size(params)
-        made_texts = await made(partial(self._texts, prompts, params, answering), size)
-        job = Job(made_texts, self.engine.abort, self.engine.answers, order, self.recorder, self.config.stream_interval)
+        texts = await made(partial(self._texts, prompts, params, order), size)
+        job = Job(texts, self.engine.abort, self.engine.answers, order, self.recorder)
         job.timing.arrival = request.scope["jswa.arrival"]
         self._starting += 1
         try:
@@ -249,14 +250,17 @@ class Service:
         self.jobs.setdefault(name, set()).add(job)
         return job
 
-    def _texts(self, prompts: Sequence[Prompt], params: SamplingParams, answering: Answering | None) -> dict[str, Text]:
-        """Return the texts behind some prompts, by id."""
+    def _texts(self, prompts: Sequence[Prompt], params: SamplingParams, order: Order) -> dict[str, Text]:
+        """Return the texts after some prompts, by id."""
         stops, texts = StopTable(params.stop_strings()), dict[str, Text]()
+        interval = self.config.stream_interval if order.stream else 1
         for prompt in prompts:
-            prefix = answering.prefix(prompt.text) if answering is not None else ""
+            prefix = order.answering.prefix(prompt.text) if order.answering is not None else ""
             for name in new_names(params.n):
-                parts = assemblers(answering, self.tokenizer, prefix, prompt.ids, params, stops)
-                texts[name] = Text(len(texts), prompt, *parts)
+                text = generated_text(
+                    order.answering, self.tokenizer, prefix, prompt.ids, params, stops, interval=interval
+                )
+                texts[name] = Text(len(texts), prompt, text)
         return texts
 
     @asynccontextmanager

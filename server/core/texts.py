@@ -3,13 +3,12 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import NamedTuple
 
 from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, PromptLogprobs, RequestOptions, TokenEvent
-from jswa.text.answers.parser import Answering, AnswerParser
-from jswa.text.assembler import Assembler
-from jswa.types import AnswerEvent, DraftCounts, FinishReason
+from jswa.text.answers.parser import Answering
+from jswa.text.generated import GeneratedText
+from jswa.types import AnswerEvent, FinishReason
 
 from ..http.errors import ApiError
 from ..text.prompts import Prompt
@@ -24,42 +23,19 @@ Frames = Mapping[str, tuple[bytes, ...]]
 
 @dataclass(eq=False)
 class Text:
-    """One text as it is generated.
+    """One text of a request as it is generated.
 
     Attributes:
-        text: its assembler.
-        answer: the parser of a chat's answer; None if the text is not an answer.
+        generated: its characters so far, and how it ends.
         last_token: time of the last token, in seconds of `time.monotonic`; 0 before the first.
         frames: how its new parts are written to a stream.
-        unsent: tokens since the last part that was sent.
-        ended: no further token belongs to the text.
-        drafts: those so far.
     """
 
     index: int
     prompt: Prompt
-    text: Assembler
-    answer: AnswerParser | None
+    generated: GeneratedText
     last_token: float = 0.0
     frames: Frames = field(default_factory=dict)
-    unsent: int = 0
-    ended: bool = False
-    drafts: DraftCounts = field(default_factory=lambda: DraftCounts(0, 0))
-    _held: list[str] = field(default_factory=list)
-    _events: list[AnswerEvent] = field(default_factory=list)
-
-    def hold(self, new: str, events: list[AnswerEvent]) -> None:
-        """Keep a new part until `flush`."""
-        self._held.append(new)
-        self._events += events
-
-    def flush(self, new: str, events: list[AnswerEvent]) -> tuple[str, list[AnswerEvent]]:
-        """Return the parts that were held with a new one behind them."""
-        self.unsent = 0
-        if self._held or self._events:
-            new, events = "".join([*self._held, new]), _joined(self._events + events)
-            self._held, self._events = [], []
-        return new, events
 
 
 class Delta(NamedTuple):
@@ -73,7 +49,6 @@ class Delta(NamedTuple):
 
     text: Text
     new: str
-    token: int | None
     offset: int
     events: Sequence[AnswerEvent] = ()
     logprobs: ChoiceLogprobs | None = None
@@ -118,17 +93,3 @@ def size_of(event: TokenEvent) -> int:
     if event.prompt_logprobs:
         numbers += len(event.prompt_logprobs) * (4 + len(next(iter(event.prompt_logprobs)).top_ids))
     return _EVENT_BYTES + _NUMBER_BYTES * numbers
-
-
-def _joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
-    """Return events of which those that add to the same text are one."""
-    found: list[AnswerEvent] = []
-    for (kind, call), group in groupby(events, lambda event: (event.kind, event.call)):
-        if kind in _TEXTS:
-            found.append(AnswerEvent(kind, "".join(event.text for event in group), call))
-        else:
-            found += group
-    return found
-
-
-_TEXTS = ("content", "reasoning", "arguments")  # kinds of events that add text

@@ -5,13 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from jaxtyping import Int
-
-from jswa.text.assembler import MARK, Assembler
-from jswa.text.stop_strings import StopTable
-from jswa.text.tokenizer import Tokenizer
-from jswa.types import AnswerEvent, SamplingParams, StructuredOutputsParams
+from jswa.text.assembler import MARK
+from jswa.types import AnswerEvent, StructuredOutputsParams
 
 from .calls import TextReader, reader
 from .forms.casts import Casts
@@ -39,29 +34,6 @@ class Answering:
     def prefix(self, prompt: str | None) -> str:
         """Return the part of a rendered prompt that belongs to the answer. The time grows with the prompt's length."""
         return "" if self.template is None or prompt is None else self.template.prefix(prompt)
-
-
-def assemblers(
-    answering: Answering | None,
-    tokenizer: Tokenizer | None,
-    prefix: str,
-    ids: Int[np.ndarray, " P"],
-    params: SamplingParams,
-    stops: StopTable,
-) -> tuple[Assembler, "AnswerParser | None"]:
-    """Return the assembler of a text behind a prompt, and the parser of the answer that it is, if it is one.
-
-    Args:
-        prefix: of the prompt, as `Answering` gives it.
-    """
-    if answering is None:
-        return Assembler(tokenizer, ids, params, stops), None
-    template = answering.template
-    parser = AnswerParser(template, prefix, answering.tools, parallel=answering.parallel, form=answering.form)
-    if template is None:
-        return Assembler(tokenizer, ids, params, stops), parser
-    delimiters, hidden = template.delimiters, template.hidden
-    return Assembler(tokenizer, ids, params, stops, delimiters=delimiters, hidden=hidden), parser
 
 
 def reasoning_behind(template: AnswerTemplate | None, prefix: str) -> Literal["may", "open", "done"]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jswa.plan import ChoiceLogprobs, LogprobTable, TokenEvent
-from jswa.text.assembler import Assembler
+from jswa.text.generated import generated_text
 from jswa.text.stop_strings import StopTable
 from jswa.types import DraftCounts, SamplingParams
 from server.core.counts import Recorder
@@ -28,8 +28,7 @@ def test_a_turn_of_the_event_loop_has_fewer_events_the_more_log_probabilities_th
 
 async def _turns(logprobs: int | None, most: int) -> None:
     prompt = Prompt(None, np.zeros(1, np.int32))
-    assembler = Assembler(None, prompt.ids, SamplingParams(), StopTable(()))
-    texts = {"a": Text(0, prompt, assembler, None)}
+    texts = {"a": Text(0, prompt, generated_text(None, None, "", prompt.ids, SamplingParams(), StopTable(())))}
     job = Job(texts, lambda *_, **__: None, Budget(2**30), Order(), Recorder())
     top = tuple(range(logprobs or 0))
     entry = None if logprobs is None else ChoiceLogprobs(5, -1.0, 1, top, tuple(float(-n) for n in top))
@@ -55,8 +54,8 @@ def test_the_drafts_of_all_texts_are_added_up() -> None:
 
     async def run() -> Job:
         prompt, params = Prompt(None, np.zeros(1, np.int32)), SamplingParams(stop=["x"])
-        made = {name: Assembler(None, prompt.ids, params, StopTable(())) for name in ("a", "b")}
-        texts = {name: Text(index, prompt, made[name], None) for index, name in enumerate(made)}
+        made = [generated_text(None, None, "", prompt.ids, params, StopTable(())) for _ in "ab"]
+        texts = {name: Text(index, prompt, text) for index, (name, text) in enumerate(zip("ab", made, strict=True))}
         job = Job(texts, lambda *_, **__: None, Budget(2**30), Order(), Recorder())
         for name, accepted, rejected in (("a", 2, 1), ("b", 3, 0), ("b", 5, 2), ("a", 4, 4)):
             sent = TokenEvent(name, 5, "length" if accepted == 4 else None, drafts=DraftCounts(accepted, rejected))
