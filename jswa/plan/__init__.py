@@ -27,11 +27,10 @@ from jswa.plan.request import (
     Words,
     bits_of,
 )
+from jswa.plan.sampling import SAMPLING, SAMPLING_REALS, SAMPLING_ROW, sampling_of
 from jswa.plan.step import (
     COLUMNS,
     FROM_DEVICE,
-    SAMPLING,
-    SAMPLING_ROW,
     ExtrasEntry,
     Feature,
     Logprobs,
@@ -57,6 +56,7 @@ __all__ = [
     "NO_WORDS",
     "PAST_LIMIT",
     "SAMPLING",
+    "SAMPLING_REALS",
     "SAMPLING_ROW",
     "AllWords",
     "ChoiceLogprobs",
@@ -82,4 +82,5 @@ __all__ = [
     "Words",
     "Write",
     "bits_of",
+    "sampling_of",
 ]

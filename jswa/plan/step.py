@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from jswa.plan.request import BAN_TOKENS, AllWords, Mask, Words
+from jswa.plan.sampling import SAMPLING
 
 # In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
 # StepPlan.starts: the length of the row that the device has.
@@ -107,12 +108,6 @@ class Transfers(NamedTuple):
     saves: tuple[Save, ...] = ()
 
 
-SAMPLING_ROW = np.dtype([
-    ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
-    ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
-    ("by_place", "i4"),
-])  # fmt: skip
-SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits
 # What a step sends of each row, as int32 columns too.
 COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", "limit", *SAMPLING)
 Logprobs = Literal["none", "sampled", "prompt"]

@@ -26,7 +26,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request
+from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request, sampling_of
 from jswa.sched.token_counts import TokenCounts
 
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
@@ -66,10 +66,8 @@ class Slots(NamedTuple):
 
 def record_of(request: Request, limit: int) -> Int[np.ndarray, " C"]:
     """Return the plan's record of a row that runs one token and samples the next, but for its row id and start."""
-    params, record, length = request.params, np.zeros(1, _RECORD), len(request.prompt)
-    sampling = (params.temperature, max(params.top_k, 0), params.top_p, params.min_p, params.repetition_penalty)
-    penalties = (params.presence_penalty, params.frequency_penalty)
-    record[0] = (0, 0, 1, 0, 0, 1, limit), (*sampling, *penalties, *request.key, 0, length, request.grammar is not None)
+    record = np.zeros(1, _RECORD)
+    record["first"], record["sampling"] = (0, 0, 1, 0, 0, 1, limit), sampling_of(request)
     return record.view(np.int32)
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.sampling.plan import Codes, Drawn, Logprobs, Rows, Tables, Tuning
+from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Logprobs, Rows, Tables, Tuning
 
 _MOST_SPLITS = 32
 _BLOCKS = ("tops", "masses", "firsts", "finite", "changed", "raw_tops", "raw_masses")
@@ -110,7 +110,7 @@ def packed(rows: Rows) -> Int[Array, "R C"]:
         return values if values.dtype == jnp.int32 else lax.bitcast_convert_type(values, jnp.int32)
 
     columns = [
-        *(rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.repetition, rows.presence, rows.frequency),
+        *(getattr(rows, name) for name in OPTIONS),
         *(rows.keys[:, 0], rows.keys[:, 1], rows.positions, rows.table, rows.by_place, rows.finite.astype(jnp.int32)),
     ]
     fixed = jnp.stack([bits(column) for column in columns], axis=1)

@@ -17,7 +17,6 @@ from pallas_kernels.sampling.kernel_rows import (
     TOP_P,
     better,
     distance_of,
-    floor_of,
     kind_of,
     noise,
     real,
@@ -31,9 +30,11 @@ _NOISY = tl.constexpr(32)  # the same where noise is computed, which takes regis
 
 @triton.jit
 @no_type_check
-def draw_again(record: tl.tensor, scores: tl.tensor, most: tl.tensor, total: tl.tensor, VOCAB: tl.constexpr) -> tuple:
+def draw_again(
+    record: tl.tensor, scores: tl.tensor, most: tl.tensor, total: tl.tensor, floor: tl.tensor, VOCAB: tl.constexpr
+) -> tuple:
     """Return a token, the reach of the limits, the mass within it, and the token's distance."""
-    floor, wanted, share = floor_of(record), top_k_of(record, VOCAB), real(record, TOP_P)
+    wanted, share = top_k_of(record, VOCAB), real(record, TOP_P)
     warmth = real(record, TEMPERATURE)
     edge, every = tl.full([], _EVERY, tl.int32), total
     if wanted > 0:
@@ -115,7 +116,7 @@ def _read(scores: tl.tensor, start: tl.tensor, VOCAB: tl.constexpr, LINES: tl.co
 @triton.jit
 @no_type_check
 def _distances(x: tl.tensor, most: tl.tensor, warmth: tl.tensor, floor: tl.tensor) -> tl.tensor:
-    """Return distances; those that min-p does not keep, and those past the vocabulary, are beyond every edge."""
+    """Return distances; those beyond the floor, and those past the vocabulary, are beyond every edge."""
     distance = distance_of(x, most, warmth)
     nowhere = tl.full(x.shape, 0x7FFFFFFF, tl.int32).to(tl.float32, bitcast=True)
     return tl.where(distance <= floor, distance, nowhere)

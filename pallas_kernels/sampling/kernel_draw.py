@@ -109,19 +109,20 @@ def draw(
                     most, warmth, VOCAB, SUBS, SUB, TILE, LIST, MOST_SPLITS, SUBS_PAD,
                 )  # fmt: skip
             else:
-                bound = reach_of(record, own, block_distance, block_mass, mass, VOCAB, SUBS, SUB)
+                floor = floor_of(record)
+                bound = reach_of(record, own, floor, block_distance, block_mass, mass, VOCAB, SUBS, SUB)
                 count = near_blocks(near + row * SUBS, block_distance, bound, SUBS, SUBS_PAD)
                 listed = _list(
                     scores, near + row * SUBS, count, distances + part * LIST, tokens + part * LIST,
                     most, warmth, bound, VOCAB, SUB, TILE, LIST,
                 )  # fmt: skip
                 token, reach, listed_mass, its, enough = _draw_listed(
-                    record, own, distances + part * LIST, tokens + part * LIST, listed, mass, VOCAB, LIST
+                    record, own, floor, distances + part * LIST, tokens + part * LIST, listed, mass, VOCAB, LIST
                 )
                 if enough:
                     mass = listed_mass
                 else:
-                    token, reach, mass, its = draw_again(record, scores, most, mass, VOCAB)
+                    token, reach, mass, its = draw_again(record, scores, most, mass, floor, VOCAB)
         if last:
             chunks = tl.arange(0, CHUNKS_PAD)
             whole = tl.min(tl.load(finite + row * CHUNKS + chunks, mask=chunks < CHUNKS, other=1), axis=0)
@@ -328,6 +329,7 @@ def _best_of_parts(
 def _draw_listed(
     record: tl.tensor,
     own: tl.tensor,
+    floor: tl.tensor,
     distances: tl.tensor,
     tokens: tl.tensor,
     size: tl.tensor,
@@ -361,7 +363,7 @@ def _draw_listed(
         score = tl.where(held & (bits <= edge), noise(record, column) - distance, -INFINITY)
         token, best, its = better(score, column, distance, token, best, its)
     reach = tl.where(edge >= 0x7F800000, INFINITY, edge.to(tl.float32, bitcast=True))
-    return token, tl.minimum(reach, floor_of(record)), mass, its, enough
+    return token, tl.minimum(reach, floor), mass, its, enough
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.sampling.kernel_rows import COUNTED, TOP_P, floor_of, noise, real, top_k_of
+from pallas_kernels.sampling.kernel_rows import COUNTED, TOP_P, noise, real, top_k_of
 
 _FARTHEST = tl.constexpr(110.0)  # exp(-104) is 0 in float32
 _MOST_NOISE = tl.constexpr(15.95)  # -log(-log(1 - 2^-23)) is 15.942, the largest noise that jax.random draws
@@ -29,6 +29,7 @@ def free_reach(record: tl.tensor, distance: tl.tensor, column: tl.tensor) -> tl.
 def reach_of(
     record: tl.tensor,
     own: tl.tensor,
+    floor: tl.tensor,
     distance: tl.tensor,
     mass: tl.tensor,
     total: tl.tensor,
@@ -36,8 +37,8 @@ def reach_of(
     SUBS: tl.constexpr,
     SUB: tl.constexpr,
 ) -> tl.tensor:
-    """Return the reach of a row with limits. `distance` and `mass` are those of the blocks."""
-    reach = floor_of(record)
+    """Return the reach of a row with limits. `distance` and `mass` are those of the blocks; see `floor_of`."""
+    reach = floor
     if own == COUNTED:
         # k blocks have a token at this distance or nearer, each another one.
         wanted = top_k_of(record, VOCAB)

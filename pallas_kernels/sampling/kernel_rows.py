@@ -8,12 +8,15 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from pallas_kernels.sampling.plan import OPTIONS
+
 GREEDY, FREE, COUNTED, NUCLEUS = (tl.constexpr(kind) for kind in range(4))
 # Columns of a record. DONE counts the thread blocks that have finished their part of the row.
-_FIELDS = tuple(tl.constexpr(column) for column in range(14))
-TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = _FIELDS[:7]
-KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, DONE = _FIELDS[7:]
-FIXED = tl.constexpr(14)  # then the drafts, then the banned tokens
+_AFTER = len(OPTIONS) + 7
+_FIELDS = tuple(tl.constexpr(column) for column in range(_AFTER))
+TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = _FIELDS[: len(OPTIONS)]
+KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, DONE = _FIELDS[len(OPTIONS) :]
+FIXED = tl.constexpr(_AFTER)  # then the drafts, then the banned tokens
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 INFINITY = tl.constexpr(float("inf"))
 LEAST = tl.constexpr(-3.4028234663852886e38)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+# The limits and penalties of a row, the first columns of its record: floats by their bits, but for top_k.
+OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
 GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k or min-p, top-p alone
 
 

@@ -14,11 +14,17 @@ from ..http.errors import ApiError, invalid, unsupported
 from ..text.prompts import token_ids
 from .schemas import Generation
 
-_SAME = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "bad_words", "n", "min_tokens", "stop", "include_stop_str_in_output", "stop_token_ids",
-    "ignore_eos", "skip_special_tokens", "skip_reading_prefix_cache",
-)  # fmt: skip
+# Fields of a body that are converted; others that SamplingParams has too are its own.
+_CONVERTED = {
+    "allowed_token_ids",
+    "logit_bias",
+    "seed",
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "structured_outputs",
+}
+_SAME = sorted((SamplingParams.__dataclass_fields__.keys() & Generation.model_fields.keys()) - _CONVERTED)
 
 
 async def sampling_params(

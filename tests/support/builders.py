@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
 from jswa.cache.layout import KVLayout
-from jswa.plan import COLUMNS, SAMPLING, Request, RequestOptions, StepPlan
+from jswa.plan import COLUMNS, SAMPLING, SAMPLING_REALS, Request, RequestOptions, StepPlan
 from jswa.types import SamplingParams
 
 NO_EXTRAS = 2**30  # past the end of the extras tables
@@ -41,7 +41,7 @@ def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
     columns = []
     for name in SAMPLING:
         value = values.get(name, plain.get(name, 0))
-        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = name in SAMPLING_REALS
         kind = np.float32 if real else np.uint32 if name.startswith("key") else np.int32
         columns.append(np.broadcast_to(np.asarray(value).astype(kind), rows).copy().view(np.int32))
     return np.stack(columns, axis=1)

@@ -23,7 +23,7 @@ from benchmarks import result_file
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
-from jswa.plan import SAMPLING
+from jswa.plan import SAMPLING, SAMPLING_REALS
 
 _SIZES = ((1_000, 4_000, 0.96), (32_000, 125, 0.03), (201_088, 20, 0.01))  # tokens, rows at a time, share of the rows
 _CLOSE = 2e-5  # of a score or of a mass, in float32
@@ -92,7 +92,7 @@ def random_rows(
     plain = {"repetition": 1.0, "extras": 2**30}
     columns = []
     for name in SAMPLING:
-        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = name in SAMPLING_REALS
         value = np.broadcast_to(values.get(name, plain.get(name, 0)), count)
         columns.append(value.astype(np.float32 if real else np.int32).view(np.int32))
     return logits, np.stack(columns, axis=1)

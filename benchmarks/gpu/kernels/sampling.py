@@ -26,7 +26,7 @@ from benchmarks.gpu.kernels.device_time import calls_worth_timing, programs_of, 
 from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
-from jswa.plan import SAMPLING
+from jswa.plan import SAMPLING, SAMPLING_REALS
 from pallas_kernels.sampling.api import Implementation
 from tools.cases.kernels.small.sampling import SHAPES
 
@@ -123,7 +123,7 @@ def _columns(rows: int, values: dict[str, float]) -> Int[Array, "R C"]:
     plain = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30, **values}
     columns = []
     for name in SAMPLING:
-        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = name in SAMPLING_REALS
         value = np.full(rows, plain.get(name, 0), np.float32 if real else np.int32)
         columns.append(np.arange(rows, dtype=np.int32) if name == "key_low" else value.view(np.int32))
     return jnp.asarray(np.stack(columns, axis=1))

@@ -13,7 +13,7 @@ from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import row_keys
 from jswa.exec.selfcheck.cases import Case, Engine
-from jswa.plan import SAMPLING
+from jswa.plan import SAMPLING, SAMPLING_REALS
 
 _ROWS = 16  # more run the same code
 
@@ -77,6 +77,6 @@ def _columns(rows: int) -> Int[np.ndarray, "R C"]:
         default = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30}.get(name, 0)
         values = [_LIMITS[row % len(_LIMITS)].get(name, default) for row in range(rows)]
         values = list(range(rows)) if name == "key_low" else values
-        real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+        real = name in SAMPLING_REALS
         columns.append(np.array(values, np.float32 if real else np.int32).view(np.int32))
     return np.stack(columns, axis=1)

@@ -9,7 +9,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import Codes, Rows, Tables
+from pallas_kernels.sampling.plan import OPTIONS, Codes, Rows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 
@@ -32,13 +32,7 @@ def sample(
     table = jnp.where(constrained, rows.extras, -1)
     none = jnp.zeros((len(logits), 0), jnp.int32)
     own = Rows(
-        temperature=rows.temperature,
-        top_k=rows.top_k,
-        top_p=rows.top_p,
-        min_p=rows.min_p,
-        repetition=rows.repetition,
-        presence=rows.presence,
-        frequency=rows.frequency,
+        **{name: getattr(rows, name) for name in OPTIONS},
         keys=rows.keys,
         positions=positions,
         table=table,

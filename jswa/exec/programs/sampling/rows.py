@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
 from jswa.exec.programs.sampling.logprobs import LogprobRows
-from jswa.plan import SAMPLING
+from jswa.plan import SAMPLING, SAMPLING_REALS
 
 
 class Sampling(NamedTuple):
@@ -29,17 +29,9 @@ class Sampling(NamedTuple):
     def of(columns: Int[Array, "R C"]) -> "Sampling":
         """Read the packed columns; floats and keys are stored as their bits."""
         column = {name: columns[:, index] for index, name in enumerate(SAMPLING)}
-        floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-        real = {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in floats}
-        keys = jnp.stack([column["key_high"], column["key_low"]], axis=-1)
-        return Sampling(
-            **real,
-            top_k=column["top_k"],
-            keys=lax.bitcast_convert_type(keys, jnp.uint32),
-            extras=column["extras"],
-            prompt_length=column["prompt_length"],
-            by_place=column["by_place"],
-        )
+        column |= {name: lax.bitcast_convert_type(column[name], jnp.float32) for name in SAMPLING_REALS}
+        keys = jnp.stack([column.pop("key_high"), column.pop("key_low")], axis=-1)
+        return Sampling(**column, keys=lax.bitcast_convert_type(keys, jnp.uint32))
 
 
 class StepOutputs(NamedTuple):

@@ -20,7 +20,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import Codes, Drawn, Tuning
+from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Tuning
 from pallas_kernels.sampling.plan import Rows as Given
 from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
@@ -89,8 +89,8 @@ def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> D
     count = len(logits)
     none = jnp.zeros((count, 0), jnp.int32)
     own = Given(
-        *rows[:7], rows.keys, jnp.full(count, POSITION), -jnp.ones(count, jnp.int32), rows.by_place,
-        jnp.ones(count, bool), none, none,
+        *(getattr(rows, name) for name in OPTIONS), rows.keys, jnp.full(count, POSITION), -jnp.ones(count, jnp.int32),
+        rows.by_place, jnp.ones(count, bool), none, none,
     )  # fmt: skip
     return api.sample(jnp.asarray(logits), own, None, Codes(NOT_FINITE, NOTHING_ALLOWED), tuning=tuning)
 
