@@ -78,6 +78,9 @@ class SamplingParams:
         top_k: keep this many most likely tokens (ties with the last one stay); 0 or -1 keeps all.
         min_p: keep tokens that are at least this likely, relative to the most likely one; 0 keeps all. Applied before
             top_k and top_p.
+        top_n_sigma: keep tokens whose logits are at most this many standard deviations of all logits below the largest
+            (Tang et al. 2024; llama.cpp's name); 0 or -1 keeps all. Applied together with min_p. The temperature does
+            not change which tokens it keeps.
         repetition_penalty: divides positive logits of tokens that prompt or text contain, and multiplies negative ones.
         presence_penalty: subtracted from the logits of tokens that were generated before.
         frequency_penalty: subtracted from a token's logit once for each time that the token was generated.
@@ -105,6 +108,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -315,6 +319,7 @@ _REAL_RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
+    ("top_n_sigma", -1.0, 100.0),
     ("repetition_penalty", 0.0, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),

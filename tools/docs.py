@@ -53,7 +53,8 @@ GUIDES = {
 REFERENCE = ("serve", "engine", "api", "metrics", "errors")
 DESIGN = tuple(f"docs/design/{path.stem}" for path in sorted((ROOT / "docs" / "design").glob("*.md")))
 REST = (
-    "docs/README", *DESIGN, "docs/laws", "docs/adding-a-model", "docs/adding-a-weight-format", "docs/log",
+    "docs/README", *DESIGN, "docs/laws", "docs/adding-a-model", "docs/adding-a-weight-format",
+    "docs/adding-a-sampling-parameter", "docs/log",
     "README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "tests/README", "benchmarks/README", "benchmarks/gpu/README",
 )  # fmt: skip
 CONF = """

@@ -8,7 +8,7 @@ from jswa.plan.request import Request
 SAMPLING_ROW = np.dtype([
     ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
     ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
-    ("by_place", "i4"),
+    ("by_place", "i4"), ("top_n_sigma", "f4"),
 ])  # fmt: skip
 SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits
 SAMPLING_REALS = tuple(name for name in SAMPLING if SAMPLING_ROW[name] == np.float32)
@@ -25,6 +25,7 @@ def sampling_of(request: Request) -> Shaped[np.ndarray, ""]:
         "repetition": params.repetition_penalty,
         "presence": params.presence_penalty,
         "frequency": params.frequency_penalty,
+        "top_n_sigma": max(params.top_n_sigma, 0.0),
         "key_high": high,
         "key_low": low,
         "prompt_length": len(request.prompt),

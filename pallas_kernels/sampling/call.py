@@ -14,7 +14,7 @@ from pallas_kernels import triton
 from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Logprobs, Rows, Tables, Tuning
 
 _MOST_SPLITS = 32
-_BLOCKS = ("tops", "masses", "firsts", "finite", "changed", "raw_tops", "raw_masses")
+_BLOCKS = ("tops", "masses", "firsts", "finite", "moments", "changed", "raw_tops", "raw_masses")
 _ROWS = ("drawn", "reaches", "kept", "chosen_logs", "ranks", "top_ids", "top_logs", "drawn_logs")
 _Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -90,6 +90,7 @@ def _arrays(
     """Return the shapes of what the kernels write. `changed`: rows may have constraints."""
     each, block, part = (count,), (count, subs), (count, splits)
     blocks = {"tops": _out(block), "masses": _out(block), "firsts": _whole(block), "finite": _whole((count, chunks))}
+    blocks["moments"] = _out((count, chunks, 4))
     if changed:
         blocks["changed"] = _out((count, vocab))
     listed = (*part, tuning.listed)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from pallas_kernels.sampling.kernel_again import draw_again
 from pallas_kernels.sampling.kernel_logprobs import write_logprobs
-from pallas_kernels.sampling.kernel_reach import free_reach, near_blocks, reach_of
+from pallas_kernels.sampling.kernel_reach import free_reach, near_blocks, reach_of, sigma_floor
 from pallas_kernels.sampling.kernel_rows import (
     DONE,
     FINITE,
@@ -29,6 +29,7 @@ from pallas_kernels.sampling.kernel_rows import (
     TABLE,
     TEMPERATURE,
     TINY,
+    TOP_N_SIGMA,
     TOP_P,
     better,
     distance_of,
@@ -53,6 +54,7 @@ def draw(
     masses: tl.tensor,
     firsts: tl.tensor,
     finite: tl.tensor,
+    moments: tl.tensor,
     raw_tops: tl.tensor,  # None: without log probabilities
     raw_masses: tl.tensor,
     near: tl.tensor,  # out [R, SUBS]: numbers of the near blocks
@@ -110,6 +112,9 @@ def draw(
                 )  # fmt: skip
             else:
                 floor = floor_of(record)
+                if real(record, TOP_N_SIGMA) > 0.0:
+                    sigmas = sigma_floor(record, moments + row * CHUNKS * 4, most, CHUNKS, CHUNKS_PAD)
+                    floor = tl.minimum(floor, sigmas)
                 bound = reach_of(record, own, floor, block_distance, block_mass, mass, VOCAB, SUBS, SUB)
                 count = near_blocks(near + row * SUBS, block_distance, bound, SUBS, SUBS_PAD)
                 listed = _list(

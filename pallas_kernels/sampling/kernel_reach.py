@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.sampling.kernel_rows import COUNTED, TOP_P, noise, real, top_k_of
+from pallas_kernels.sampling.kernel_rows import COUNTED, TEMPERATURE, TOP_N_SIGMA, TOP_P, noise, real, top_k_of
 
 _FARTHEST = tl.constexpr(110.0)  # exp(-104) is 0 in float32
 _MOST_NOISE = tl.constexpr(15.95)  # -log(-log(1 - 2^-23)) is 15.942, the largest noise that jax.random draws
@@ -22,6 +22,24 @@ def free_reach(record: tl.tensor, distance: tl.tensor, column: tl.tensor) -> tl.
     It loses against the best of the blocks' largest logits, which have these distances and columns.
     """
     return _MOST_NOISE - tl.max(noise(record, column) - distance, axis=0)
+
+
+@triton.jit
+@no_type_check
+def sigma_floor(
+    record: tl.tensor, moments: tl.tensor, most: tl.tensor, CHUNKS: tl.constexpr, CHUNKS_PAD: tl.constexpr
+) -> tl.tensor:
+    """Return the largest distance that top-n-sigma keeps, from the moments of a row's chunks; see the first kernel."""
+    chunks = tl.arange(0, CHUNKS_PAD)
+    at, inside = moments + 4 * chunks, chunks < CHUNKS
+    count = tl.load(at + 1, mask=inside, other=0.0)
+    there = count > 0.0
+    gap = tl.where(there, most - tl.load(at, mask=there, other=0.0) + tl.load(at + 2, mask=there, other=0.0), 0.0)
+    total = tl.sum(count, axis=0)
+    off = tl.where(there, gap - tl.sum(count * gap, axis=0) / total, 0.0)
+    squares = tl.load(at + 3, mask=there, other=0.0) + count * off * off
+    deviation = tl.sqrt(tl.sum(tl.where(there, squares, 0.0), axis=0) / total)
+    return real(record, TOP_N_SIGMA) * deviation / real(record, TEMPERATURE)
 
 
 @triton.jit

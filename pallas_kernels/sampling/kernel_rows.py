@@ -14,7 +14,7 @@ GREEDY, FREE, COUNTED, NUCLEUS = (tl.constexpr(kind) for kind in range(4))
 # Columns of a record. DONE counts the thread blocks that have finished their part of the row.
 _AFTER = len(OPTIONS) + 7
 _FIELDS = tuple(tl.constexpr(column) for column in range(_AFTER))
-TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = _FIELDS[: len(OPTIONS)]
+TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_N_SIGMA = _FIELDS[: len(OPTIONS)]
 KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, DONE = _FIELDS[len(OPTIONS) :]
 FIXED = tl.constexpr(_AFTER)  # then the drafts, then the banned tokens
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
@@ -45,7 +45,8 @@ def top_k_of(record: tl.tensor, VOCAB: tl.constexpr) -> tl.tensor:
 def kind_of(record: tl.tensor, VOCAB: tl.constexpr) -> tl.tensor:
     """Return the kind of a row."""
     kind = tl.where(real(record, TOP_P) < 1.0, NUCLEUS, FREE)
-    kind = tl.where((top_k_of(record, VOCAB) > 0) | (real(record, MIN_P) > 0.0), COUNTED, kind)
+    floored = (real(record, MIN_P) > 0.0) | (real(record, TOP_N_SIGMA) > 0.0)
+    kind = tl.where((top_k_of(record, VOCAB) > 0) | floored, COUNTED, kind)
     return tl.where(real(record, TEMPERATURE) > 0.0, kind, GREEDY)
 
 

@@ -23,6 +23,7 @@ from pallas_kernels.sampling.kernel_rows import (
     REPETITION,
     TABLE,
     TEMPERATURE,
+    TOP_N_SIGMA,
     kind_of,
     real,
 )
@@ -44,6 +45,7 @@ def survey(
     masses: tl.tensor,  # out [R, SUBS]: the sum of exp((logit - top) / temperature); of greedy rows nothing
     firsts: tl.tensor,  # out [R, SUBS]: the first column with the largest
     finite: tl.tensor,  # out [R, CHUNKS]: 1 if all the model's logits are
+    moments: tl.tensor,  # out [R, CHUNKS, 4]: see `_moments`; of rows without top-n-sigma nothing
     changed: tl.tensor,  # out [R, V], or None without tables: of rows without constraints nothing
     raw_tops: tl.tensor,  # out [R, SUBS], or None
     raw_masses: tl.tensor,  # out [R, SUBS], or None: at temperature 1
@@ -86,6 +88,8 @@ def survey(
         top = tl.max(x, axis=1)
         tl.store(tops + place, top, mask=subs < SUBS)
         tl.store(firsts + place, tl.min(tl.where(x == top[:, None], columns, VOCAB - 1), axis=1), mask=subs < SUBS)
+        if (own != GREEDY) & (real(record, TOP_N_SIGMA) > 0.0):
+            _moments(moments + (row * CHUNKS + chunk) * 4, x, tl.max(top, axis=0))
         if own != GREEDY:
             tl.store(masses + place, _mass(x, top, warmth), mask=subs < SUBS)
 
@@ -104,6 +108,24 @@ def _mass(x: tl.tensor, top: tl.tensor, warmth: tl.tensor) -> tl.tensor:
     """Return for each line the sum of exp((x - top) / warmth)."""
     safe = tl.where(top > -INFINITY, top, 0.0)
     return tl.sum(tl.exp((x - safe[:, None]) / warmth), axis=1)
+
+
+@triton.jit
+@no_type_check
+def _moments(out: tl.tensor, x: tl.tensor, top: tl.tensor) -> None:
+    """Store a chunk's largest logit, its number of finite ones, and of how far these are from it: mean and squares.
+
+    The squares are the sum of the squared deviations from the mean, as Chan et al. (1983) join them.
+    """
+    there = x > -INFINITY
+    gap = tl.where(there, top - x, 0.0)
+    count = tl.sum(tl.sum(there.to(tl.float32), axis=1), axis=0)
+    mean = tl.sum(tl.sum(gap, axis=1), axis=0) / tl.maximum(count, 1.0)
+    off = tl.where(there, gap - mean, 0.0)
+    tl.store(out, top)
+    tl.store(out + 1, count)
+    tl.store(out + 2, mean)
+    tl.store(out + 3, tl.sum(tl.sum(off * off, axis=1), axis=0))
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 # The limits and penalties of a row, the first columns of its record: floats by their bits, but for top_k.
-OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
-GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k or min-p, top-p alone
+OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "top_n_sigma")
+GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k, min-p or top-n-sigma, only top-p
 
 
 class Rows(NamedTuple):
@@ -18,7 +18,8 @@ class Rows(NamedTuple):
 
     Attributes:
         temperature: 0 is greedy.
-        top_k, top_p, min_p: 0, 1 and 0 are off. min_p comes first, then top-k, then top-p of what is left.
+        top_k, top_p, min_p, top_n_sigma: 0, 1, 0 and 0 are off. min_p and top_n_sigma come first, then top_k, then
+            top_p of what is left.
         repetition, presence, frequency: penalties; 1, 0 and 0 are off.
         keys: of jax.random, threefry2x32; `positions` are folded in.
         table: which row of the tables has the row's constraints; -1: it has none, and no penalties either.
@@ -35,6 +36,7 @@ class Rows(NamedTuple):
     repetition: Float[Array, " R"]
     presence: Float[Array, " R"]
     frequency: Float[Array, " R"]
+    top_n_sigma: Float[Array, " R"]
     keys: UInt[Array, "R 2"]
     positions: Int[Array, " R"]
     table: Int[Array, " R"]

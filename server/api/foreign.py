@@ -96,7 +96,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         "typical_p typical tfs_z tfs smoothing_curve guidance_scale cfg_scale num_beams",
         (None, 0, 1),
     ),
-    ("is not supported", "top_n_sigma adaptive_target t_max_predict_ms", (None, 0, -1)),
+    ("is not supported", "adaptive_target t_max_predict_ms", (None, 0, -1)),
     ("is not supported", "do_sample add_bos_token spaces_between_special_tokens", (None, True)),
     ("is not supported", "truncation_side", (None, "left")),
     ("is not supported", "truncation", (None, False, "disabled")),

@@ -79,6 +79,7 @@ class Generation(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -26,6 +26,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING, SAMPLING_REALS
 
 _SIZES = ((1_000, 4_000, 0.96), (32_000, 125, 0.03), (201_088, 20, 0.01))  # tokens, rows at a time, share of the rows
+LIMITS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
 _CLOSE = 2e-5  # of a score or of a mass, in float32
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -69,7 +70,7 @@ def compare(vocab: int, count: int, implementation: str, rng: np.random.Generato
         wrong = np.flatnonzero(~close & ~equal)
         tally["wrong"] += len(wrong)
         for row in wrong[: 3 - len(tally["examples"])]:
-            limits = {name: float(getattr(own, name)[row]) for name in ("temperature", "top_k", "top_p", "min_p")}
+            limits = {name: float(getattr(own, name)[row]) for name in LIMITS}
             tally["examples"].append({**limits, "token": int(tokens[part][row])})
 
 
@@ -86,6 +87,7 @@ def random_rows(
         "top_k": np.where(kind[:, 1] < 0.6, 0, np.exp(rng.uniform(0, np.log(2 * vocab), count))).astype(np.int32),
         "top_p": np.where(kind[:, 2] < 0.4, 1, rng.random(count)),
         "min_p": np.where(kind[:, 3] < 0.7, 0, rng.random(count) ** 3),
+        "top_n_sigma": np.where(rng.random(count) < 0.7, 0, rng.uniform(0.1, 4, count)),
         "key_high": rng.integers(0, 2**31, count),
         "key_low": rng.integers(0, 2**31, count),
     }
@@ -110,7 +112,7 @@ def judged(
     first = np.array([np.searchsorted(line, line) for line in ranked])  # of tokens as likely, how many are more likely
     more = np.empty_like(first)
     np.put_along_axis(more, order, first, axis=1)
-    slack = _slack_of_min_p(distance, rows)
+    slack = np.minimum(_slack_of_min_p(distance, rows), _slack_of_sigmas(distance, rows))
     kept = slack >= 0
     wanted = np.where(rows.top_k > 0, rows.top_k, logits.shape[1])[:, None]
     kth = np.take_along_axis(ranked, np.minimum(wanted, logits.shape[1]) - 1, axis=1)
@@ -146,6 +148,13 @@ def _slack_of_min_p(distance: Float[np.ndarray, "R V"], rows: Any) -> Float[np.n
     least = rows.min_p.astype(np.float64)[:, None]
     reach = np.where(least > 0, -np.log(np.maximum(least, _TINY)), np.inf)
     return np.where(least > 0, (reach - distance) / (1 + distance), 1.0)
+
+
+def _slack_of_sigmas(distance: Float[np.ndarray, "R V"], rows: Any) -> Float[np.ndarray, "R V"]:
+    """Return the same of top-n-sigma."""
+    sigmas = rows.top_n_sigma.astype(np.float64)[:, None]
+    reach = sigmas * distance.std(axis=1, keepdims=True)
+    return np.where(sigmas > 0, (reach - distance) / (1 + distance), 1.0)
 
 
 def _draw(logits: Any, at: Any, rows: Sampling, implementation: str) -> Any:

@@ -23,6 +23,7 @@ _LIMITS: tuple[dict[str, float], ...] = (
     {"temperature": 0.8, "top_k": 5},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 1.2, "min_p": 0.1},
+    {"temperature": 0.9, "top_n_sigma": 1.0},
 )
 
 
@@ -66,6 +67,8 @@ def _drawn(logits: Float[np.ndarray, " V"], noise: Float[np.ndarray, " V"], limi
     before = np.cumsum(share) - share
     kept = before < limits.get("top_p", 1.0) * share.sum()
     kept &= share >= limits.get("min_p", 0.0)
+    sigmas = limits.get("top_n_sigma", 0.0)
+    kept &= (scaled[order] >= -sigmas * scaled.std()) | (sigmas == 0)
     kept &= np.arange(len(order)) < (limits.get("top_k") or len(order))
     return int(order[np.where(kept, scaled[order] + noise[order], -np.inf).argmax()])
 

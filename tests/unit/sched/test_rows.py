@@ -96,13 +96,13 @@ def mask_at(masks: Masks, sequence: Sequence, position: int) -> RowMask | None:
 
 def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
     """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
-    params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125}
+    params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125, "top_n_sigma": -1}
     sequence = make_sequence(make_request("a", [1, 2, 3], **params))
     assert masks_of(sequence).admit(sequence) is None
     columns = columns_of(sequence)
     names = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
-    assert (columns["top_k"], columns["prompt_length"]) == (0, 3)
+    assert (columns["top_k"], columns["top_n_sigma"], columns["prompt_length"]) == (0, 0, 3)
     assert (columns["key_high"], columns["key_low"].view(np.uint32)) == (7, 2**32 - 1)
     assert columns["extras"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}

@@ -24,6 +24,7 @@ class Sampling(NamedTuple):
     extras: Int[Array, " R"]
     prompt_length: Int[Array, " R"]
     by_place: Int[Array, " R"]
+    top_n_sigma: Float[Array, " R"]
 
     @staticmethod
     def of(columns: Int[Array, "R C"]) -> "Sampling":

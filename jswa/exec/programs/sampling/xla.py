@@ -1,4 +1,4 @@
-"""Sampling inside the step on XLA: penalties and constraints, then greedy or temperature with min-p, top-k and top-p.
+"""Sampling inside the step on XLA: penalties and constraints, then greedy or temperature with limits.
 
 There is no sort: the k-th largest logit, and the logit that completes the nucleus, are found digit by digit in the
 ordered bit patterns of float32, in passes of compare and sum. A step whose rows are all greedy, or use no limit, skips
@@ -30,7 +30,7 @@ from jswa.model.collectives import (
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart, softmax, sums_from
+from pallas_kernels.glue.sums import apart, row_sums, softmax, sums_from
 
 _TINY = 2.0**-126  # smallest normal float32
 
@@ -51,8 +51,8 @@ def sample(
     Args:
         logits: of this device's share of the vocabulary; all devices return the same tokens.
         positions: of the token to be sampled; folded into the row's key (threefry).
-        rows: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. min_p comes first, then top-k, then top-p
-            of what is left.
+        rows: temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and top_n_sigma 0 are off. min_p and top-n-sigma come
+            first, then top-k, then top-p of what is left.
         finite: whether what this device has computed for the row besides its logits is finite.
         few: the number of rows with constraints, limits or temperatures for which the others pay no more than a copy
             of their logits (`few_rows`); 0: all rows pay for any, and a row's numbers do not depend on how many do.
@@ -221,7 +221,7 @@ def _kept(
     # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
     most = pmax(logits.max(axis=-1, keepdims=True), devices)
     scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
-    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
+    limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0) | (rows.top_n_sigma > 0.0))
 
     def cut(take: _Take) -> Float[Array, "n V"]:
         return jnp.where(within_limits(take(scaled), take(rows), devices, sums), take(scaled), -jnp.inf)
@@ -236,6 +236,12 @@ def within_limits(
     vocab = scaled.shape[1] * devices
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
     kept = (scaled >= apart(jnp.log(rows.min_p), sums)[:, None]) | (rows.min_p == 0.0)[:, None]
+    asked = rows.top_n_sigma > 0.0
+    kept &= lax.cond(
+        asked.any(),
+        lambda: (scaled >= -rows.top_n_sigma[:, None] * _deviation(scaled, devices, sums)) | ~asked[:, None],
+        lambda: jnp.ones(scaled.shape, bool),
+    )
     ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
     wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
 
@@ -258,6 +264,17 @@ def within_limits(
 
     edge = _largest(complete, len(scaled))
     return kept & ((left >= edge[:, None]) | (rows.top_p >= 1.0)[:, None])
+
+
+def _deviation(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R 1"]:
+    """Return the standard deviation of each row's logits that are finite."""
+    there = scaled > -jnp.inf
+
+    def mean(values: Float[Array, "R V"]) -> Float[Array, "R 1"]:
+        return psum(row_sums(jnp.where(there, values, 0.0), sums), devices) / count
+
+    count = psum(row_sums(there.astype(jnp.float32), sums), devices)
+    return jnp.sqrt(mean((scaled - mean(scaled)) ** 2))
 
 
 def _softmax(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R V"]:

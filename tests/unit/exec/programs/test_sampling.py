@@ -285,3 +285,23 @@ def test_the_probability_of_a_token_is_that_of_the_distribution_that_it_was_draw
     expected = [limited[row, tokens[row]] - np.log(np.exp(limited[row]).sum()) for row in range(1, 4)]
     np.testing.assert_allclose(found.drawn[:4], [0.0, *expected], atol=1e-5)
     assert np.isfinite(found.drawn[4])
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_top_n_sigma_keeps_logits_near_the_largest_by_standard_deviations(seed: int) -> None:
+    """Of the finite logits, at any temperature, together with the other limits; rows that do not ask keep all."""
+    rng = np.random.default_rng(seed)
+    logits = (3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.2] = -np.inf
+    sigmas = rng.choice([0.0, 0.3, 1.0, 2.5], ROWS).astype(np.float32)
+    top_k = rng.choice([0, 0, 3], ROWS).astype(np.int32)
+    scaled = scale(logits, rng.choice([0.1, 1.0, 3.0], ROWS).astype(np.float32))
+    kept = np.asarray(_keep(scaled, sampling_columns(ROWS, top_n_sigma=sigmas, top_k=top_k)))
+    for row, line in enumerate(logits.astype(np.float64)):
+        there = np.isfinite(line)
+        beyond = (line.max() - line) / line[there].std() - (sigmas[row] or 1e9)
+        expected = np.zeros(VOCAB, bool)
+        expected[np.argsort(-line)[: top_k[row] or VOCAB]] = True
+        sure = there & (np.abs(beyond) > 1e-4)  # float32 may round the others to either side
+        assert kept[row, sure].tolist() == (expected & (beyond < 0))[sure].tolist()
+        assert kept[row, line.argmax()]

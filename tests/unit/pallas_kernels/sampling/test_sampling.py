@@ -39,7 +39,7 @@ def make(
     rng = np.random.default_rng(seed)
     logits = np.stack([make_logits(row.logits, vocab, rng) for row in rows])
     limits: dict[str, Any] = {
-        name: [getattr(row, name) for row in rows] for name in ("temperature", "top_k", "top_p", "min_p")
+        name: [getattr(row, name) for row in rows] for name in ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
     }
     packed = sampling_columns(len(rows), key_low=np.arange(len(rows)) + 100 * seed, **limits, **columns)
     return logits, Sampling.of(jnp.asarray(packed))

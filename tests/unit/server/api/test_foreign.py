@@ -29,7 +29,7 @@ REFUSED: dict[str, Any] = {
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
     "guided_json": None, "guided_choice": [], "grammar": "", "json_schema": "", "return_token_ids": False,
-    "repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "top_n_sigma": -1, "num_beams": 1, "do_sample": True,
+    "repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "adaptive_target": -1, "num_beams": 1, "do_sample": True,
     "enable_thinking": None, "include_reasoning": True, "thinking_token_budget": -1, "n_predict": -1, "options": {},
     "spaces_between_special_tokens": True, "truncation_side": "left", "verbosity": "medium", "stop_sequences": [],
     "response_format": {"type": "text"}, "use_beam_search": False, "structured_outputs": None,

@@ -15,6 +15,7 @@ class Row(NamedTuple):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
 
 
 KINDS = ("wide", "flat", "ties", "peaked", "two", "huge", "far below zero", "forbidden", "impossible", "broken")
@@ -25,6 +26,9 @@ ROWS = (
     *(Row(kind, top_k=5) for kind in KINDS),
     *(Row(kind, 0.7, 40, 0.95) for kind in KINDS),
     *(Row(kind, 1.5, min_p=0.05) for kind in KINDS),
+    *(Row(kind, 0.8, top_n_sigma=1.0) for kind in KINDS),
+    *(Row("wide", 2.0, top_n_sigma=sigmas) for sigmas in (1e-3, 0.3, 2.5, 100.0)),
+    Row("wide", 1.5, top_k=30, top_p=0.9, min_p=1e-3, top_n_sigma=1.5),
     *(Row("wide", top_p=share) for share in (1e-30, 0.1, 0.5, 0.999, 1 - 2**-24)),
     *(Row("wide", top_k=count) for count in (1, 2, 300, 10_000, 2**31 - 1)),
     *(Row("wide", temperature) for temperature in (1e-4, 0.1, 100.0)),
