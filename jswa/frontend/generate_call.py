@@ -18,7 +18,7 @@ from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
 
-class Batch:
+class GenerateCall:
     """The requests of one call.
 
     Attributes:
