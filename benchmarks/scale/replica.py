@@ -21,7 +21,7 @@ from benchmarks.scale.step_time import StepTime
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.plan import Request, RequestOptions, StepPlan
-from jswa.sched.draft import lease_of
+from jswa.sched.batch import lease_of
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import PrefixHit, SamplingParams

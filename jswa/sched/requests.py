@@ -15,8 +15,8 @@ from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
+from jswa.sched.batch import Batch, lease_of
 from jswa.sched.constraint import Masks, forced_tokens, form_error, nothing_allowed
-from jswa.sched.draft import Draft, lease_of
 from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import Claims, Rows, Slots
 from jswa.sched.sequence import Sequence, Status
@@ -306,7 +306,7 @@ class Requests:
         return self.changes, self._cache.epoch, self.rows.prefill_rows(), 0 if host is None else host.changes
 
     def admissible(
-        self, draft: Draft, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
+        self, batch: Batch, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
     ) -> bool:
         """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
 
@@ -314,9 +314,9 @@ class Requests:
             spare: slots that must be left besides.
             victims: rows that would be preempted first.
         """
-        cache, claims = self._cache, draft.claims
+        cache, claims = self._cache, batch.claims
         if claims is None:
-            claims = draft.claims = Claims(self.rows, cache)
+            claims = batch.claims = Claims(self.rows, cache)
         if victims:
             gone, closed = [row.row_id for row in victims], [lease_of(row) for row in victims]
             need = claims.own(self._limits, self.slots_of(sequence), gone) - cache.leased_slots(match, closed)
@@ -353,7 +353,7 @@ class Requests:
             sequence.check(len(self.rows.flights))
             if sequence.blocked == self.state() and not self.turns.several:
                 match = match_of(self._cache, sequence)
-                assert not self.admissible(Draft(0), sequence, match), "a request has room, and is not looked at"
+                assert not self.admissible(Batch(0), sequence, match), "a request has room, and is not looked at"
 
     def _ahead(self) -> dict[Lease, tuple[int, int]]:
         """Return, of each row, the end of what it may have run, and of what its pages may cover: at most a page more.

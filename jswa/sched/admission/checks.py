@@ -12,7 +12,7 @@ from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.cache.prefix.radix import common_prefix
-from jswa.sched.draft import Draft, lease_of
+from jswa.sched.batch import Batch, lease_of
 from jswa.sched.sequence import Sequence
 from jswa.types import MissReason, PrefixHit
 
@@ -79,7 +79,7 @@ def open_lease(cache: CacheManager, sequence: Sequence, match: Match, length: in
 
 
 def is_passed(
-    draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int, *, behind: bool = False
+    batch: Batch, sequence: Sequence, match: Match, writer: Sequence | None, long: int, *, behind: bool = False
 ) -> bool:
     """Return whether short prompts may overtake a long one that waits: the rest of a prompt before it is long too.
 
@@ -94,7 +94,7 @@ def is_passed(
     need, priority = sequence.num_known - match.resume.start, sequence.request.options.priority
     if behind:
         return True
-    for other, left in draft.left.items():
+    for other, left in batch.left.items():
         first = other is writer or (left <= need and other.request.options.priority <= priority)
         if first and left > long:
             return True

@@ -6,7 +6,7 @@ import pytest
 
 from jswa.config import Limits
 from jswa.sched.admission.checks import match_of
-from jswa.sched.draft import Draft
+from jswa.sched.batch import Batch
 from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence, Status
 from jswa.sched.turns import Turns, Use
@@ -284,4 +284,4 @@ def test_what_must_stay_free_counts_at_the_admission(spare: int) -> None:
     sequence = Sequence(request, (0, 0), limit=160)
     match = match_of(loop.scheduler.cache, sequence)
     requests = Requests(loop.scheduler.cache, loop.scheduler.limits)
-    assert requests.admissible(Draft(64), sequence, match, spare) == (spare == 0)
+    assert requests.admissible(Batch(64), sequence, match, spare) == (spare == 0)

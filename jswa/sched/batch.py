@@ -1,4 +1,4 @@
-"""A step while it is being planned, and how it becomes a `StepPlan`."""
+"""The batch of a step: the rows that it runs, while they are chosen, and how they become a `StepPlan`."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ _NO_ENTRIES = np.zeros((0, 3), np.int32)
 
 
 @dataclass
-class Draft:
-    """A step that is being planned.
+class Batch:
+    """The rows of a step that is being planned, and the tokens that it may still take.
 
     Attributes:
         budget: tokens that the step may still take.
@@ -79,37 +79,37 @@ def lease_of(sequence: Sequence) -> Lease:
 
 
 def make_plan(
-    draft: Draft,
+    batch: Batch,
     rows: Rows,
     sequences: Items[Sequence | None],
     masks: Masks,
     cache: CacheManager,
     texts: tuple[RowText, ...] = (),
 ) -> tuple[StepPlan, Int[np.ndarray, " R"]]:
-    """Return the plan of a draft and its row ids; moves and new page ids count as sent to the device.
+    """Return the plan of a batch and its row ids; moves and new page ids count as sent to the device.
 
     Args:
         sequences: the running ones by row id.
         texts: to send with the plan.
     """
-    prompts = [(sequence, count) for sequence, count in draft.prompts.items() if count]
-    ids = draft.decode
+    prompts = [(sequence, count) for sequence, count in batch.prompts.items() if count]
+    ids = batch.decode
     if prompts:
         prompt_ids, counts = [sequence.row_id for sequence, _ in prompts], [count for _, count in prompts]
         ids = np.concatenate([ids, prompt_ids])
     records = rows.records(ids)
-    if draft.speculative is not None:
-        decode = records[: len(draft.decode)]
-        decode[:, _COUNT] += draft.speculative
-        decode[:, _SAMPLES] += draft.speculative
-        decode[rows.ahead[draft.decode] > 0, _START] = FROM_DEVICE
+    if batch.speculative is not None:
+        decode = records[: len(batch.decode)]
+        decode[:, _COUNT] += batch.speculative
+        decode[:, _SAMPLES] += batch.speculative
+        decode[rows.ahead[batch.decode] > 0, _START] = FROM_DEVICE
     if prompts:
-        chunks = records[len(draft.decode) :]
+        chunks = records[len(batch.decode) :]
         chunks[:, _COUNT] = counts
-        chunks[:, _SAMPLES] = [sequence not in draft.left for sequence, _ in prompts]
-    kind, tokens = _logprobs(rows, ids), _tokens(draft, rows, prompts)
+        chunks[:, _SAMPLES] = [sequence not in batch.left for sequence, _ in prompts]
+    kind, tokens = _logprobs(rows, ids), _tokens(batch, rows, prompts)
     moves = cache.drain_moves()
-    table_rows = tuple(_table_row(lease_of(sequence)) for sequence in draft.resumed)
+    table_rows = tuple(_table_row(lease_of(sequence)) for sequence in batch.resumed)
     # A bucket has room for the new pages of its rows alone; a row that has got pages ahead may not run in this step.
     only = set(ids.tolist()) if len(ids) < len(cache.leases) else None
     full_pages, local_pages = cache.table.take_new(but={row.row_id for row in table_rows}, only=only)
@@ -121,13 +121,13 @@ def make_plan(
         local_pages=local_pages,
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
-        extras=tuple(draft.extras),
+        extras=tuple(batch.extras),
         masks=changed,
         late=late,
         logprobs=kind,
         targets=_targets(len(tokens), prompts) if kind == "prompt" else _NO_TOKENS,
         adapters=rows.adapters.take(ids),
-        drafts=draft.program,
+        drafts=batch.program,
         texts=texts,
         transfers=None if cache.host is None else cache.host.drain(),
     )
@@ -144,15 +144,15 @@ def plan_copies(cache: CacheManager) -> StepPlan | None:
     return StepPlan(rows, _NO_TOKENS, _NO_ENTRIES, _NO_ENTRIES, moves, transfers=transfers)
 
 
-def _tokens(draft: Draft, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+def _tokens(batch: Batch, rows: Rows, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
     """Return the tokens that the step runs, FROM_DEVICE where the host does not know them."""
-    drafts = draft.speculative
-    parts = [_unknown(len(draft.decode) if drafts is None else len(drafts) + int(drafts.sum()))]
-    if draft.behind:
+    drafts = batch.speculative
+    parts = [_unknown(len(batch.decode) if drafts is None else len(drafts) + int(drafts.sum()))]
+    if batch.behind:
         parts[0] = parts[0].copy()
-        on_host = np.flatnonzero(rows.launched[draft.decode] < rows.known[draft.decode])
+        on_host = np.flatnonzero(rows.launched[batch.decode] < rows.known[batch.decode])
         at = on_host if drafts is None else on_host + (drafts.cumsum() - drafts)[on_host]
-        parts[0][at] = rows.last_tokens(draft.decode[on_host])
+        parts[0][at] = rows.last_tokens(batch.decode[on_host])
     parts += [sequence.tokens[sequence.launched :][:count] for sequence, count in prompts]
     return np.concatenate(parts) if prompts else parts[0]
 
