@@ -28,7 +28,7 @@ class Batch:
     Attributes:
         budget: tokens that the step may still take.
         reserved: tokens of these for running rows that need one, until they get it.
-        for_others: tokens of these that a flood leaves unused (`Turns.room`): at most three quarters of the step.
+        for_others: tokens of these that a flood leaves unused (`FairQueue.room`): at most three quarters of the step.
         behind: rows that ran before the step and have one known token to run.
         decode: row ids of the rows that run one token.
         speculative: the number of drafts that each of these runs besides; None if no row has any or may be ahead.

@@ -55,7 +55,7 @@ class Scheduler:
         self._requests = Requests(self.cache, limits, speculative)
         self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
         self._requests.grown = self.drafting.look_again
-        self._turns = self._requests.turns
+        self._queue = self._requests.queue
         self._prompts = Prompts(self._requests, self.cache, limits, self.drafting.begin)
         self._in_flight: deque[StepPlan] = deque()
         self._since_ahead = 0  # steps since rows got pages ahead
@@ -106,12 +106,12 @@ class Scheduler:
         return bool(self.sequences or self._in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
+        """Choose the next step by turns (`FairQueue`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
         self._prompts.recalling.settle()
         batch = Batch(self.limits.max_tokens)
-        if self._turns.several:
+        if self._queue.several:
             self._prompts.take_rows(batch)
         self._plan_running(batch)
         passed = self._prompts.admit(batch)
@@ -227,7 +227,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        return SchedulerStats.of(self.cache.pool, len(self._requests), len(self._turns), self.preemptions)
+        return SchedulerStats.of(self.cache.pool, len(self._requests), len(self._queue), self.preemptions)
 
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
@@ -245,10 +245,10 @@ class Scheduler:
         """
         steps = min(_AHEAD, self.layout.page_size)
         self._since_ahead += 1
-        if self._since_ahead < steps or self._turns.several:
+        if self._since_ahead < steps or self._queue.several:
             return
         self._since_ahead = 0
-        head = self._turns.first() if self.cache.table.free else None
+        head = self._queue.first() if self.cache.table.free else None
         if head is not None and head.blocked != self._requests.state():
             return
         rows, covered = self.rows, self.cache.table.covered
@@ -279,23 +279,23 @@ class Scheduler:
             self._plan_in_turns(batch, self._requests.sequences_at(rest), decode)
         batch.decode = decode.nonzero()[0]
         batch.budget += taken - len(batch.decode)
-        if self._turns.several:
+        if self._queue.several:
             known = rows.known[batch.decode] > rows.launched[batch.decode]
-            self._turns.charge_rows(rows.tenants[batch.decode].tolist(), known.tolist())
+            self._queue.charge_rows(rows.tenants[batch.decode].tolist(), known.tolist())
 
     def _plan_in_turns(self, batch: Batch, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
         share, positions, order = self.limits.long_prompt, self.rows.next_positions(), None
-        if self._turns.several:  # charges of this step do not change it
-            order = self._turns.order([row for row in self._requests if row not in batch.prompts])
-        for sequence in self._turns.order(sorted(rows, key=lambda row: row.rank)):
+        if self._queue.several:  # charges of this step do not change it
+            order = self._queue.order([row for row in self._requests if row not in batch.prompts])
+        for sequence in self._queue.order(sorted(rows, key=lambda row: row.rank)):
             if sequence.lease is None:
                 continue  # preempted for a row before it
             row_id, count = sequence.row_id, 1
             is_prompt = not decode[row_id]
             if is_prompt:
                 left = batch.begin(sequence)
-                count = min(left, share, self._turns.room(sequence, batch.budget, batch.for_others))
+                count = min(left, share, self._queue.room(sequence, batch.budget, batch.for_others))
                 share = 0
             end = int(positions[row_id]) + count
             if count > 0 and end > lease_of(sequence).covered and not self._grow(sequence, end, order, decode):

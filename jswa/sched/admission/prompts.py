@@ -28,7 +28,7 @@ class Prompts:
         self, requests: Requests, cache: CacheManager, limits: Limits, begun: Callable[[Sequence], None]
     ) -> None:
         self.recalling = Recalling(cache, requests.admissible)
-        self._requests, self._turns = requests, requests.turns
+        self._requests, self._queue = requests, requests.queue
         self._cache, self._limits, self._long, self._begun = cache, limits, limits.long_prompt, begun
 
     def take_rows(self, batch: Batch) -> None:
@@ -37,14 +37,14 @@ class Prompts:
         batch.reserved = int(np.count_nonzero((rows.known - rows.launched <= 1) & (rows.launched < rows.limit - 1)))
         free = batch.budget - batch.reserved
         batch.for_others = max(0, min(self._limits.max_tokens * 3 // 4, free - max(1, free // 8)))
-        while (sequence := self._turns.first(passed)) is not None:
+        while (sequence := self._queue.first(passed)) is not None:
             waits = self.recalling.waits(batch, sequence, match_of(self._cache, sequence))
             victims = [] if waits else self._victims(batch, sequence)
             for victim in victims:
                 batch.reserved -= victim.needs_one
                 self._requests.preempt(victim)
                 batch.claims = None
-            room = self._turns.room(sequence, batch.budget - batch.reserved, batch.for_others)
+            room = self._queue.room(sequence, batch.budget - batch.reserved, batch.for_others)
             if not victims or not self._begin(batch, sequence, match_of(self._cache, sequence), room):
                 passed.add(sequence.request.options.tenant)
 
@@ -56,26 +56,26 @@ class Prompts:
         if self._cache.table.free and self._requests.admissible(batch, sequence, match):
             return []
         use = self._requests.use()
-        spare = self._turns.spare(sequence, use)
-        rows = list(self._turns.victims(sequence, use, [r for r in self._requests if r not in batch.prompts]))
+        spare = self._queue.spare(sequence, use)
+        rows = list(self._queue.victims(sequence, use, [r for r in self._requests if r not in batch.prompts]))
 
         def begins(count: int) -> bool:
             budget = batch.budget - batch.reserved + sum(row.needs_one for row in rows[:count])
-            room = self._turns.room(sequence, budget, batch.for_others)
+            room = self._queue.room(sequence, budget, batch.for_others)
             return room > 0 and self._requests.admissible(batch, sequence, match, spare, rows[:count])
 
         return rows[: fewest(len(rows), begins)]
 
     def add(self, batch: Batch, sequence: Sequence, count: int) -> None:
         """Add tokens of a prompt, for which its tenant is charged."""
-        if self._turns.several:
-            self._turns.charge(sequence, count)
+        if self._queue.several:
+            self._queue.charge(sequence, count)
         batch.add(sequence, count)
 
     def prefill(self, batch: Batch, *, before: Sequence | None = None, long: int = 0) -> None:
-        """Give running prompts what is left of the budget, in the order of `Turns.prompts`. Preempts no row."""
-        for sequence in self._turns.prompts(batch.left, before, long) if batch.left else ():
-            count = min(batch.left[sequence], self._turns.room(sequence, batch.budget, batch.for_others))
+        """Give running prompts what is left of the budget, in the order of `FairQueue.prompts`. Preempts no row."""
+        for sequence in self._queue.prompts(batch.left, before, long) if batch.left else ():
+            count = min(batch.left[sequence], self._queue.room(sequence, batch.budget, batch.for_others))
             length = sequence.launched + batch.prompts[sequence] + count
             if count and self._cache.grow(lease_of(sequence), length, later=True):
                 if batch.claims is not None:
@@ -84,7 +84,7 @@ class Prompts:
 
     def admit(self, batch: Batch) -> bool:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
-        if not self._cache.table.free or not len(self._turns):
+        if not self._cache.table.free or not len(self._queue):
             return False
         # If there is enough for all that run, none of them is held back.
         enough, most, recalls = sum(batch.left.values()) <= batch.budget, self._long, self._cache.host is not None
@@ -95,13 +95,13 @@ class Prompts:
         first: Sequence | None = None  # that waits for memory
         began_long = False
         while batch.budget > 0 and self._cache.table.free:
-            head = self._turns.first(passed, short)
-            if head is None or self._turns.overtakes(head):
+            head = self._queue.first(passed, short)
+            if head is None or self._queue.overtakes(head):
                 break
             self.prefill(batch, before=head, long=long)
             tenant = head.request.options.tenant
-            room = self._turns.room(head, batch.budget, batch.for_others)
-            if room <= 0 or (first is not None and not self._turns.passes(head, first, self._requests.use())):
+            room = self._queue.room(head, batch.budget, batch.for_others)
+            if room <= 0 or (first is not None and not self._queue.passes(head, first, self._requests.use())):
                 passed.add(tenant)
                 continue
             if head.blocked is not None and head.blocked == self._requests.state():
@@ -111,7 +111,7 @@ class Prompts:
             match = match_of(self._cache, head)
             writer = self._requests.writers.find(head, match)
             is_long = head.num_known - match.resume.start > most
-            behind = is_long and began_long and self._turns.first(passed, {*short, tenant}) is not None
+            behind = is_long and began_long and self._queue.first(passed, {*short, tenant}) is not None
             if is_long and tenant not in short and is_passed(batch, head, match, writer, most, behind=behind):
                 short.add(tenant)
             elif writer is not None or (recalls and self.recalling.waits(batch, head, match)):
@@ -132,7 +132,7 @@ class Prompts:
         """
         if room <= 0 or not self._cache.table.free:
             return False
-        spare = self._turns.spare(sequence, self._requests.use()) if self._turns.several else 0
+        spare = self._queue.spare(sequence, self._requests.use()) if self._queue.several else 0
         if not self._requests.admissible(batch, sequence, match, spare):
             self._note_blocked(batch, sequence, match)
             return False
@@ -165,5 +165,5 @@ class Prompts:
         If there were room without the pages that rows have ahead, it is looked at in each step.
         """
         requests, excess = self._requests, 0 if batch.claims is None else batch.claims.excess()
-        soon = self._turns.several or (excess and requests.admissible(batch, sequence, match, -excess))
+        soon = self._queue.several or (excess and requests.admissible(batch, sequence, match, -excess))
         sequence.blocked = None if soon else requests.state()

@@ -1,4 +1,4 @@
-"""Turns of tenants: rows, tokens of a step, and the queue (jswa/sched/turns.py)."""
+"""Turns of tenants: rows, tokens of a step, and the queue (jswa/sched/fair_queue.py)."""
 
 from collections import Counter
 
@@ -7,9 +7,9 @@ import pytest
 from jswa.config import Limits
 from jswa.sched.admission.checks import match_of
 from jswa.sched.batch import Batch
+from jswa.sched.fair_queue import FairQueue, Use
 from jswa.sched.requests import Requests
 from jswa.sched.sequence import Sequence, Status
-from jswa.sched.turns import Turns, Use
 from tests.support.builders import make_layout, make_request
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
@@ -263,17 +263,17 @@ def test_a_row_that_waits_again_is_not_overtaken_by_a_later_one_of_its_tenant() 
 def test_a_tenant_beyond_its_share_leaves_room_for_others_to_come() -> None:
     """A sixteenth of the memory, unless it has no row: a prompt that needs nearly all must begin at some time."""
     layout = make_layout(4, None, num_full=1, num_local=0)
-    turns = Turns(64, 8, 16)
+    queue = FairQueue(64, 8, 16)
     hog, later, quiet, huge = (
         Sequence(make_request(f"{n}", [1] * length, length=400, tenant=tenant), (0, n), limit=400)
         for n, (tenant, length) in enumerate([("hog", 20), ("hog", 20), ("quiet", 20), ("huge", 300)])
     )
     for sequence in (hog, later, quiet, huge):
-        turns.register(sequence)
+        queue.register(sequence)
     for held, expected in ((20, 0), (50, 10)):  # pages of 160, of which a third is the share
-        assert turns.spare(later, Use({hog: held}, 8, 160, layout)) == expected
-    assert turns.spare(quiet, Use({hog: 50}, 8, 160, layout)) == 0
-    assert turns.spare(huge, Use({hog: 50}, 8, 160, layout)) == 0
+        assert queue.spare(later, Use({hog: held}, 8, 160, layout)) == expected
+    assert queue.spare(quiet, Use({hog: 50}, 8, 160, layout)) == 0
+    assert queue.spare(huge, Use({hog: 50}, 8, 160, layout)) == 0
 
 
 @pytest.mark.parametrize("spare", [0, 1])

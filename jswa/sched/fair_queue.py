@@ -1,4 +1,4 @@
-"""The queue of waiting sequences, and the tenants' turns in it: shares in proportion to the tenants' weights.
+"""The fair queue of waiting sequences, in which tenants take turns: shares in proportion to the tenants' weights.
 
 A tenant is an API key of the server; a program that uses the engine has one tenant, and arrival decides. With several,
 each has a counter of the tokens that its rows have run, divided by its weight (start-time fair queueing of Goyal, Vin
@@ -84,7 +84,7 @@ class Queue:
         return self._long if sequence.num_known > self._threshold else self._short
 
 
-class Turns:
+class FairQueue:
     """Owns the waiting sequences, a queue for each tenant, and the tenants' counters.
 
     Args:
