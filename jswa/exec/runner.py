@@ -19,10 +19,10 @@ from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.buckets import bucket_table
 from jswa.exec.compile.ending import compile_beside
+from jswa.exec.compile.limiter import together
 from jswa.exec.compile.program import no_drafts, step_input
 from jswa.exec.compile.steps import StepPrograms, described
 from jswa.exec.compile.store import ProgramStore
-from jswa.exec.compile.turns import together
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,

@@ -15,9 +15,9 @@ from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.buckets import Bucket, bucket_table, in_units
+from jswa.exec.compile.limiter import side_by_side, together
 from jswa.exec.compile.program import step_scratch
 from jswa.exec.compile.store import ProgramStore
-from jswa.exec.compile.turns import side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 
-from jswa.exec.compile.turns import Turns, side_by_side
+from jswa.exec.compile.limiter import CompileLimiter, side_by_side
 
 
 def begun(run: Callable[[], None]) -> Thread:
@@ -19,13 +19,13 @@ def begun(run: Callable[[], None]) -> Thread:
 
 def test_programs_are_compiled_once_and_so_many_at_a_time() -> None:
     """Twelve threads want six programs, of which three are compiled at a time at most."""
-    turns, compiled, at_once, most = Turns(3), list[int](), 0, 0
+    limiter, compiled, at_once, most = CompileLimiter(3), list[int](), 0, 0
     lock = threading.Lock()
 
     def compile_all(first: int) -> None:
         nonlocal at_once, most
         for number in [(first + place) % 6 for place in range(6)]:
-            with turns.turn(number, partial(compiled.__contains__, number)) as begins:
+            with limiter.permit(number, partial(compiled.__contains__, number)) as begins:
                 if not begins:
                     continue
                 with lock:
@@ -45,10 +45,10 @@ def test_programs_are_compiled_once_and_so_many_at_a_time() -> None:
 
 def test_what_someone_waits_for_goes_first() -> None:
     """A thread that compiled for no one begins no program until all that are waited for are compiled."""
-    turns, order, held, under_way = Turns(1), list[str](), Event(), Event()
+    limiter, order, held, under_way = CompileLimiter(1), list[str](), Event(), Event()
 
     def compile_one(number: int, name: str, *, urgent: bool) -> None:
-        with turns.turn(number, lambda: False, urgent=urgent):
+        with limiter.permit(number, lambda: False, urgent=urgent):
             under_way.set()
             held.wait(30)
             order.append(name)
@@ -61,7 +61,7 @@ def test_what_someone_waits_for_goes_first() -> None:
         for number in (3, 4):
             compile_one(number, "waited for", urgent=True)
 
-    with turns.urgent():
+    with limiter.urgent():
         waited = begun(wait_for_two)
         held.set()
         for thread in (first, waited):
@@ -73,34 +73,34 @@ def test_what_someone_waits_for_goes_first() -> None:
 
 
 def test_an_error_ends_a_turn() -> None:
-    turns = Turns(1)
-    with pytest.raises(ZeroDivisionError), turns.turn(0, lambda: False):
+    limiter = CompileLimiter(1)
+    with pytest.raises(ZeroDivisionError), limiter.permit(0, lambda: False):
         raise ZeroDivisionError
-    with turns.turn(0, lambda: False) as begins:
+    with limiter.permit(0, lambda: False) as begins:
         assert begins
 
 
 def test_seized_turns_are_over() -> None:
     """Only once the program that is being compiled is there; what was compiled is still found."""
-    turns, held, under_way, ended = Turns(2), Event(), Event(), Event()
+    limiter, held, under_way, ended = CompileLimiter(2), Event(), Event(), Event()
 
     def compile_one(number: int) -> None:
-        with turns.turn(number, lambda: False):
+        with limiter.permit(number, lambda: False):
             under_way.set()
             held.wait(30)
         ended.set()
 
     begun(lambda: compile_one(0))
     assert under_way.wait(30)
-    assert not turns.seize(0.05)
+    assert not limiter.seize(0.05)
     held.set()
     assert ended.wait(30)
-    assert turns.seize(-1.0)
-    assert turns.seize(0.0)
+    assert limiter.seize(-1.0)
+    assert limiter.seize(0.0)
     ended.clear()
     begun(lambda: compile_one(1))
     assert not ended.wait(0.2)
-    with turns.turn(0, lambda: True) as begins:
+    with limiter.permit(0, lambda: True) as begins:
         assert not begins
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to compile: each program once, so many at a time, and first those that someone waits for."""
+"""Limits what threads compile: each program once, so many at a time, and first those that someone waits for."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ import jax
 _MOST = 8  # programs at a time: each takes hundreds of megabytes, and their tracing goes one by one
 
 
-class Turns:
-    """Lets threads compile programs.
+class CompileLimiter:
+    """Permits threads to compile programs.
 
     Args:
         together: how many programs are compiled at a time, at most.
@@ -27,7 +27,7 @@ class Turns:
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Mark what is compiled inside, in urgent turns, as what someone waits for."""
+        """Mark what is compiled inside, with urgent permits, as what someone waits for."""
         with self._changed:
             self._waiting += 1
         try:
@@ -38,10 +38,10 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def turn(self, number: int, is_compiled: Callable[[], bool], *, urgent: bool = False) -> Iterator[bool]:
+    def permit(self, number: int, is_compiled: Callable[[], bool], *, urgent: bool = False) -> Iterator[bool]:
         """Wait until a program may be compiled; yield whether it is not compiled yet, and so must be now.
 
-        An urgent turn is taken inside of `urgent`, and waits for no other thread that is.
+        An urgent permit is taken inside of `urgent`, and waits for no other thread that is.
         """
         with self._changed:
             self._changed.wait_for(lambda: is_compiled() or self._may_begin(number, urgent=urgent))
