@@ -18,7 +18,7 @@ PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
 TYPED   := tests/property/test_lease.py tests/unit/cache/test_view.py tests/unit/sched/test_rows.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_served.py test_buckets.py test_launches.py test_pack.py \
-             programs/test_extras.py programs/test_indices.py) \
+             programs/test_logits_state.py programs/test_indices.py) \
            tests/e2e/api/test_step_stats.py::test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step
 # What `make test-kernels` compiles for an H200: kernels and whole steps of these names; `gpu-compile` has all.
 SAMPLE  := gpt-oss-20b

@@ -36,7 +36,7 @@ from jswa.exec.launches import (
     Pending,
     decode,
     encode,
-    extras_launches,
+    logits_launches,
     move_launches,
     plan_launches,
 )
@@ -48,7 +48,7 @@ from jswa.exec.programs.step import Half, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
-    compile_extras,
+    compile_logits_state,
     compile_rename_pages,
     compile_set_masks,
     compile_set_rows,
@@ -131,12 +131,12 @@ class Runner:
         try:
             first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
             steps = {number: pool.submit(self._steps.compile, number) for number in first}
-            extras, texts = self._shapes["extras"], self._shapes["texts"]
+            logits_state, texts = self._shapes["for_logits"], self._shapes["texts"]
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
-            self._extras = pool.submit(compile_extras, extras, store).result()
-            self._set_masks = pool.submit(compile_set_masks, extras, store).result()
+            self._logits_state = pool.submit(compile_logits_state, logits_state, store).result()
+            self._set_masks = pool.submit(compile_set_masks, logits_state, store).result()
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         finally:
@@ -194,7 +194,7 @@ class Runner:
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan, or the first half of its step if it has late masks, and return at once.
 
-        Uploads once, and once per batch of moves, of table rows, or extras.
+        Uploads once, and once per batch of moves, of table rows, or logits state.
         """
         numbers = self._steps.choose(plan)
         begin = numbers[:-1] or numbers  # without a second half
@@ -206,7 +206,7 @@ class Runner:
             drafts.copy_to_host_async()
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
-            outputs = self._send([*extras_launches((), masks, limits.max_rows, vocab), Launch(STEP + numbers[-1], ())])
+            outputs = self._send([*logits_launches((), masks, limits.max_rows, vocab), Launch(STEP + numbers[-1], ())])
             assert outputs is not None
             return outputs
 
@@ -373,12 +373,12 @@ class Runner:
             full, local, length = self._set_rows[len(placed[0])](tables, *placed)
             self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
         elif program == SET_MASKS:
-            extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
-            self.state = {**self.state, "extras": extras}
+            logits_state = self._set_masks[len(placed[0])](self.state["for_logits"], *placed)
+            self.state = {**self.state, "for_logits": logits_state}
         elif program == SET_TEXTS:
             self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
         else:
-            self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
+            self.state = {**self.state, "for_logits": self._logits_state[program](self.state["for_logits"], *placed)}
 
     def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
         """Run a step, its drafts or one of its halves; only a whole step and a second half have outputs."""

@@ -1,4 +1,4 @@
-"""Compiles the programs beside the step: they copy pages, and set rows of page tables and extras."""
+"""Compiles the programs beside the step: they copy pages, and set rows of page tables and the logits state."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,11 +10,27 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.compile.store import ProgramStore, compiled, named
-from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, SET_TEXTS, Launch
+from jswa.exec.launches import (
+    COPY_PAGES,
+    MOVE_PAGES,
+    SET_BITS,
+    SET_LOGITS_STATE,
+    SET_MASKS,
+    SET_ROWS,
+    SET_TEXTS,
+    Launch,
+)
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
 from jswa.exec.programs.drafts.lookup import ROWS as TEXT_ROWS
 from jswa.exec.programs.drafts.lookup import Texts, set_texts, text_batches
-from jswa.exec.programs.extras import MASKS, Extras, extras_batches, set_bits, set_extras, set_masks
+from jswa.exec.programs.logits_state import (
+    MASKS,
+    LogitsState,
+    logits_state_batches,
+    set_bits,
+    set_logits_state,
+    set_masks,
+)
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import RowText
@@ -49,17 +65,22 @@ def _row_counts(max_rows: int) -> list[int]:
     return [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
 
 
-def compile_extras(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
-    """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
-    (batch,) = extras_batches((), (), len(extras["seen"]))
-    line = np.zeros(2 + extras["mask"].shape[1], np.int32)
-    return {SET_EXTRAS: _compile(store, set_extras, extras, batch), SET_BITS: _compile(store, set_bits, extras, line)}
+def compile_logits_state(
+    logits_state: LogitsState, store: ProgramStore | None = None
+) -> dict[int, jax.stages.Compiled]:
+    """Compile the programs that set rows of the logits state, by their number. The tables are donated."""
+    (batch,) = logits_state_batches((), (), len(logits_state["seen"]))
+    line = np.zeros(2 + logits_state["mask"].shape[1], np.int32)
+    return {
+        SET_LOGITS_STATE: _compile(store, set_logits_state, logits_state, batch),
+        SET_BITS: _compile(store, set_bits, logits_state, line),
+    }
 
 
-def compile_set_masks(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
+def compile_set_masks(logits_state: LogitsState, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile `set_masks` ahead of time, for each number of masks that a batch may have. The tables are donated."""
-    width = 2 + extras["mask"].shape[1]
-    return {size: _compile(store, set_masks, extras, np.zeros((size, width), np.int32)) for size in MASKS}
+    width = 2 + logits_state["mask"].shape[1]
+    return {size: _compile(store, set_masks, logits_state, np.zeros((size, width), np.int32)) for size in MASKS}
 
 
 def compile_set_texts(texts: Texts, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
@@ -96,9 +117,9 @@ def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
         rows = np.zeros((size, 1 + 2 * width), np.int32)
         rows[:, 0] = max_rows + np.arange(size)
         yield Launch(SET_ROWS, (rows,))
-    (batch,) = extras_batches((), (), max_rows)
-    yield Launch(SET_EXTRAS, (batch,))
-    words = state["extras"]["mask"].shape[1]
+    (batch,) = logits_state_batches((), (), max_rows)
+    yield Launch(SET_LOGITS_STATE, (batch,))
+    words = state["for_logits"]["mask"].shape[1]
     line = np.zeros(2 + words, np.int32)
     line[0] = max_rows
     yield Launch(SET_BITS, (line,))

@@ -334,10 +334,10 @@ def most_logits(buckets: tuple[Bucket, ...], vocab: int) -> list[Bucket]:
 
 
 def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:
-    """Return the bytes of the state beside the arena, on each device: page tables and extras of all rows."""
+    """Return the bytes of the state beside the arena, on each device: page tables and logits state of all rows."""
     state = state_shapes(layout, dataclasses.replace(limits, num_blocks=1), model.vocab_size, jnp.dtype(jnp.int8))
     size = state_bytes({**state, "lanes": []})
-    _log.info("page tables and extras of %d rows take %.2f GiB", limits.max_rows, size / 2**30)
+    _log.info("page tables and logits state of %d rows take %.2f GiB", limits.max_rows, size / 2**30)
     return size
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
-from jswa.plan import COLUMNS, FROM_DEVICE, ExtrasEntry, Logprobs, RowText, StepPlan, TableRow
+from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, Logprobs, RowText, StepPlan, TableRow
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
@@ -36,7 +36,7 @@ class Batch:
         prompts: running rows that have a prompt to prefill, and the tokens that the step runs of each so far.
         left: those of them that the step does not end, and the tokens that each still has to prefill after it.
         resumed: rows that start on cached pages, or behind the beginning of their text.
-        extras: rows of the extras tables to set.
+        logits_state: rows of the logits state to set.
         claims: what running rows may still claim; None: to be computed.
     """
 
@@ -50,7 +50,7 @@ class Batch:
     prompts: dict[Sequence, int] = field(default_factory=dict)
     left: dict[Sequence, int] = field(default_factory=dict)
     resumed: list[Sequence] = field(default_factory=list)
-    extras: list[ExtrasEntry] = field(default_factory=list)
+    logits_state: list[LogitsEntry] = field(default_factory=list)
     claims: Claims | None = None
 
     def begin(self, sequence: Sequence) -> int:
@@ -121,7 +121,7 @@ def make_plan(
         local_pages=local_pages,
         moves=np.array(moves, np.int32).reshape(-1, 3) if moves else _NO_ENTRIES,
         table_rows=table_rows,
-        extras=tuple(batch.extras),
+        logits_state=tuple(batch.logits_state),
         masks=changed,
         late=late,
         logprobs=kind,

@@ -13,7 +13,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import Match
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, LogitsEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
 from jswa.sched.batch import Batch, lease_of
 from jswa.sched.constraint import Masks, forced_tokens, form_error, nothing_allowed
@@ -96,8 +96,8 @@ class Requests:
         self._unfinished[request.request_id] = sequence
         self.queue.register(sequence)
 
-    def begin(self, sequence: Sequence, lease: Lease, match: Match) -> ExtrasEntry | None:
-        """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
+    def begin(self, sequence: Sequence, lease: Lease, match: Match) -> LogitsEntry | None:
+        """Make a waiting sequence, whose lease is open at a match, a row; return its logits state, if it needs any."""
         self.queue.admit(sequence)
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
         self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens)

@@ -220,14 +220,14 @@ def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]
 
 
 def _sampler(few: int) -> Any:
-    return jax.jit(lambda logits, at, rows, extras: sample(logits, at, Sampling.of(rows), extras, few=few))
+    return jax.jit(lambda logits, at, rows, logits_state: sample(logits, at, Sampling.of(rows), logits_state, few=few))
 
 
 _samplers = _sampler(0), _sampler(2)
 
 
 def sampled(*arguments: Any) -> Int[np.ndarray, " R"]:
-    """Sample, given logits, positions, packed parameters and extras.
+    """Sample, given logits, positions, packed parameters and the logits state.
 
     The tokens are the same if up to two rows with limits or constraints are computed alone.
     """

@@ -271,7 +271,7 @@ def _step_config(
 
 def _index_launches(found: list[Launch]) -> int:
     """Count the kernels that only compute indices, without routing (part of its layer), sampling and its tables."""
-    return sum(launch.integers and not {"moe", "sampling", "extras"} & set(launch.scope) for launch in found)
+    return sum(launch.integers and not {"moe", "sampling", "logits_state"} & set(launch.scope) for launch in found)
 
 
 def _lane_bytes(state: DeviceState) -> int:

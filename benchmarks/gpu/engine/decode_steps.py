@@ -47,7 +47,7 @@ from tools.cases.small_models import SMALL_MODELS
 Row = dict[str, Any]
 BITS = {"fp8": 8, "int8": 8}  # of a weight, where it is not that of the run
 MXFP4_BITS = 4.25  # with a scale of 8 bits for 32 weights
-NO_EXTRAS = 2**30  # past the end of the extras tables
+NO_LOGITS_STATE = 2**30  # past the end of the logits state
 MEMORY = ("bytes_limit", "bytes_in_use", "peak_bytes_in_use", "largest_free_block_bytes")
 _TRACED = 4  # steps
 IN_FLIGHT = 24  # launches that are timed: fewer than the 32 that PJRT's GPU client lets wait
@@ -104,7 +104,7 @@ def greedy_records(cached: Sequence[CachedRow], at: int, count: int) -> Int[np.n
     """Return the records of greedy rows without penalties or constraints, for a step as in `plan_of`."""
     records: Int[np.ndarray, "R C"] = np.zeros((len(cached), len(COLUMNS)), np.int32)
     one = int(np.float32(1).view(np.int32))
-    columns = {"count": count, "samples": 1, "top_p": one, "repetition": one, "extras": NO_EXTRAS}
+    columns = {"count": count, "samples": 1, "top_p": one, "repetition": one, "logits_state": NO_LOGITS_STATE}
     for name, value in columns.items():
         records[:, COLUMNS.index(name)] = value
     records[:, COLUMNS.index("row_id")] = [row.row_id for row in cached]

@@ -12,7 +12,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
 from jswa.exec.programs.drafts.lookup import Texts, init_texts
-from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.logits_state import LogitsState, init_logits_state
 
 
 class SamplingState(TypedDict):
@@ -20,7 +20,7 @@ class SamplingState(TypedDict):
 
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
-    extras: Extras
+    for_logits: LogitsState
     carry: Float[Array, "max_rows C"] | None
 
 
@@ -34,7 +34,7 @@ class DeviceState(TypedDict):
         length: the position from which each row goes on, if its start is FROM_DEVICE in the plan. Without speculation
             no start is, and steps leave it as it was.
         last_token: the token that each row sampled last.
-        extras: counts, biases and masks of the rows that have penalties or constraints.
+        for_logits: the logits state: counts, biases and masks of the rows that have penalties or constraints.
         texts: in which drafts are looked up; None without.
         carry: what a drafter with weights keeps of each row's last token that was run; None without.
         draft_lanes: KV of a drafter's full layers, one array `[devices, num_blocks, elems]` per layer.
@@ -45,7 +45,7 @@ class DeviceState(TypedDict):
     local_table: Int[Array, "max_rows N"]
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
-    extras: Extras
+    for_logits: LogitsState
     texts: Texts | None
     carry: Float[Array, "max_rows C"] | None
     draft_lanes: list[Float[Array, "devices blocks elems"]]
@@ -73,7 +73,7 @@ def init_state(
         local_table=jnp.zeros(table, jnp.int32),
         length=jnp.zeros(limits.max_rows, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
-        extras=init_extras(limits.max_rows, vocab, 0 if speculation is None else speculation.programs[-1]),
+        for_logits=init_logits_state(limits.max_rows, vocab, 0 if speculation is None else speculation.programs[-1]),
         texts=texts,
         carry=None if carry is None else jnp.zeros((limits.max_rows, carry.size), carry.dtype),
         draft_lanes=[jnp.zeros((*lane[:2], elems), dtype) for elems in layout.draft_block_elems],

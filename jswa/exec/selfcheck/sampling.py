@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import row_keys
@@ -44,7 +44,7 @@ def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Arra
     @jax.jit
     def draw(logits: Array, own: Sampling, at: Array) -> tuple[Int[Array, " R"], Float[Array, "R V"]]:
         noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(row_keys(own.keys, at))
-        return kernels.sample(logits, at, own, init_extras(1, vocab), jnp.ones(rows, bool))[0], noise
+        return kernels.sample(logits, at, own, init_logits_state(1, vocab), jnp.ones(rows, bool))[0], noise
 
     found, noise = draw(jnp.asarray(logits), own, at)
     expected = [
@@ -74,7 +74,7 @@ def _columns(rows: int) -> Int[np.ndarray, "R C"]:
     """Return packed parameters of rows whose limits take turns, each with a key of its own."""
     columns = []
     for name in SAMPLING:
-        default = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30}.get(name, 0)
+        default = {"top_p": 1.0, "repetition": 1.0, "logits_state": 2**30}.get(name, 0)
         values = [_LIMITS[row % len(_LIMITS)].get(name, default) for row in range(rows)]
         values = list(range(rows)) if name == "key_low" else values
         real = name in ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")

@@ -152,7 +152,7 @@ class Prompts:
         if start or len(match.full):
             batch.resumed.append(sequence)
         if entry is not None:
-            batch.extras.append(entry)
+            batch.logits_state.append(entry)
         if batch.claims is not None:
             batch.claims.admit(lease, slots.resident)
         batch.prompts[sequence], batch.left[sequence] = 0, need

@@ -74,7 +74,7 @@ def test_indices_are_gathered_once_for_any_number_of_layers(bucket: Bucket) -> N
     few = integer_gathers(trace("LLF", bucket))
     assert len(few) > 0
     assert integer_gathers(trace("L" * 20 + "FFFF", bucket)) == few
-    assert {scope.split("/")[1] for scope in few} <= {"indices", "extras", "sampling"}
+    assert {scope.split("/")[1] for scope in few} <= {"indices", "logits_state", "sampling"}
 
 
 def products(jaxpr: Any) -> dict[str, set[int]]:
@@ -159,7 +159,7 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
     """Alias bytes equal the state's bytes; no copy is as large as a lane, nor are all temporaries together."""
     *_, runner = small_engine_parts()
     assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (2, 2), (3, 3), (3, 16)}
-    seen = "u16[{},{}]".format(*runner.state["extras"]["seen"].shape)
+    seen = "u16[{},{}]".format(*runner.state["for_logits"]["seen"].shape)
     for bucket in runner.buckets:
         program = program_of(runner, bucket)
         assert_in_place(program, runner, runner.state)
@@ -169,7 +169,7 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
 
 
 def test_warming_up_changes_nothing_on_the_device() -> None:
-    """Every program runs three times: arena, page tables, last tokens and extras are the same bytes as before."""
+    """Every program runs three times: arena, page tables, last tokens and logits state are the same bytes as before."""
     *_, runner = small_engine_parts()
     rng = np.random.default_rng(0)
     before = jax.tree.map(lambda leaf: rng.integers(0, 256, leaf.nbytes, np.uint8).view(leaf.dtype), runner.state)

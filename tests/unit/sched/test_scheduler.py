@@ -302,7 +302,7 @@ def test_the_device_gets_the_last_tokens_before_a_row_with_bad_words(cached: int
     loop.scheduler.add(dataclasses.replace(make_request("a", prompt, length=30), constraint=constraint))
     plan = loop.scheduler.plan()
     assert plan is not None
-    (entry,) = plan.extras
+    (entry,) = plan.logits_state
     assert entry.start == cached
     assert entry.recent.tolist() == prompt[max(0, cached - BAN_TOKENS) : cached]
 

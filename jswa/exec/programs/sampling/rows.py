@@ -21,7 +21,7 @@ class Sampling(NamedTuple):
     presence: Float[Array, " R"]
     frequency: Float[Array, " R"]
     keys: UInt[Array, "R 2"]
-    extras: Int[Array, " R"]
+    logits_state: Int[Array, " R"]
     prompt_length: Int[Array, " R"]
     by_place: Int[Array, " R"]
 
@@ -36,7 +36,7 @@ class Sampling(NamedTuple):
             **real,
             top_k=column["top_k"],
             keys=lax.bitcast_convert_type(keys, jnp.uint32),
-            extras=column["extras"],
+            logits_state=column["logits_state"],
             prompt_length=column["prompt_length"],
             by_place=column["by_place"],
         )

@@ -48,7 +48,7 @@ def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
         local_table=jnp.asarray(rng.integers(0, NUM_BLOCKS, shape), jnp.int32),
         length=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
-        extras=state["extras"],
+        for_logits=state["for_logits"],
         texts=None,
         carry=None,
         draft_lanes=[],

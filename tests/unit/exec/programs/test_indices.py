@@ -14,8 +14,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, pack, unpack
-from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import StepIndices, by_token, step_indices
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.plan import FROM_DEVICE, StepPlan
 from tests.support.builders import changed, make_plan, share
@@ -49,7 +49,7 @@ class Program:
             local_table=jnp.asarray(self.table[::-1].copy()),
             length=jnp.zeros(MAX_ROWS, jnp.int32),
             last_token=jnp.zeros(MAX_ROWS, jnp.int32),
-            extras=init_extras(2, 61),
+            for_logits=init_logits_state(2, 61),
             texts=None,
             carry=None,
             draft_lanes=[],
@@ -209,10 +209,12 @@ def test_a_new_state_is_zero_and_has_the_shapes_of_state_shapes() -> None:
     state = init_state(layout, limits, 61, jnp.dtype("bfloat16"))
     shapes = state_shapes(layout, limits, 61, jnp.dtype("bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
-    tables = {name: leaf for name, leaf in state.items() if name != "extras"}
+    tables = {name: leaf for name, leaf in state.items() if name != "for_logits"}
     assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(tables))
-    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a new mask forbids tokens"
+    assert (np.asarray(state["for_logits"]["mask"]) == -1).all(), "a new mask forbids tokens"
     assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
-    extras = 5 * (61 * 2 + 1_024 * 8 + 2 * 4 + (16 * 9 + 16) * 4)
-    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + extras
+    logits_state = 5 * (61 * 2 + 1_024 * 8 + 2 * 4 + (16 * 9 + 16) * 4)
+    assert (
+        state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + logits_state
+    )

@@ -17,8 +17,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import step_indices
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.pages import copy_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.transfer import read_slots
@@ -143,7 +143,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=3)
     state = DeviceState(
         lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],
-        length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), extras=init_extras(1, 32),
+        length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), for_logits=init_logits_state(1, 32),
         texts=None, carry=None, draft_lanes=[],
     )  # fmt: skip
     run = jax.jit(partial(step_indices, layout=layout, bucket=bucket))

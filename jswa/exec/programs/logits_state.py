@@ -16,13 +16,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jswa.model.collectives import shard_columns, shard_start
-from jswa.plan import ANY_TOKEN, BAN_TOKENS, BANS, AllWords, ExtrasEntry, RowMask, Words, bits_of
+from jswa.plan import ANY_TOKEN, BAN_TOKENS, BANS, AllWords, LogitsEntry, RowMask, Words, bits_of
 from jswa.types import MAX_LOGIT_BIAS
 
 IN_PROMPT = 1 << 15
 MOST = IN_PROMPT - 1  # the largest count
 _PIECE = 2**13  # tokens that are counted together
-BEGINS = 8  # rows that a launch of `set_extras` begins, at most
+BEGINS = 8  # rows that a launch of `set_logits_state` begins, at most
 ITEMS = 1_024  # of a launch
 MASKS = (1, 4, 16, 64)  # whole masks of a launch
 PROMPT, MASK = range(2)  # kinds of lines of `set_bits`
@@ -34,7 +34,7 @@ _BIASES = np.arange(MAX_LOGIT_BIAS, dtype=np.int32) * _KIND + _BIAS
 _NO_TOKEN = 2**30  # past every vocabulary
 
 
-class Extras(TypedDict):
+class LogitsState(TypedDict):
     """Part of the device state; V tokens. A row's entries are set before its first step.
 
     Attributes:
@@ -57,10 +57,10 @@ class Extras(TypedDict):
     recent: Int[Array, "max_rows ring"]
 
 
-def init_extras(rows: int, vocab: int, drafts: int = 0) -> Extras:
+def init_logits_state(rows: int, vocab: int, drafts: int = 0) -> LogitsState:
     """Return tables in which no row has a penalty or a constraint. `drafts`: of a row and step, at most."""
     words = -(-vocab // 32)
-    return Extras(
+    return LogitsState(
         seen=jnp.zeros((rows, vocab), jnp.uint16),
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
         bias=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
@@ -71,114 +71,114 @@ def init_extras(rows: int, vocab: int, drafts: int = 0) -> Extras:
     )
 
 
-def set_extras(extras: Extras, batch: Int[Array, " size"]) -> Extras:
-    """Begin rows, then set what the items of a batch (`extras_batches`) say. The tables are donated.
+def set_logits_state(state: LogitsState, batch: Int[Array, " size"]) -> LogitsState:
+    """Begin rows, then set what the items of a batch (`logits_state_batches`) say. The tables are donated.
 
     A row begins without counts and bias. What a line of `set_bits` has set of it before, stays.
     """
     begins, items = batch[: 4 * BEGINS].reshape(4, -1), batch[4 * BEGINS :].reshape(3, -1)
-    rows, (where, at, value) = len(extras["seen"]), items
+    rows, (where, at, value) = len(state["seen"]), items
     row_ids, slots, kinds = where // _SLOT, where % _SLOT // _KIND, where % _KIND
 
     def only(kind: int) -> Int[Array, " n"]:
         return jnp.where(kinds == kind, row_ids, rows)
 
-    seen = extras["seen"].at[begins[1]].set(jnp.uint16(0), mode="drop")
+    seen = state["seen"].at[begins[1]].set(jnp.uint16(0), mode="drop")
     seen = seen.at[only(_SEEN), at].set(jnp.uint16(IN_PROMPT), mode="drop")
-    bias_ids = extras["bias_ids"].at[begins[0]].set(extras["seen"].shape[1], mode="drop")
-    mask = extras["mask"].at[begins[2]].set(begins[3][:, None], mode="drop")
+    bias_ids = state["bias_ids"].at[begins[0]].set(state["seen"].shape[1], mode="drop")
+    mask = state["mask"].at[begins[2]].set(begins[3][:, None], mode="drop")
     mask = mask.at[only(_WORD), at].set(value, mode="drop")
-    bans = extras["bans"].at[begins[0]].set(0, mode="drop")
-    begun = Extras(
+    bans = state["bans"].at[begins[0]].set(0, mode="drop")
+    begun = LogitsState(
         bans=bans.at[only(_BAN), slots, at].set(value, mode="drop"),
-        recent=extras["recent"].at[only(_RECENT), at].set(value, mode="drop"),
+        recent=state["recent"].at[only(_RECENT), at].set(value, mode="drop"),
         seen=seen,
         bias_ids=bias_ids.at[only(_BIAS), slots].set(at, mode="drop"),
-        bias=extras["bias"].at[only(_BIAS), slots].set(value.view(jnp.float32), mode="drop"),
-        ahead=extras["ahead"],
+        bias=state["bias"].at[only(_BIAS), slots].set(value.view(jnp.float32), mode="drop"),
+        ahead=state["ahead"],
         mask=mask.at[only(_CHANGED), at].set(value, mode="drop"),
     )
     return count_tokens(begun, at, only(_SKIPPED), jnp.ones(len(at), bool))
 
 
-def set_bits(extras: Extras, line: Int[Array, " size"]) -> Extras:
+def set_bits(state: LogitsState, line: Int[Array, " size"]) -> LogitsState:
     """Set the tokens of a row's prompt, or its mask: row id, kind and bits. The tables are donated."""
-    rows, vocab = extras["seen"].shape
+    rows, vocab = state["seen"].shape
     row_id, kind, bits = line[0], line[1], line[2:]
     flags = _unpacked(bits[None], vocab)[0].astype(jnp.uint16) * jnp.uint16(IN_PROMPT)
     return {
-        **extras,
-        "seen": extras["seen"].at[jnp.where(kind == PROMPT, row_id, rows)].set(flags, mode="drop"),
-        "mask": extras["mask"].at[jnp.where(kind == MASK, row_id, rows)].set(bits, mode="drop"),
+        **state,
+        "seen": state["seen"].at[jnp.where(kind == PROMPT, row_id, rows)].set(flags, mode="drop"),
+        "mask": state["mask"].at[jnp.where(kind == MASK, row_id, rows)].set(bits, mode="drop"),
     }
 
 
-def set_masks(extras: Extras, batch: Int[Array, "n size"]) -> Extras:
+def set_masks(state: LogitsState, batch: Int[Array, "n size"]) -> LogitsState:
     """Set whole masks: a line of a batch (`mask_batches`) has row id, place and words. The tables are donated."""
     row_ids, places, words = batch[:, 0], batch[:, 1], batch[:, 2:]
-    own = jnp.where(places == 0, row_ids, len(extras["mask"]))
-    mask, ahead = extras["mask"].at[own].set(words, mode="drop"), extras["ahead"]
+    own = jnp.where(places == 0, row_ids, len(state["mask"]))
+    mask, ahead = state["mask"].at[own].set(words, mode="drop"), state["ahead"]
     if ahead is None:
-        return {**extras, "mask": mask}
+        return {**state, "mask": mask}
     behind = jnp.where(places > 0, places - 1, ahead.shape[1])
-    return {**extras, "mask": mask, "ahead": ahead.at[row_ids, behind].set(words, mode="drop")}
+    return {**state, "mask": mask, "ahead": ahead.at[row_ids, behind].set(words, mode="drop")}
 
 
 def count_tokens(
-    extras: Extras, tokens: Int[Array, " T"], row_ids: Int[Array, " T"], generated: Bool[Array, " T"]
-) -> Extras:
-    """Count the generated tokens among those that a step runs. The row id of rows without extras is past the end."""
-    seen = extras["seen"]
+    state: LogitsState, tokens: Int[Array, " T"], row_ids: Int[Array, " T"], generated: Bool[Array, " T"]
+) -> LogitsState:
+    """Count the generated tokens among those that a step runs. Rows without logits state have ids past the end."""
+    seen = state["seen"]
     for start in range(0, len(tokens), _PIECE):
         piece = slice(start, start + _PIECE)
-        now = seen.at[row_ids[piece], tokens[piece]].get(mode="clip")  # of rows without extras it does not matter
+        now = seen.at[row_ids[piece], tokens[piece]].get(mode="clip")  # of rows without logits state it does not matter
         # All tokens of a piece may be the same one: stop counting while the count of a whole piece still fits.
         counted = generated[piece] & ((now & jnp.uint16(MOST)) <= MOST - len(tokens[piece]))
         rows = jnp.where(counted, row_ids[piece], len(seen))
         seen = seen.at[rows, tokens[piece]].add(jnp.uint16(1), mode="drop")
-    return {**extras, "seen": seen}
+    return {**state, "seen": seen}
 
 
 def note_recent(
-    extras: Extras,
+    state: LogitsState,
     tokens: Int[Array, " T"],
     row_ids: Int[Array, " T"],
     positions: Int[Array, " T"],
     ends: Int[Array, " T"],
-) -> Extras:
+) -> LogitsState:
     """Note the last tokens of rows, drafts among them, before a step samples. Row ids past the end note nothing.
 
     Args:
         ends: one past the last position that the row of each token runs.
     """
-    recent = extras["recent"]
+    recent = state["recent"]
     rows = jnp.where(positions >= ends - _RING, row_ids, len(recent))
-    return {**extras, "recent": recent.at[rows, positions % _RING].set(tokens, mode="drop")}
+    return {**state, "recent": recent.at[rows, positions % _RING].set(tokens, mode="drop")}
 
 
 def banned_tokens(
-    extras: Extras, row_ids: Int[Array, " R"], positions: Int[Array, " R"], prompt_length: Int[Array, " R"]
+    state: LogitsState, row_ids: Int[Array, " R"], positions: Int[Array, " R"], prompt_length: Int[Array, " R"]
 ) -> Int[Array, "R N"]:
     """Return the tokens that rows may not generate at these positions, past the vocabulary where there are fewer.
 
     They end a bad word of which the text has the other tokens, all of them generated, or it is too short to end.
     """
-    bans = extras["bans"][row_ids]
+    bans = state["bans"][row_ids]
     at = positions[:, None] - jnp.arange(BAN_TOKENS - 1, 0, -1, dtype=jnp.int32)[None]
-    recent = jnp.where(at >= prompt_length[:, None], extras["recent"][row_ids[:, None], at % _RING], _NO_TOKEN)
+    recent = jnp.where(at >= prompt_length[:, None], state["recent"][row_ids[:, None], at % _RING], _NO_TOKEN)
     until, before, last = bans[..., 0], bans[..., 1:-1], bans[..., -1]
     met = ((before == ANY_TOKEN) | (before == recent[:, None])).all(axis=-1)
     return jnp.where(met & (positions[:, None] < until), last, _NO_TOKEN)
 
 
 def seen_tokens(
-    extras: Extras, row_ids: Int[Array, " R"], drafts: Int[Array, "R K"] | None, devices: int = 1
+    state: LogitsState, row_ids: Int[Array, " R"], drafts: Int[Array, "R K"] | None, devices: int = 1
 ) -> tuple[Bool[Array, "R V"], Float[Array, "R V"]]:
     """Return which tokens rows have seen, and how often they have generated them, of this device's columns.
 
     `drafts`: tokens that count besides, as the draw is behind them; ids that are negative are none.
     """
-    seen = shard_columns(extras["seen"][row_ids], devices)
+    seen = shard_columns(state["seen"][row_ids], devices)
     counts = (seen & MOST).astype(jnp.float32)
     if drafts is not None:
         columns = drafts - shard_start(counts.shape[1], devices)
@@ -188,10 +188,10 @@ def seen_tokens(
 
 
 def masks_of(
-    extras: Extras, row_ids: Int[Array, " R"], by_place: Int[Array, " R"], drafts: Int[Array, "R K"] | None
+    state: LogitsState, row_ids: Int[Array, " R"], by_place: Int[Array, " R"], drafts: Int[Array, "R K"] | None
 ) -> Int[Array, "R words"]:
     """Return the masks of rows: of rows `by_place` those behind these drafts. Ids that are negative are none."""
-    mask, ahead = extras["mask"][row_ids], extras["ahead"]
+    mask, ahead = state["mask"][row_ids], state["ahead"]
     if drafts is None or ahead is None:
         return mask
     place = (drafts >= 0).sum(axis=1, dtype=jnp.int32)
@@ -204,7 +204,7 @@ def allowed_tokens(mask: Int[Array, "R words"], vocab: int) -> Bool[Array, "R V"
     return _unpacked(mask, vocab) == 1
 
 
-def bit_lines(entries: Sequence[ExtrasEntry], vocab: int) -> Iterator[Int[np.ndarray, " size"]]:
+def bit_lines(entries: Sequence[LogitsEntry], vocab: int) -> Iterator[Int[np.ndarray, " size"]]:
     """Yield the lines of `set_bits` for rows that begin, which are set before their batches."""
     for entry in entries:
         if len(entry.prompt) > ITEMS:
@@ -213,10 +213,10 @@ def bit_lines(entries: Sequence[ExtrasEntry], vocab: int) -> Iterator[Int[np.nda
             yield np.concatenate([np.array([entry.row_id, MASK], np.int32), entry.allowed.bits])
 
 
-def extras_batches(
-    entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int
+def logits_state_batches(
+    entries: Sequence[LogitsEntry], masks: Sequence[RowMask], max_rows: int
 ) -> Iterator[Int[np.ndarray, " size"]]:
-    """Yield the arguments of `set_extras` for rows that begin, and for words of masks that change."""
+    """Yield the arguments of `set_logits_state` for rows that begin, and for words of masks that change."""
     for start in range(0, max(1, len(entries)), BEGINS):
         group = entries[start : start + BEGINS]
         items = [item for entry in group for item in _items(entry)]
@@ -251,7 +251,7 @@ def mask_batches(masks: Sequence[RowMask], max_rows: int) -> Iterator[Int[np.nda
 _Items = tuple[int | Int[np.ndarray, " _"], Int[np.ndarray, " _"], int | Int[np.ndarray, " _"]]
 
 
-def _items(entry: ExtrasEntry) -> Iterator[_Items]:
+def _items(entry: LogitsEntry) -> Iterator[_Items]:
     """Yield the items of a row that begins."""
     first = entry.row_id * _SLOT
     if 0 < len(entry.prompt) <= ITEMS:

@@ -1,6 +1,6 @@
 """Host time and memory of a request with penalties, biases or masks, beyond that of a plain request.
 
-    python -m benchmarks.speed.extras_overhead [--vocab 262144] [--prompt 50] [--json FILE]
+    python -m benchmarks.speed.logits_state_overhead [--vocab 262144] [--prompt 50] [--json FILE]
 
 Each request is made, queued, admitted in a step with others, and turned into launches; nothing runs on a device. Prints
 medians of the CPU time per request in µs: of its constraint, which a server makes in a thread beside the engine's, and
@@ -21,7 +21,7 @@ from benchmarks import result_file
 from benchmarks.speed.host_overhead import gemma3_27b
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.launches import Launch, extras_launches
+from jswa.exec.launches import Launch, logits_launches
 from jswa.plan import Constraint, Request, StepPlan
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler
@@ -49,8 +49,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def launches_of(plan: StepPlan, vocab: int) -> list[Launch]:
-    """Return the launches of a plan's extras."""
-    return list(extras_launches(plan.extras, plan.masks, ROWS, vocab)) if plan.extras else []
+    """Return the launches of a plan's logits state."""
+    return list(logits_launches(plan.logits_state, plan.masks, ROWS, vocab)) if plan.logits_state else []
 
 
 def held(constraint: Constraint | None) -> int:

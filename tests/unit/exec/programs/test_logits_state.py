@@ -11,45 +11,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
-from jswa.exec.programs.extras import (
+from jswa.exec.programs.logits_state import (
     IN_PROMPT,
     ITEMS,
     MOST,
-    Extras,
+    LogitsState,
     banned_tokens,
     bit_lines,
     count_tokens,
-    extras_batches,
-    init_extras,
+    init_logits_state,
+    logits_state_batches,
     mask_batches,
     masks_of,
     note_recent,
     set_bits,
-    set_extras,
+    set_logits_state,
     set_masks,
 )
 from jswa.exec.programs.sampling import xla as sampling
 from jswa.exec.programs.sampling.logprobs import logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
-from jswa.plan import BAN_TOKENS, EVERY_TOKEN, AllWords, ExtrasEntry, Mask, RowMask, Words
+from jswa.plan import BAN_TOKENS, EVERY_TOKEN, AllWords, LogitsEntry, Mask, RowMask, Words
 from jswa.sched.constraint import banned_at, make_constraint
 from jswa.types import MAX_LOGPROBS, SamplingParams
 from tests.support import oracles
-from tests.support.builders import NO_EXTRAS, sampling_columns, share
+from tests.support.builders import NO_LOGITS_STATE, sampling_columns, share
 
-VOCAB, ROWS, TABLE = 37, 8, 4  # 37 tokens: the second word of a mask is not full; 4 rows have extras
+VOCAB, ROWS, TABLE = 37, 8, 4  # 37 tokens: the second word of a mask is not full; 4 rows have logits state
 WORDS = -(-VOCAB // 32)
 
 _NONE = np.zeros(0, np.int32)
 
 _note, _banned = jax.jit(note_recent), jax.jit(banned_tokens)
-_count, _set_extras, _set_bits = jax.jit(count_tokens), jax.jit(set_extras), jax.jit(set_bits)
+_count, _set_logits_state, _set_bits = jax.jit(count_tokens), jax.jit(set_logits_state), jax.jit(set_bits)
 
 
 @jax.jit
-def _constrain(logits: Any, columns: Any, extras: Any) -> Any:
+def _constrain(logits: Any, columns: Any, logits_state: Any) -> Any:
     rows = Sampling.of(columns)
-    return sampling.apply_constraints(logits, jnp.zeros(ROWS, jnp.int32), rows, extras, rows.extras < TABLE)
+    return sampling.apply_constraints(logits, jnp.zeros(ROWS, jnp.int32), rows, logits_state, rows.logits_state < TABLE)
 
 
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
@@ -63,20 +63,20 @@ def words_of(allowed: Bool[np.ndarray, " V"]) -> Int[np.ndarray, " words"]:
     return np.array(words, np.uint32).view(np.int32)
 
 
-def entry_of(row_id: int, **given: Any) -> ExtrasEntry:
+def entry_of(row_id: int, **given: Any) -> LogitsEntry:
     """Return a row that begins, plain but for what is given."""
     plain = {"bias_ids": _NONE, "bias": _NONE.view(np.float32), "allowed": EVERY_TOKEN, "prompt": _NONE}
-    return ExtrasEntry(**{"row_id": row_id, "generated": _NONE, **plain, **given})
+    return LogitsEntry(**{"row_id": row_id, "generated": _NONE, **plain, **given})
 
 
-def set_rows(extras: Extras, entries: list[ExtrasEntry], masks: list[RowMask]) -> Extras:
+def set_rows(logits_state: LogitsState, entries: list[LogitsEntry], masks: list[RowMask]) -> LogitsState:
     """Set rows as a step does."""
-    rows, vocab = extras["seen"].shape
+    rows, vocab = logits_state["seen"].shape
     for line in bit_lines(entries, vocab):
-        extras = _set_bits(extras, line)
-    for batch in extras_batches(entries, masks, rows):
-        extras = _set_extras(extras, batch)
-    return extras
+        logits_state = _set_bits(logits_state, line)
+    for batch in logits_state_batches(entries, masks, rows):
+        logits_state = _set_logits_state(logits_state, batch)
+    return logits_state
 
 
 def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
@@ -86,10 +86,10 @@ def choice_of(values: Any, rng: np.random.Generator) -> Float[np.ndarray, " R"]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Random rows, most of them with extras, and tables that are filled token by token."""
+    """Random rows, most of them with logits state, and tables that are filled token by token."""
 
     logits: Float[np.ndarray, "R V"]
-    extras_id: Int[np.ndarray, " R"]
+    table_id: Int[np.ndarray, " R"]
     temperature: Float[np.ndarray, " R"]
     repetition: Float[np.ndarray, " R"]
     presence: Float[np.ndarray, " R"]
@@ -106,11 +106,11 @@ class Batch:
         rng = np.random.default_rng(seed)
         allowed = rng.random((TABLE, VOCAB)) < rng.choice([0.1, 0.5, 0.97], (TABLE, 1))
         allowed[np.arange(TABLE), rng.integers(0, VOCAB, TABLE)] = True
-        extras_id = np.full(ROWS, NO_EXTRAS)
-        extras_id[rng.permutation(ROWS)[:TABLE]] = rng.permutation(TABLE)
+        table_id = np.full(ROWS, NO_LOGITS_STATE)
+        table_id[rng.permutation(ROWS)[:TABLE]] = rng.permutation(TABLE)
         return Batch(
             logits=(3 * rng.standard_normal((ROWS, VOCAB))).astype(np.float32),
-            extras_id=extras_id,
+            table_id=table_id,
             temperature=choice_of([0.0, 0.5, 1.0, 2.0], rng),
             repetition=choice_of([0.5, 1.0, 1.3, 4.0], rng),
             presence=choice_of([-2.0, 0.0, 0.7, 2.0], rng),
@@ -124,12 +124,12 @@ class Batch:
 
     def columns(self, **more: Any) -> Int[np.ndarray, "R C"]:
         """Return the packed parameters."""
-        names = ("temperature", "repetition", "presence", "frequency")
-        return sampling_columns(ROWS, extras=self.extras_id, **{name: getattr(self, name) for name in names}, **more)
+        values = {name: getattr(self, name) for name in ("temperature", "repetition", "presence", "frequency")}
+        return sampling_columns(ROWS, logits_state=self.table_id, **values, **more)
 
-    def extras(self) -> Extras:
+    def logits_state(self) -> LogitsState:
         """Return the tables of these rows."""
-        extras = init_extras(TABLE, VOCAB, drafts=2)
+        logits_state = init_logits_state(TABLE, VOCAB, drafts=2)
         parts, entries, masks = [], [], []
         for i in range(TABLE):
             words = words_of(self.allowed[i])
@@ -150,27 +150,27 @@ class Batch:
                 )
             )
             parts += [(i, t, False) for t in prompt] + [(i, t, True) for t in text[cut:]]
-        extras = set_rows(extras, entries, masks)
+        logits_state = set_rows(logits_state, entries, masks)
         parts += [(TABLE, 0, False)] * (TABLE * 24 - len(parts))  # padding, and one compiled shape
         ids, tokens, generated = (np.array(column) for column in zip(*parts, strict=True))
-        filled: Extras = _count(extras, tokens.astype(np.int32), ids.astype(np.int32), generated)
+        filled: LogitsState = _count(logits_state, tokens.astype(np.int32), ids.astype(np.int32), generated)
         return filled
 
     def expected(self, row: int) -> Float[np.ndarray, " V"]:
         """Return the expected logits of a row, computed token by token."""
-        extras_id = int(self.extras_id[row])
+        table_id = int(self.table_id[row])
         out: Float[np.ndarray, " V"] = self.logits[row].astype(np.float64)
-        if extras_id == NO_EXTRAS:
+        if table_id == NO_LOGITS_STATE:
             return out
-        prompt, text = self.prompts[extras_id], self.texts[extras_id]
+        prompt, text = self.prompts[table_id], self.texts[table_id]
         for token in range(VOCAB):
-            out[token] += float(self.bias[extras_id, token])
+            out[token] += float(self.bias[table_id, token])
             if token in prompt or token in text:
                 factor = float(self.repetition[row])
                 out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
             out[token] -= float(self.frequency[row]) * text.count(token)
             out[token] -= float(self.presence[row]) * (token in text)
-            if not self.allowed[extras_id, token]:
+            if not self.allowed[table_id, token]:
                 out[token] = -np.inf
         return out
 
@@ -180,13 +180,13 @@ class Batch:
 def test_constrained_logits_match_float64_and_other_rows_are_unchanged(seed: int) -> None:
     """Bias, then repetition for prompt and text, presence and frequency for the text alone, then the mask."""
     batch = Batch.make(seed)
-    found = np.asarray(_constrain(batch.logits, batch.columns(), batch.extras()))
+    found = np.asarray(_constrain(batch.logits, batch.columns(), batch.logits_state()))
     for row in range(ROWS):
         expected = batch.expected(row)
         assert ((found[row] == -np.inf) == (expected == -np.inf)).all()
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[row][finite], expected[finite], rtol=1e-5, atol=1e-5)
-    plain = batch.extras_id == NO_EXTRAS
+    plain = batch.table_id == NO_LOGITS_STATE
     assert found[plain].tobytes() == batch.logits[plain].tobytes()
 
 
@@ -196,12 +196,12 @@ def test_tokens_respect_their_rows_constraints_and_no_others(seed: int) -> None:
     """Greedy rows get the largest constrained logit, drawn tokens are allowed, and plain rows draw as if alone."""
     batch = Batch.make(seed)
     positions, keys = np.arange(ROWS, dtype=np.int32), np.arange(ROWS) + seed % 1000
-    tokens = np.asarray(oracles.sampled(batch.logits, positions, batch.columns(key_low=keys), batch.extras()))
+    tokens = np.asarray(oracles.sampled(batch.logits, positions, batch.columns(key_low=keys), batch.logits_state()))
     plain_columns = sampling_columns(ROWS, temperature=batch.temperature, key_low=keys)
-    alone = np.asarray(oracles.sampled(batch.logits, positions, plain_columns, init_extras(TABLE, VOCAB)))
+    alone = np.asarray(oracles.sampled(batch.logits, positions, plain_columns, init_logits_state(TABLE, VOCAB)))
     for row, token in enumerate(tokens.tolist()):
         expected = batch.expected(row)
-        if batch.extras_id[row] == NO_EXTRAS:
+        if batch.table_id[row] == NO_LOGITS_STATE:
             assert token == alone[row]
         elif batch.temperature[row] == 0:
             assert expected[token] >= expected.max() - 1e-4
@@ -243,37 +243,37 @@ def test_draws_stay_within_min_p_after_temperature(min_p: float) -> None:
     logits = np.zeros((64, VOCAB), np.float32) - 20
     logits[:, 30:34] = [2.0, 2.0, 1.0, -2.0]  # after temperature 2: shares 1, 1, 0.61, 0.14
     columns = sampling_columns(64, temperature=2.0, min_p=min_p, key_low=7)
-    tokens = oracles.sampled(logits, np.arange(64, dtype=np.int32), columns, init_extras(TABLE, VOCAB))
+    tokens = oracles.sampled(logits, np.arange(64, dtype=np.int32), columns, init_logits_state(TABLE, VOCAB))
     assert set(np.asarray(tokens).tolist()) == ({30, 31, 32} if min_p < 1 else {30, 31})
 
 
 def test_counts_ignore_padding_and_tokens_of_the_prompt() -> None:
     """Row ids past the end are dropped; tokens of the prompt do not count; repetitions in one step add up."""
-    extras = init_extras(2, VOCAB)
-    row_ids = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_EXTRAS], np.int32)
+    logits_state = init_logits_state(2, VOCAB)
+    row_ids = np.array([0, 0, 0, 1, 1, 1, 2, 2, NO_LOGITS_STATE], np.int32)
     tokens = np.array([3, 3, 5, 3, 36, 36, 7, 8, 9], np.int32)
     generated = np.array([False, False, True, False, True, True, True, False, True])
-    extras = _count(_count(extras, tokens, row_ids, generated), tokens, row_ids, generated)
+    logits_state = _count(_count(logits_state, tokens, row_ids, generated), tokens, row_ids, generated)
     counts = np.zeros((2, VOCAB), int)
     counts[0, 5], counts[1, 36] = 2, 4
-    assert (np.asarray(extras["seen"]) == counts).all()
+    assert (np.asarray(logits_state["seen"]) == counts).all()
 
 
 def test_counts_stop_before_they_overflow_into_the_mark_of_the_prompt() -> None:
     """Also if all tokens of a large step are the same; the mark stays, and other tokens count on."""
-    extras = set_rows(init_extras(1, VOCAB), [entry_of(0, prompt=np.array([3], np.int32))], [])
+    logits_state = set_rows(init_logits_state(1, VOCAB), [entry_of(0, prompt=np.array([3], np.int32))], [])
     tokens, row = np.full(10_000, 3, np.int32), np.zeros(10_000, np.int32)
     for _ in range(5):
-        extras = _count(extras, tokens, row, np.ones(10_000, bool))
-    extras = _count(extras, tokens + 1, row, np.ones(10_000, bool))
-    seen = np.asarray(extras["seen"])[0]
+        logits_state = _count(logits_state, tokens, row, np.ones(10_000, bool))
+    logits_state = _count(logits_state, tokens + 1, row, np.ones(10_000, bool))
+    seen = np.asarray(logits_state["seen"])[0]
     assert MOST - 10_000 < seen[3] - IN_PROMPT <= MOST
     assert (seen[4], seen.max()) == (10_000, seen[3])
 
 
 def test_a_new_row_starts_without_counts_and_a_new_mask_keeps_them() -> None:
     """Beginning a row resets its counts, bias and mask; a new mask changes nothing else; other rows stay."""
-    before = Batch.make(0).extras()
+    before = Batch.make(0).logits_state()
     prompt, at = np.array([2, 0, 32, 2], np.int32), np.array([0, 1], np.int32)
     masks = [
         RowMask(2, Words(at, np.array([9, 2], np.int32))),
@@ -306,15 +306,15 @@ def test_items_that_do_not_fit_one_launch_come_after_the_beginning_of_their_row(
         )
         for i in range(rows)
     ]
-    dirty: Extras = jax.tree.map(lambda table: jnp.full_like(table, 3), init_extras(rows, 64))
-    extras = set_rows(dirty, entries[::order], [])
+    dirty: LogitsState = jax.tree.map(lambda table: jnp.full_like(table, 3), init_logits_state(rows, 64))
+    logits_state = set_rows(dirty, entries[::order], [])
     seen = np.zeros((rows, 64), int)
     for i in range(rows):
         seen[i, ids + i] = IN_PROMPT
     np.add.at(seen[-1], many, 1)
-    assert (np.asarray(extras["seen"]) == seen).all()
-    assert (np.asarray(extras["bias_ids"])[:, :11] == [*ids.tolist(), 64]).all()
-    assert (np.asarray(extras["mask"]) == -1).all()
+    assert (np.asarray(logits_state["seen"]) == seen).all()
+    assert (np.asarray(logits_state["bias_ids"])[:, :11] == [*ids.tolist(), 64]).all()
+    assert (np.asarray(logits_state["mask"]) == -1).all()
 
 
 @given(st.data())
@@ -329,18 +329,18 @@ def test_the_last_token_of_a_bad_word_is_banned_behind_the_others(data: st.DataO
     assert constraint.fits_device
     whole, cached = np.array(prompt + text, np.int32), data.draw(st.integers(0, len(prompt + text) - 1))
     recent, bans = whole[:cached][-BAN_TOKENS:], constraint.bans()
-    dirty: Extras = jax.tree.map(lambda table: jnp.full_like(table, 2), init_extras(2, VOCAB))
-    extras = set_rows(dirty, [entry_of(1, bans=bans, recent=recent, start=cached)], [])
+    dirty: LogitsState = jax.tree.map(lambda table: jnp.full_like(table, 2), init_logits_state(2, VOCAB))
+    logits_state = set_rows(dirty, [entry_of(1, bans=bans, recent=recent, start=cached)], [])
     while cached < len(whole):
         end = min(len(whole), cached + data.draw(st.sampled_from([1, 1, 2, 8, 32])))
         drafts = data.draw(st.integers(0, 7))  # wrong ones, which the next step overwrites
         tokens = np.resize(whole[cached:end], 40).astype(np.int32)
         real, positions = np.arange(40) < end + drafts - cached, cached + np.arange(40)
         ends = np.full(40, end + drafts)
-        extras = _note(extras, tokens, np.where(real, 1, TABLE), positions, ends)
+        logits_state = _note(logits_state, tokens, np.where(real, 1, TABLE), positions, ends)
         if end > len(prompt):
             length = end - len(prompt)
-            found = _banned(extras, np.array([1]), np.array([end]), np.array([len(prompt)]))[0].tolist()
+            found = _banned(logits_state, np.array([1]), np.array([end]), np.array([len(prompt)]))[0].tolist()
             early = {1, 30} if length < params.min_tokens else set()
             assert {token for token in found if token < VOCAB} == banned_at(
                 constraint, whole[-len(text) :][:length]
@@ -355,7 +355,7 @@ def test_rows_that_begin_in_one_step_share_a_launch_of_few_bytes() -> None:
     entries = [
         entry_of(i, bias_ids=ids[:10], bias=ids[:10].astype(np.float32), allowed=allowed, prompt=ids) for i in range(8)
     ]
-    (batch,) = extras_batches(entries, [], 256)
+    (batch,) = logits_state_batches(entries, [], 256)
     assert batch.nbytes / 8 < 2_000
     assert not list(bit_lines(entries, 262_144))
     (line,) = bit_lines([entry_of(3, prompt=np.arange(100_000, dtype=np.int32))], 262_144)
@@ -387,11 +387,13 @@ def test_masks_of_rows_with_drafts_are_chosen_by_their_number() -> None:
     rng = np.random.default_rng(7)
     words = rng.integers(-(2**31), 2**31, (3, 4, WORDS)).astype(np.int32)
     masks = [RowMask(row, AllWords(words[row, place]), place) for row in range(3) for place in range(4)]
-    extras = init_extras(TABLE, VOCAB, 3)
+    logits_state = init_logits_state(TABLE, VOCAB, 3)
     for batch in mask_batches([mask for mask in masks if mask.row_id != 1 or not mask.place], TABLE):
-        extras = set_masks(extras, jnp.asarray(batch))
+        logits_state = set_masks(logits_state, jnp.asarray(batch))
     row_ids, by_place = jnp.array([0, 1, 2, 2, 2]), jnp.array([1, 0, 1, 1, 0])
     drafts = jnp.array([[4, 5, 6], [4, 5, -1], [-1, -1, -1], [4, -1, -1], [4, 5, 6]])
-    found = np.asarray(masks_of(extras, row_ids, by_place, drafts))
+    found = np.asarray(masks_of(logits_state, row_ids, by_place, drafts))
     np.testing.assert_array_equal(found, words[[0, 1, 2, 2, 2], [3, 0, 0, 1, 0]])
-    np.testing.assert_array_equal(np.asarray(masks_of(extras, row_ids, by_place, None)), words[np.asarray(row_ids), 0])
+    np.testing.assert_array_equal(
+        np.asarray(masks_of(logits_state, row_ids, by_place, None)), words[np.asarray(row_ids), 0]
+    )
