@@ -77,8 +77,8 @@ class EngineConfig:
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         kernels: Run these kernels, for tests and measurements. auto chooses by device and model (docs/kernels.md has
             the table); xla is plain XLA for all operations, reference is float32 where there is one. Or name some, as
-            in attention=triton,experts=xla: operations are attention, experts, linear, glue, routing and sampling, and
-            auto chooses the others. A named kernel that cannot run is an error.
+            in attention=triton,experts=xla: operations are attention, experts, linear, elementwise, routing and
+            sampling, and auto chooses the others. A named kernel that cannot run is an error.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
             this costs nothing for most models; on Hopper models with plain weights keep their batch shapes. Elsewhere
             every step has one, which is slow.

@@ -1,6 +1,6 @@
 """Which kernels run: one table, tried from top to bottom, and `resolve`, which goes through it. Imports no jax.
 
-An operation is what a step is made of: attention, the experts' products, linear layers, the glue between them (norms,
+An operation is what a step is made of: attention, the experts' products, linear layers, elementwise operations (norms,
 residuals, rotary embedding, KV writes), routing (which experts get a token), sampling. Each row of `TABLE` is a kernel
 of one operation: what it needs, when `auto` takes it, and what it promises. Whether a kernel serves a model is told by
 the kernels themselves (`jswa.exec.served`). Names are those of `pallas_kernels`.
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from jswa.errors import ConfigError
-from pallas_kernels import Attention, Experts, Glue, Linear, Routing, Sampling, Sums
+from pallas_kernels import Attention, Elementwise, Experts, Linear, Routing, Sampling, Sums
 
-Operation = Literal["attention", "experts", "linear", "glue", "routing", "sampling"]
+Operation = Literal["attention", "experts", "linear", "elementwise", "routing", "sampling"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 Library = Literal["cpu", "hopper"]  # kernels that together compute each row alone
 
@@ -33,7 +33,7 @@ class Kernels(NamedTuple):
     experts: Experts = "xla"
     sms: int | None = None
     linear: Linear = "xla"
-    glue: Glue = "xla"
+    elementwise: Elementwise = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     sums: Sums = "xla"
@@ -182,9 +182,9 @@ TABLE = (
     Kernel("linear", "cpu", _ON_CPU, alone_with=_CPU),
     Kernel("linear", "mosaic", (HOPPER, BFLOAT16), None, _HOPPER, wgmma=True),
     Kernel("linear", "xla"),
-    Kernel("glue", "cpu", _ON_CPU, alone_with=_CPU),
-    Kernel("glue", "mosaic", _ON_HOPPER, (ONE_DEVICE, NOT_DETERMINISTIC), _HOPPER),
-    Kernel("glue", "xla", alone_with=_CPU),  # where `sums` are the library's
+    Kernel("elementwise", "cpu", _ON_CPU, alone_with=_CPU),
+    Kernel("elementwise", "mosaic", _ON_HOPPER, (ONE_DEVICE, NOT_DETERMINISTIC), _HOPPER),
+    Kernel("elementwise", "xla", alone_with=_CPU),  # where `sums` are the library's
     Kernel("routing", "triton", (AMPERE, TRITON, ONE_DEVICE), (*_ON_HOPPER, NOT_DETERMINISTIC)),
     Kernel("routing", "xla", alone_with=_CPU | _HOPPER),
     Kernel("sampling", "triton", (AMPERE, TRITON, ONE_DEVICE), alone_with=_HOPPER),
@@ -195,7 +195,8 @@ Rows = Mapping[Operation, Kernel]
 _ROWS = {(kernel.operation, kernel.name): kernel for kernel in TABLE}
 _EVERYWHERE = ("xla", "reference")  # name a kernel of each operation
 # Options of earlier versions, and the operations that they were for.
-_FORMER = {f"{'moe' if operation == 'experts' else operation}_backend": operation for operation in OPERATIONS}
+_FORMER_NAMES = {"experts": "moe", "elementwise": "glue"}
+_FORMER = {f"{_FORMER_NAMES.get(operation, operation)}_backend": operation for operation in OPERATIONS}
 _NAMES = {operation: [kernel.name for kernel in TABLE if kernel.operation == operation] for operation in OPERATIONS}
 
 
@@ -225,7 +226,9 @@ def named_in(text: object) -> dict[Operation, str]:
     """
     found: dict[Operation, str] = {}
     if not isinstance(text, str):
-        raise ConfigError("kernels", text, "must be auto, xla, reference, or pairs such as attention=xla,glue=xla")
+        raise ConfigError(
+            "kernels", text, "must be auto, xla, reference, or pairs such as attention=xla,elementwise=xla"
+        )
     for word in [] if text == "auto" else text.split(","):
         operation, equals, name = word.strip().partition("=")
         if not equals and operation in _EVERYWHERE:

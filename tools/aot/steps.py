@@ -263,7 +263,7 @@ def _step_config(
     limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     kernels = Kernels(
-        spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, spec.sampling, spec.routing, spec.sums
+        spec.attention, spec.experts, device.SMS, spec.linear, spec.elementwise, spec.sampling, spec.routing, spec.sums
     )
     config = StepConfig(model, layout, bucket, pack, kernels, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, kv_dtype))

@@ -1,7 +1,7 @@
 """Time of whole decode steps and prefill chunks by rows and context, against the bytes and FLOP that they cannot avoid.
 
     python -m benchmarks.gpu.engine.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768]
-                                                 [--quantization mxfp4] [--engine kernels=glue=mosaic ...]
+                                                 [--quantization mxfp4] [--engine kernels=elementwise=mosaic ...]
                                                  [--trace FILE]
 
 Runs on random weights, without a scheduler and without prefill: rows get entries in the page tables as if their

@@ -44,7 +44,7 @@ from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 
-_FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,glue=mosaic,routing=triton,sampling=triton"}
+_FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,elementwise=mosaic,routing=triton,sampling=triton"}
 _WEIGHTS = "made-whole"
 _patched: tuple[Any, Any, Any] = steps, parts, selfcheck
 

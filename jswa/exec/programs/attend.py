@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Int, Shaped
 from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
-from jswa.model.glue.projection import Projection
+from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
 from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
-from pallas_kernels.glue import plan as glue
-from pallas_kernels.glue.api import rotate_and_write
+from pallas_kernels.elementwise import plan as elementwise
+from pallas_kernels.elementwise.api import rotate_and_write
 
 
 class Cells(NamedTuple):
@@ -53,7 +53,7 @@ def attend_pages(
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | Packed
         if isinstance(q, Projection):
-            at = glue.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
+            at = elementwise.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
             lane, queries = _write_projection(kernels, q, lane, at, cells, attend)
         else:
             queries = q
@@ -87,7 +87,7 @@ def _write_projection(
     kernels: Kernels,
     own: Projection,
     lane: Shaped[Array, "1 blocks elems"],
-    at: glue.Cells,
+    at: elementwise.Cells,
     cells: Cells,
     attend: Attend,
 ) -> tuple[Shaped[Array, "1 blocks elems"], Float[Array, "T H D"] | Packed]:

@@ -23,8 +23,8 @@ from jswa.exec.compile.ptxas import find_ptxas
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.selfcheck.attention import attention_cases
 from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.elementwise import elementwise_cases
 from jswa.exec.selfcheck.experts import expert_cases
-from jswa.exec.selfcheck.glue import glue_cases
 from jswa.exec.selfcheck.linear import linear_cases
 from jswa.exec.selfcheck.routing import routing_cases
 from jswa.exec.selfcheck.sampling import sampling_cases
@@ -45,7 +45,7 @@ CHECKS: Mapping[str, Callable[[Engine], Iterator[Case]]] = {
     "attention": attention_cases,
     "experts": expert_cases,
     "linear": linear_cases,
-    "glue": glue_cases,
+    "elementwise": elementwise_cases,
     "routing": routing_cases,
     "sampling": sampling_cases,
 }

@@ -10,8 +10,8 @@ from jaxtyping import Array, Int
 
 from jswa.architecture import MoeConfig
 from jswa.exec.selfcheck.cases import Case, Engine, normal
-from jswa.model.glue.products import FEW_TOKENS
-from jswa.model.glue.routing import route, router_of
+from jswa.model.fused.products import FEW_TOKENS
+from jswa.model.routing import route, router_of
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
 from pallas_kernels.experts.routing.plan import RouterWeights

@@ -127,7 +127,7 @@ def run(
 
 
 def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
-    """Run a decode call on "mosaic" with queries as the glue's kernel writes them; rows beyond the group hold NaN."""
+    """Run a decode call on "mosaic" with queries as the elementwise one writes them; rows beyond the group hold NaN."""
     q, kv, rows, tiles = _arrays(call, case)
     attend, kv_heads = _attend(case), kv.shape[2]
     scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)

@@ -26,12 +26,12 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from pallas_kernels import fp8
 from pallas_kernels.attention import reference
+from pallas_kernels.elementwise.hopper import norms, rope
+from pallas_kernels.elementwise.plan import Pairs
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
 from pallas_kernels.experts.triton import call as triton_experts
-from pallas_kernels.glue.hopper import norms, rope
-from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.packed_integers import CASES, write_both
@@ -261,7 +261,7 @@ def small_checks(
 
 
 @pytest.mark.parametrize("fault", [None, "norms", "rope"])
-def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elementwise_kernels_are_checked_if_it_is_mosaics(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms of products and of experts, rotation and KV, interpreted; a broken kernel is refused by name."""
     names = {"norms": ("residual_norms", norms), "rope": ("rotate_and_write", rope)}
     if fault is not None:
@@ -270,10 +270,10 @@ def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: py
         monkeypatch.setattr(module, name, lambda *given: (right(*given)[0] * 1.1, right(*given)[1]))
     with interpreted():
         if fault is None:
-            assert small_checks(Kernels(glue="mosaic"), experts=True) == 6
+            assert small_checks(Kernels(elementwise="mosaic"), experts=True) == 6
             return
-        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
-            small_checks(Kernels(glue="mosaic"))
+        with pytest.raises(KernelError, match=r"elementwise kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
+            small_checks(Kernels(elementwise="mosaic"))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
     """A sum without the expert of all tokens, and an activation that is another, are refused."""
     shared, right, product = MlpConfig(64, "silu"), norms.residual_norms, hopper.grouped_matmul
     with interpreted():
-        assert small_checks(Kernels(glue="mosaic"), experts=True, shared=shared) == 7
+        assert small_checks(Kernels(elementwise="mosaic"), experts=True, shared=shared) == 7
         if fault == "shared":
 
             def without(branch: Any, *given: Any) -> Any:
@@ -292,8 +292,8 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
             monkeypatch.setattr(norms, "residual_norms", without)
         else:
             monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: 1.1 * product(*given, **rest))
-        with pytest.raises(KernelError, match=f"glue kernel 'mosaic', {found}"):
-            small_checks(Kernels(glue="mosaic"), experts=True, shared=shared)
+        with pytest.raises(KernelError, match=f"elementwise kernel 'mosaic', {found}"):
+            small_checks(Kernels(elementwise="mosaic"), experts=True, shared=shared)
 
 
 def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
@@ -308,16 +308,16 @@ def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
         ({"rope": PAIRS, "qk_norm": Norm(1e-6), "temperature": Temperature(4.0, 0.5)}, ("interleaved", False)),
     ],
 )
-def test_the_glue_is_checked_in_every_form_of_attention(
+def test_elementwise_kernels_are_checked_in_every_form_of_attention(
     form: dict[str, Any], fault: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
     right = rope.rotate_and_write
     with interpreted():
-        assert small_checks(Kernels(glue="mosaic"), attention=form) == 7
+        assert small_checks(Kernels(elementwise="mosaic"), attention=form) == 7
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
-        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
-            small_checks(Kernels(glue="mosaic"), attention=form)
+        with pytest.raises(KernelError, match=r"elementwise kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
+            small_checks(Kernels(elementwise="mosaic"), attention=form)
 
 
 def other_scales(given: tuple[Any, ...]) -> Any:
@@ -331,14 +331,14 @@ def next_cells(given: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("fault", [other_scales, next_cells])
-def test_the_glue_is_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elementwise_kernels_are_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of pages, with scales and without."""
-    right, kernels = rope.rotate_and_write, Kernels(glue="mosaic")
+    right, kernels = rope.rotate_and_write, Kernels(elementwise="mosaic")
     with interpreted():
         assert small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True) == 11
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*fault(given)))
         with pytest.raises(
-            KernelError, match=r"glue kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
+            KernelError, match=r"elementwise kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
         ):
             small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True)
 

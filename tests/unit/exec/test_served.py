@@ -34,14 +34,14 @@ HOPPER = Facts("gpu", 9.0, "bfloat16", deterministic=True)
 @pytest.mark.parametrize(
     ("model", "kernel", "why"),
     [
-        ("gpt-oss-20b", ("glue", "mosaic"), None),
+        ("gpt-oss-20b", ("elementwise", "mosaic"), None),
         ("gpt-oss-20b", ("routing", "triton"), None),
         ("gpt-oss-20b", ("sampling", "triton"), None),
-        ("gemma-3-27b", ("glue", "mosaic"), None),
-        ("Olmo-3-7B", ("glue", "mosaic"), "qk_norm_all_heads"),
-        ("Llama-4-Scout", ("glue", "cpu"), "interleaved pairs"),
-        ("Mistral-7B-v0.1", ("glue", "cpu"), None),
-        ("Mistral-7B-v0.1", ("glue", "xla"), None),
+        ("gemma-3-27b", ("elementwise", "mosaic"), None),
+        ("Olmo-3-7B", ("elementwise", "mosaic"), "qk_norm_all_heads"),
+        ("Llama-4-Scout", ("elementwise", "cpu"), "interleaved pairs"),
+        ("Mistral-7B-v0.1", ("elementwise", "cpu"), None),
+        ("Mistral-7B-v0.1", ("elementwise", "xla"), None),
     ],
 )
 def test_kernels_tell_which_models_they_serve(model: str, kernel: tuple[str, str], why: str | None) -> None:
@@ -64,11 +64,11 @@ def test_the_sampling_kernel_serves_no_vocabulary_that_it_cannot_hold() -> None:
     assert "33554432" in str(unserved(kernel_of("sampling", "triton"), config, SIXTEEN))
 
 
-def test_glue_on_a_cpu_writes_no_pages_of_8_bits() -> None:
+def test_elementwise_on_a_cpu_writes_no_pages_of_8_bits() -> None:
     """On Hopper it does."""
     model = parse_config(CONFIGS["Mistral-7B-v0.1"], weights=False)
-    assert unserved(kernel_of("glue", "cpu"), model, EIGHT) == "writes no KV of 8 bits"
-    assert unserved(kernel_of("glue", "mosaic"), model, EIGHT) is None
+    assert unserved(kernel_of("elementwise", "cpu"), model, EIGHT) == "writes no KV of 8 bits"
+    assert unserved(kernel_of("elementwise", "mosaic"), model, EIGHT) is None
 
 
 def test_a_deterministic_engine_on_a_cpu_computes_rows_alone_unless_xla_multiplies_by_some_matrix() -> None:

@@ -17,7 +17,7 @@ from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import drawn_logprobs, few_rows, sample
-from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampler
 
 ABSENT = -3  # among drafts: there is none; no draw is -3

@@ -29,8 +29,8 @@ from jswa.model.collectives import (
     true_on_any,
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
-from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart, softmax, sums_from
+from pallas_kernels.elementwise.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import apart, softmax, sums_from
 
 _TINY = 2.0**-126  # smallest normal float32
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.glue import sums
+from pallas_kernels.elementwise import sums
 
 pytestmark = pytest.mark.triton
 WIDTHS = (1, 7, 100, 2_048, 5_000)

@@ -8,8 +8,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
-from pallas_kernels.glue.hopper.layouts import Chunk, chunks
-from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms, scaled
+from pallas_kernels.elementwise.hopper.layouts import Chunk, chunks
+from pallas_kernels.elementwise.plan import Join, Pairs, Parts, Rms, scaled
 from pallas_kernels.mosaic import Ref
 
 _Row = list[Float[Array, "..."]]  # the chunks of a token's numbers, of several sizes
@@ -25,7 +25,7 @@ def residual_norms(
 ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
     """See `api.residual_norms`. Jitted by itself, so that layers share one trace and hence one kernel.
 
-    Raises NoGlueKernel if the kernel cannot serve the width.
+    Raises NoElementwiseKernel if the kernel cannot serve the width.
     """
     tokens, width = x.shape
     pieces = list(chunks(width))

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jswa.architecture import AttentionConfig, ModelConfig, Norm, Rope
-from jswa.model.glue.products import rms_of
+from jswa.model.fused.products import rms_of
 from jswa.model.layers import RopeTables
-from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue.api import Implementation
-from pallas_kernels.glue.plan import Heads, HeadWeights, Parts, Rms
+from pallas_kernels.elementwise.api import Implementation
+from pallas_kernels.elementwise.plan import Heads, HeadWeights, Parts, Rms
+from pallas_kernels.errors import NoElementwiseKernel
 
 
 class Projection(NamedTuple):
@@ -39,7 +39,7 @@ class Projection(NamedTuple):
 
 
 def heads_of(config: AttentionConfig) -> Heads:
-    """Return the static parameters of a layer's heads. Raises NoGlueKernel if the kernel cannot serve them."""
+    """Return the static parameters of a layer's heads. Raises NoElementwiseKernel if the kernel cannot serve them."""
     unserved = {
         "kv_from": config.kv_from is not None,
         "keys_as_values": config.keys_as_values,
@@ -48,7 +48,7 @@ def heads_of(config: AttentionConfig) -> Heads:
     }
     for name, found in unserved.items():
         if found:
-            raise NoGlueKernel(f"attention layers with {name}: choose glue=xla for this model")
+            raise NoElementwiseKernel(f"attention layers with {name}: choose elementwise=xla for this model")
 
     def norm(given: Norm | None) -> Rms | None:
         return None if given is None else rms_of(given)
@@ -61,16 +61,16 @@ def heads_of(config: AttentionConfig) -> Heads:
 
 
 def require_served(model: ModelConfig, implementation: Implementation) -> None:
-    """Raise NoGlueKernel if a layer of the model needs more than the kernels of the glue do, with the reason."""
+    """Raise NoElementwiseKernel if a layer of the model needs more than the elementwise kernels do, with the reason."""
     if model.has_tail:
-        raise NoGlueKernel("layers without KV at the end: choose glue=xla for this model")
+        raise NoElementwiseKernel("layers without KV at the end: choose elementwise=xla for this model")
     for layer in model.layers:
         more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup
         if more:
-            raise NoGlueKernel("a layer is more than attention and feed-forward: choose glue=xla")
+            raise NoElementwiseKernel("a layer is more than attention and feed-forward: choose elementwise=xla")
         heads = heads_of(layer.attention)
         if implementation == "cpu":
-            from pallas_kernels.cpu import glue as cpu
+            from pallas_kernels.cpu import elementwise as cpu
 
             cpu.require_served(heads)
         elif implementation == "mosaic":
@@ -81,8 +81,8 @@ def require_served(model: ModelConfig, implementation: Implementation) -> None:
 
 
 def _require_hopper(width: int, heads: Heads, embedding: Rope | None) -> None:
-    """Raise NoGlueKernel if Hopper's kernels cannot serve the model's width or such heads."""
-    from pallas_kernels.glue.hopper import layouts, rope  # loads Mosaic's compiler
+    """Raise NoElementwiseKernel if Hopper's kernels cannot serve the model's width or such heads."""
+    from pallas_kernels.elementwise.hopper import layouts, rope  # loads Mosaic's compiler
 
     list(layouts.chunks(width))
     rope.require_served(heads, 0 if embedding is None else len(embedding.inv_freq))

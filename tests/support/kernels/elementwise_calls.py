@@ -1,4 +1,4 @@
-"""Make calls of the glue from cases: random arrays, the call of an implementation, the result in float32."""
+"""Make calls of elementwise kernels from cases: random arrays, the call of an implementation, the result in float32."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.elementwise.api import Implementation, residual_norms, rotate_and_write
+from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
-from pallas_kernels.glue.api import Implementation, residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 from tests.support.kernels.device import hopper
-from tools.cases.kernels.small.glue import NormCase, RopeCase
+from tools.cases.kernels.small.elementwise import NormCase, RopeCase
 
 Arrays = dict[str, Any]
 

@@ -17,9 +17,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import mosaic
-from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue.hopper.layouts import LANES, by_column, by_row, head_layout, head_rows, lanes_of
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Rms, scaled
+from pallas_kernels.elementwise.hopper.layouts import LANES, by_column, by_row, head_layout, head_rows, lanes_of
+from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Rms, scaled
+from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.quantized import cut
 
@@ -114,7 +114,7 @@ def rotate_and_write(
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:
     """See `api.rotate_and_write`.
 
-    Raises NoGlueKernel if the kernel cannot serve the head size.
+    Raises NoElementwiseKernel if the kernel cannot serve the head size.
     """
     cos, sin = rope or (None, None)
     heads = heads._replace(interleaved=heads.interleaved and rope is not None)
@@ -147,7 +147,7 @@ def rotate_and_write(
 
 
 def require_served(heads: Heads, half: int) -> None:
-    """Raise NoGlueKernel if the kernel cannot serve such heads, of which `half` pairs are rotated."""
+    """Raise NoElementwiseKernel if the kernel cannot serve such heads, of which `half` pairs are rotated."""
     turned = heads._replace(interleaved=heads.interleaved and half > 0)
     for kind in _kinds(turned):
         spans(turned, kind.size, half, rotates=kind.rotates)
@@ -156,13 +156,15 @@ def require_served(heads: Heads, half: int) -> None:
 def spans(heads: Heads, size: int, half: int, *, rotates: bool) -> list[Span]:
     """Return the columns of a head of that size in pieces: the two halves that are rotated, or none, then the others.
 
-    Of interleaved pairs the first pieces are the first and the second numbers. Raises NoGlueKernel if a piece is no
-    multiple of eight columns, and for interleaved pairs in a part of the columns.
+    Of interleaved pairs the first pieces are the first and the second numbers. Raises NoElementwiseKernel if a piece is
+    no multiple of eight columns, and for interleaved pairs in a part of the columns.
     """
     limit = f"head_dim = {size}, {2 * half} of it rotated: must be multiples of 8 for mosaic"
     if heads.interleaved:
         if 2 * half != heads.head_dim or not _are_rows(heads):
-            raise NoGlueKernel(f"{2 * half} of {heads.head_dim} columns in interleaved pairs: must be all for mosaic")
+            raise NoElementwiseKernel(
+                f"{2 * half} of {heads.head_dim} columns in interleaved pairs: must be all for mosaic"
+            )
         pieces = [Span(0, size // 2, 0), Span(0, size // 2, 1)]
     else:
         turned = half if rotates else 0
@@ -170,7 +172,7 @@ def spans(heads: Heads, size: int, half: int, *, rotates: bool) -> list[Span]:
         if 2 * turned < size:
             pieces.append(Span(2 * turned, size - 2 * turned))
     if any(piece.size % 8 for piece in pieces):
-        raise NoGlueKernel(limit)
+        raise NoElementwiseKernel(limit)
     lanes = min(lanes_of(piece.size) for piece in pieces)
     return [piece._replace(lanes=lanes) for piece in pieces]
 

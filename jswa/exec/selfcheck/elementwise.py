@@ -1,4 +1,4 @@
-"""Checks of the glue: norms, rotation and KV writes, gates with their activation."""
+"""Checks of the elementwise kernels: norms, rotation and KV writes, gates with their activation."""
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
@@ -15,14 +15,14 @@ from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConf
 from jswa.exec.selfcheck.cases import Case, Engine, normal, widened
 from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
-from jswa.model.glue.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
-from jswa.model.glue.projection import heads_of
+from jswa.model.fused.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
+from jswa.model.fused.projection import heads_of
 from jswa.model.layers import Mlp
 from jswa.model.transformer import Params
+from pallas_kernels.elementwise.api import Implementation as Elementwise
+from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
+from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
-from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.glue.api import residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
 
 _PAGES, _PAGE = 3, 16
 _COLUMNS = 256  # of an MLP: more are further thread blocks of the same code
@@ -40,16 +40,16 @@ class _Written(NamedTuple):
     offsets: Int[Array, " T"]
 
 
-def glue_cases(engine: Engine) -> Iterator[Case]:
+def elementwise_cases(engine: Engine) -> Iterator[Case]:
     """Yield the checks of norms, of rotation with KV writes, and of gates with their activation."""
     model, kernels, dtype = engine.model, engine.kernels, engine.dtype
     few = sorted({min(bucket.tokens, _TOKENS) for bucket in (engine.chosen[0], engine.chosen[-1])})
-    yield from _norm_cases(model, dtype, few, kernels.glue)
+    yield from _norm_cases(model, dtype, few, kernels.elementwise)
     yield from _rope_cases(model, engine.params, few, kernels, dtype, engine.kv_dtype)
     yield from _gate_cases(model, dtype, sorted({bucket.tokens for bucket in engine.chosen}), kernels)
 
 
-def _norm_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue: Glue) -> Iterator[Case]:
+def _norm_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], elementwise: Elementwise) -> Iterator[Case]:
     layers, norms = list(model.layers), dict[Hashable, tuple[Join, int, bool]]()
     following = [*(layer.pre_attn for layer in layers[1:]), model.final_norm]
     for layer, after in zip(layers, following, strict=True):
@@ -64,8 +64,8 @@ def _norm_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], glue:
     for join, choices, shared in norms.values():
         for tokens in sizes:
             name = f"{model.d_model} columns, {tokens} tokens{f' of {choices} experts' * bool(choices)}"
-            run = partial(_norm_results, join, choices, shared, tokens, model.d_model, dtype, glue)
-            yield Case(f"glue kernel {glue!r}, norms, {name}", run)
+            run = partial(_norm_results, join, choices, shared, tokens, model.d_model, dtype, elementwise)
+            yield Case(f"elementwise kernel {elementwise!r}, norms, {name}", run)
 
 
 def _rope_cases(
@@ -86,9 +86,13 @@ def _rope_cases(
             size = f"{attention.head_dim}/{attention.v_head_dim}"
             name = f"{attention.num_heads} heads of {size}, {tokens} tokens{', scales' * scaled}"
             given = attention, tokens, model.d_model, dtype, kv_dtype, scaled, kernels
-            yield Case(f"glue kernel {kernels.glue!r}, rotation and KV, {name}", partial(_rope_results, *given))
+            yield Case(
+                f"elementwise kernel {kernels.elementwise!r}, rotation and KV, {name}", partial(_rope_results, *given)
+            )
             if in_8_bits:
-                yield Case(f"glue kernel {kernels.glue!r}, KV in 8 bits, {name}", partial(_code_results, *given))
+                yield Case(
+                    f"elementwise kernel {kernels.elementwise!r}, KV in 8 bits, {name}", partial(_code_results, *given)
+                )
 
 
 def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], kernels: Kernels) -> Iterator[Case]:
@@ -96,7 +100,7 @@ def _gate_cases(model: ModelConfig, dtype: np.dtype, sizes: Sequence[int], kerne
     for mlp in dict.fromkeys(mlp for mlp in found if mlp is not None):
         for tokens in (tokens for tokens in sizes if gates_in_one(mlp, tokens, model.d_model)):
             run = partial(_gate_results, mlp, tokens, model.d_model, dtype, kernels)
-            yield Case(f"glue kernel {kernels.glue!r}, gates and ups, {tokens} tokens", run)
+            yield Case(f"elementwise kernel {kernels.elementwise!r}, gates and ups, {tokens} tokens", run)
 
 
 def _gate_results(
@@ -106,7 +110,7 @@ def _gate_results(
     rng, few = np.random.default_rng(0), dataclasses.replace(config, hidden=min(config.hidden, _COLUMNS))
     x, weights = normal(rng, tokens, width).astype(dtype), normal(rng, width, 2 * few.hidden) / width**0.5
 
-    def call(x: Array, implementation: Glue) -> Float[Array, "T F"]:
+    def call(x: Array, implementation: Elementwise) -> Float[Array, "T F"]:
         mlp = Mlp(few, width, x.dtype)
         mlp.gate_up[...] = weights.astype(dtype).astype(x.dtype)
         if mlp.gate_up_bias is not None:
@@ -115,7 +119,7 @@ def _gate_results(
 
     run = jax.jit(call, static_argnames="implementation")
     with jax.default_matmul_precision("highest"):
-        return run(x, implementation=kernels.glue).astype(jnp.float32), run(widened(x), implementation="xla")
+        return run(x, implementation=kernels.elementwise).astype(jnp.float32), run(widened(x), implementation="xla")
 
 
 def _choices(layer: LayerConfig) -> int:
@@ -124,7 +128,7 @@ def _choices(layer: LayerConfig) -> int:
 
 
 def _norm_results(
-    join: Join, choices: int, shared: bool, tokens: int, width: int, dtype: np.dtype, glue: Glue
+    join: Join, choices: int, shared: bool, tokens: int, width: int, dtype: np.dtype, elementwise: Elementwise
 ) -> tuple[Float[Array, "2 T M"], Float[Array, "2 T M"]]:
     """Return residual streams and norms by the kernel, and by XLA in float32."""
     rng = np.random.default_rng(0)
@@ -140,12 +144,12 @@ def _norm_results(
     weights = [_weight(rng, norm, width, dtype) for norm in (join.post, join.pre)]
 
     @partial(jax.jit, static_argnames="implementation")
-    def call(branch: Any, x: Array, post: Any, pre: Any, implementation: Glue) -> Float[Array, "2 T M"]:
+    def call(branch: Any, x: Array, post: Any, pre: Any, implementation: Elementwise) -> Float[Array, "2 T M"]:
         found = residual_norms(branch, x, join, post_weight=post, pre_weight=pre, implementation=implementation)
         return jnp.stack([result.astype(jnp.float32) for result in found])
 
     wide = jax.tree.map(widened, (branch, x, *weights))
-    return call(branch, x, *weights, implementation=glue), call(*wide, implementation="xla")
+    return call(branch, x, *weights, implementation=elementwise), call(*wide, implementation="xla")
 
 
 def _rope_calls(
@@ -185,7 +189,7 @@ def _rope_calls(
     @partial(jax.jit, static_argnames=("dtype", "implementation"))
     def call(
         kv: Array, values: Array, weights: Any, rope: Any, bias: Any, factor: Any, scales: Any, dtype: Any,
-        implementation: Glue,
+        implementation: Elementwise,
     ) -> _Written:  # fmt: skip
         cells = Cells(*at, 0, kv.shape, scales)
         own = Parts(values, bias), kv, heads, weights, rope, cells, dtype
@@ -193,7 +197,7 @@ def _rope_calls(
         return _Written(q[:, :, : heads.group].astype(jnp.float32), kv, written, *at)
 
     wide, kept = jax.tree.map(widened, given), kv if in_8_bits else widened(kv)
-    found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=kernels.glue)
+    found = call(kv, *given, dtype=jnp.dtype(dtype), implementation=kernels.elementwise)
     return found, call(kept, *wide, dtype=jnp.dtype("float32"), implementation="xla")
 
 

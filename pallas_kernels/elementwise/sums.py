@@ -87,7 +87,7 @@ def _on_triton(
     from pallas_kernels import triton
 
     triton.load()
-    from pallas_kernels.glue import row_sums
+    from pallas_kernels.elementwise import row_sums
 
     count = 1 if thresholds is None else thresholds.shape[1]
     operands: dict[str, Array | int | None] = {"values": values, "keys": None, "thresholds": None}
@@ -108,7 +108,7 @@ def _shares_on_triton(rows: Float[Array, "T N"], columns: int) -> tuple[Float[Ar
     from pallas_kernels import triton
 
     triton.load()
-    from pallas_kernels.glue import row_sums
+    from pallas_kernels.elementwise import row_sums
 
     size = rows.shape[1]
     shape, given = (_out(len(rows), size), {}) if columns else (None, {"shares": None})

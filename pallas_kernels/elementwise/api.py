@@ -13,12 +13,12 @@ from typing import get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from pallas_kernels import Glue
-from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue import xla
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
+from pallas_kernels import Elementwise
+from pallas_kernels.elementwise import xla
+from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
+from pallas_kernels.errors import NoElementwiseKernel
 
-Implementation = Glue
+Implementation = Elementwise
 
 
 def residual_norms(
@@ -33,19 +33,19 @@ def residual_norms(
     """Return y = keep · x + add · post(branch), and pre(y), which is y if there is no such norm.
 
     Raises:
-        NoGlueKernel: the implementation cannot serve these shapes or types.
+        NoElementwiseKernel: the implementation cannot serve these shapes or types.
         ValueError: there is no such implementation.
     """
     if _checked(implementation) == "xla":
         return xla.residual_norms(branch, x, join, post_weight, pre_weight)
     if implementation == "cpu":
-        from pallas_kernels.cpu import glue as cpu
+        from pallas_kernels.cpu import elementwise as cpu
 
         whole = branch if isinstance(branch, Parts) else Parts(xla.summed(branch, x.dtype)[None])
         return cpu.residual_norms(whole.values, whole.bias, x, join, post_weight, pre_weight)
     if x.dtype not in (jnp.bfloat16, jnp.float16):
-        raise NoGlueKernel(f"{x.dtype}: must be bfloat16 or float16 for glue=mosaic")
-    from pallas_kernels.glue.hopper import norms  # loads Mosaic's compiler
+        raise NoElementwiseKernel(f"{x.dtype}: must be bfloat16 or float16 for elementwise=mosaic")
+    from pallas_kernels.elementwise.hopper import norms  # loads Mosaic's compiler
 
     out: tuple[Array, Array] = norms.residual_norms(branch, x, join, post_weight, pre_weight)
     return out
@@ -76,13 +76,13 @@ def rotate_and_write(
         temperature: factor of each token's queries, applied in float32.
 
     Raises:
-        NoGlueKernel: the implementation cannot serve these shapes or types.
+        NoElementwiseKernel: the implementation cannot serve these shapes or types.
         ValueError: there is no such implementation, or pages that have not 8 bits have scales.
     """
     if cells.scales is not None and kv.dtype.itemsize > 1:
         raise ValueError(f"scales are for pages of 8 bits, and these are {kv.dtype}")
     if _checked(implementation) == "cpu":
-        from pallas_kernels.cpu import glue as cpu
+        from pallas_kernels.cpu import elementwise as cpu
 
         given = qkv.values, qkv.bias, kv, heads, weights, rope, cells, jnp.dtype(dtype), temperature
         return cpu.rotate_and_write(*given)
@@ -105,11 +105,11 @@ def _in_pages(
     if implementation == "xla":
         return xla.rotate_and_write(*given)
     if dtype not in (jnp.bfloat16, jnp.float16) or kv.dtype not in (dtype, jnp.float8_e4m3fn):
-        limit = "must be bfloat16 or float16 for glue=mosaic, and pages the same or float8_e4m3fn"
-        raise NoGlueKernel(f"{dtype}, pages of {kv.dtype}: {limit}")
+        limit = "must be bfloat16 or float16 for elementwise=mosaic, and pages the same or float8_e4m3fn"
+        raise NoElementwiseKernel(f"{dtype}, pages of {kv.dtype}: {limit}")
     if kv.shape[-1] != heads.row:
-        raise NoGlueKernel(f"{kv.shape[-1]} numbers per token in pages: must be {heads.row} for mosaic")
-    from pallas_kernels.glue.hopper import rope as hopper  # loads Mosaic's compiler
+        raise NoElementwiseKernel(f"{kv.shape[-1]} numbers per token in pages: must be {heads.row} for mosaic")
+    from pallas_kernels.elementwise.hopper import rope as hopper  # loads Mosaic's compiler
 
     return hopper.rotate_and_write(*given)
 

@@ -7,8 +7,8 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import PRODUCT_TYPES
-from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Rms
+from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Rms
+from pallas_kernels.errors import NoElementwiseKernel
 
 
 def residual_norms(
@@ -19,7 +19,7 @@ def residual_norms(
     post_weight: Float[Array, " M"] | None,
     pre_weight: Float[Array, " M"] | None,
 ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
-    """See `glue.api.residual_norms`. A row depends on no other row. Raises NoLibrary."""
+    """See `elementwise.api.residual_norms`. A row depends on no other row. Raises NoLibrary."""
     _require(x.dtype)
     library.digest()
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ def rotate_and_write(
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "..."]]:
-    """See `glue.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary and NoGlueKernel.
+    """See `elementwise.api.rotate_and_write`. A row depends on no other row. Raises NoLibrary and NoElementwiseKernel.
 
     XLA updates `kv` in place in the shape in which the step has it: between a parameter and a call that updates it, a
     reshape would be a copy.
@@ -49,7 +49,7 @@ def rotate_and_write(
     _require(dtype)
     require_served(heads)
     if kv.dtype.name not in PRODUCT_TYPES:
-        raise NoGlueKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for glue=cpu")
+        raise NoElementwiseKernel(f"pages of {kv.dtype}: must be one of {PRODUCT_TYPES} for elementwise=cpu")
     library.digest()
     tokens = values.shape[1]
     q = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), dtype)  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ def rotate_and_write(
 
 
 def require_served(heads: Heads) -> None:
-    """Raise NoGlueKernel if the library cannot serve such heads, with the reason."""
+    """Raise NoElementwiseKernel if the library cannot serve such heads, with the reason."""
     unserved = {
         f"V of {heads.v_size} numbers beside K of {heads.head_dim}": heads.v_size != heads.head_dim,
         f"V times {heads.v_scale}": heads.v_scale != 1.0,
@@ -87,12 +87,12 @@ def require_served(heads: Heads) -> None:
     }
     for name, found in unserved.items():
         if found:
-            raise NoGlueKernel(f"{name}: choose glue=xla for this model")
+            raise NoElementwiseKernel(f"{name}: choose elementwise=xla for this model")
 
 
 def _require(dtype: jnp.dtype) -> None:
     if jnp.dtype(dtype).name not in PRODUCT_TYPES:
-        raise NoGlueKernel(f"{dtype}: must be one of {PRODUCT_TYPES} for glue=cpu")
+        raise NoElementwiseKernel(f"{dtype}: must be one of {PRODUCT_TYPES} for elementwise=cpu")
 
 
 def _or_none(array: Array | None, dtype: jnp.dtype) -> Array:

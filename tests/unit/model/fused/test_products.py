@@ -1,4 +1,4 @@
-"""Tests of the decoder on the glue's kernels: how products are split, and which models it refuses."""
+"""Tests of the decoder on the elementwise kernels: how products are split, and which models it refuses."""
 
 import dataclasses
 from typing import Any
@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 
 from jswa.architecture import MlpConfig
-from jswa.model.glue.products import hidden_of, linear_parts, parts_of
-from jswa.model.glue.projection import heads_of, require_served
-from jswa.model.glue.routing import router_parts_of
+from jswa.model.fused.products import hidden_of, linear_parts, parts_of
+from jswa.model.fused.projection import heads_of, require_served
 from jswa.model.hf.config import parse_config
 from jswa.model.layers import Mlp
-from pallas_kernels.errors import NoGlueKernel
+from jswa.model.routing import router_parts_of
+from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.experts.api import tiling_of
 from pallas_kernels.experts.groups import Groups, list_one_group, list_tiles
 from pallas_kernels.interpreter import interpreted, races_found
@@ -111,7 +111,7 @@ def test_models_that_the_kernels_cannot_serve_are_refused(model: str, refused: s
     if refused is None:
         require_served(config, "mosaic")
         return
-    with pytest.raises(NoGlueKernel, match=refused):
+    with pytest.raises(NoElementwiseKernel, match=refused):
         require_served(config, "mosaic")
 
 
@@ -128,7 +128,7 @@ def test_sizes_that_hopper_cannot_serve_are_refused(width: int, head_dim: int, r
     if refused is None:
         require_served(model, "mosaic")
         return
-    with pytest.raises(NoGlueKernel, match=refused):
+    with pytest.raises(NoElementwiseKernel, match=refused):
         require_served(model, "mosaic")
 
 
@@ -137,7 +137,7 @@ def test_sizes_that_hopper_cannot_serve_are_refused(width: int, head_dim: int, r
 )
 def test_models_that_the_cpu_cannot_serve_are_refused(model: str, refused: str) -> None:
     """They run on XLA if nothing is named."""
-    with pytest.raises(NoGlueKernel, match=refused):
+    with pytest.raises(NoElementwiseKernel, match=refused):
         require_served(parse_config(CONFIGS[model], weights=False), "cpu")
 
 
@@ -145,5 +145,5 @@ def test_shared_kv_is_refused() -> None:
     """Such a layer has no K and V of its own."""
     attention = parse_config(CONFIGS["gemma-3-27b"], weights=False).layers[0].attention
     changes: dict[str, Any] = {"kv_from": 0}
-    with pytest.raises(NoGlueKernel, match="kv_from"):
+    with pytest.raises(NoElementwiseKernel, match="kv_from"):
         heads_of(dataclasses.replace(attention, **changes))

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu
 from jaxtyping import Array, Num
 
-from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
 THREADS, LANES = 128, 32
@@ -36,10 +36,10 @@ class Chunk(NamedTuple):
 def chunks(columns: int) -> Iterator[Chunk]:
     """Cut a row of a multiple of 64 columns into pieces whose loads are as wide as the number of columns allows.
 
-    Raises NoGlueKernel for other numbers of columns.
+    Raises NoElementwiseKernel for other numbers of columns.
     """
     if columns % 64:
-        raise NoGlueKernel(f"{columns} columns: must be a multiple of 64 for glue=mosaic")
+        raise NoElementwiseKernel(f"{columns} columns: must be a multiple of 64 for elementwise=mosaic")
     first = 0
     for vector in (_VECTOR, 2, 1):
         size = (columns - first) // (THREADS * vector) * THREADS * vector

@@ -1,4 +1,4 @@
-"""Products whose parts the glue's kernels add, and residuals with the norms on both sides of them."""
+"""Products whose parts the elementwise kernels add, and residuals with the norms on both sides of them."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,12 +10,12 @@ from jswa.forms.matrix import plain_of
 from jswa.model.collectives import psum
 from jswa.model.layers import Mlp, Normalize, linear
 from jswa.model.lora import AdapterIds
-from pallas_kernels.errors import NoGlueKernel
+from pallas_kernels.elementwise.api import Implementation, residual_norms
+from pallas_kernels.elementwise.plan import Join, Pairs, Parts, Rms
+from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.experts.api import grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, list_one_group
-from pallas_kernels.glue.api import Implementation, residual_norms
-from pallas_kernels.glue.plan import Join, Pairs, Parts, Rms
 
 FEW_TOKENS = 256  # more occupy all multiprocessors without splitting
 _COLUMNS = 128  # of the output, that one thread block computes
@@ -61,7 +61,7 @@ def gates_in_one(config: MlpConfig, tokens: int, inputs: int) -> bool:
 
 
 def adds_experts(config: MoeConfig) -> bool:
-    """Return whether the glue's kernels can add the results of experts: nothing lies between those and the sum."""
+    """Return whether the elementwise kernels can add the results of experts: nothing lies between those and the sum."""
     plain = config.shared is None or not (config.shared.bias or config.shared_gate or config.mean)
     return plain and config.devices == 1
 
@@ -96,9 +96,9 @@ def whole[Branch: Parts | Pairs](parts: Branch, dtype: jnp.dtype, devices: int) 
 
 
 def rms_of(norm: Norm) -> Rms:
-    """Return a norm as the kernels know it. Raises NoGlueKernel if it is a LayerNorm."""
+    """Return a norm as the kernels know it. Raises NoElementwiseKernel if it is a LayerNorm."""
     if norm.centered or norm.bias:
-        raise NoGlueKernel("a LayerNorm: choose glue=xla for this model")
+        raise NoElementwiseKernel("a LayerNorm: choose elementwise=xla for this model")
     return Rms(norm.eps, norm.offset, norm.cast_first, norm.weighted)
 
 

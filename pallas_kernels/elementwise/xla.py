@@ -1,11 +1,11 @@
-"""The glue as XLA compiles it: the reference of the kernels, in the activations' type or in float32."""
+"""Elementwise operations as XLA compiles them: the reference of the kernels, in the activations' type or in float32."""
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.api import write_kv
-from pallas_kernels.glue.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms, scaled
+from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms, scaled
 from pallas_kernels.quantized import cut
 
 

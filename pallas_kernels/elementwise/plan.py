@@ -1,4 +1,4 @@
-"""The static parameters and groups of arrays of the glue's calls, and the one formula that its kernels share.
+"""The static parameters and groups of arrays of these kernels' calls, and the one formula that they share.
 
 Shape letters: see `api`.
 """

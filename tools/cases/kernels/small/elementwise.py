@@ -1,4 +1,4 @@
-"""Cases of the glue's kernels as plain data, for tests and compilation.
+"""Cases of the elementwise kernels as plain data, for tests and compilation.
 
 `NORMS`, `ROPES` and `ROPES_8` (pages of 8 bits) are small, and each implementation must be right on them. `NORM_LAYERS`
 and `ROPE_LAYERS` have the shapes of released models, to be compiled: with the parts into which 64 tokens' products are
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from pallas_kernels.glue.plan import Heads, Rms
+from pallas_kernels.elementwise.plan import Heads, Rms
 
 FP8 = "float8_e4m3fn"
 GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6, weighted=False)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.cpu import library
-from pallas_kernels.errors import NoGlueKernel
-from pallas_kernels.glue.api import Implementation
-from tests.support.kernels.glue_calls import (
+from pallas_kernels.elementwise.api import Implementation
+from pallas_kernels.errors import NoElementwiseKernel
+from tests.support.kernels.elementwise_calls import (
     Arrays,
     call_norms,
     call_rope,
@@ -20,7 +20,7 @@ from tests.support.kernels.glue_calls import (
     rope_arrays,
     rope_call,
 )
-from tools.cases.kernels.small.glue import GEMMA, LLAMA, NORMS, ROPES, ROPES_8, NormCase, RopeCase
+from tools.cases.kernels.small.elementwise import GEMMA, LLAMA, NORMS, ROPES, ROPES_8, NormCase, RopeCase
 
 NATIVE: tuple[Implementation, ...] = ("cpu",) if library.available() else ()
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "mosaic", *NATIVE)
@@ -57,7 +57,7 @@ def test_queries_and_pages_are_those_in_float32(case: RopeCase, implementation: 
     """In 16 bits; cells of no token, and of dropped ones, keep their bytes; without races."""
     arrays = rope_arrays(case)
     if implementation == "cpu" and (case.v_head_dim or case.interleaved):
-        with pytest.raises(NoGlueKernel, match=r"V of|interleaved"):
+        with pytest.raises(NoElementwiseKernel, match=r"V of|interleaved"):
             call_rope(case, arrays, implementation)
         return
     expected = call_rope(case, widened(arrays, case.parts), "xla")
@@ -156,20 +156,20 @@ def rope_of(name: str) -> RopeCase:
 def test_what_a_kernel_cannot_serve_is_an_error() -> None:
     """Nothing takes its place."""
     other = replace(ROPES[0], kv_dtype="float8_e5m2")
-    with pytest.raises(NoGlueKernel, match="pages of float8_e5m2: must be bfloat16"):
+    with pytest.raises(NoElementwiseKernel, match="pages of float8_e5m2: must be bfloat16"):
         call_rope(other, rope_arrays(other), "mosaic")
     scaled = replace(ROPES[0], scaled=True)
     with pytest.raises(ValueError, match="scales are for pages of 8 bits, and these are bfloat16"):
         call_rope(scaled, rope_arrays(scaled), "mosaic")
     odd = replace(NORMS[0], width=100)
-    with pytest.raises(NoGlueKernel, match="100 columns"):
+    with pytest.raises(NoElementwiseKernel, match="100 columns"):
         call_norms(odd, norm_arrays(odd), "mosaic")
     wide = replace(NORMS[0], dtype="float32")
-    with pytest.raises(NoGlueKernel, match="float32"):
+    with pytest.raises(NoElementwiseKernel, match="float32"):
         call_norms(wide, norm_arrays(wide), "mosaic")
     narrow = replace(ROPES[0], half=12)
-    with pytest.raises(NoGlueKernel, match="24 of it rotated"):
+    with pytest.raises(NoElementwiseKernel, match="24 of it rotated"):
         call_rope(narrow, rope_arrays(narrow), "mosaic")
     partial = replace(ROPES[0], half=16, interleaved=True)
-    with pytest.raises(NoGlueKernel, match="32 of 64 columns in interleaved pairs"):
+    with pytest.raises(NoElementwiseKernel, match="32 of 64 columns in interleaved pairs"):
         call_rope(partial, rope_arrays(partial), "mosaic")

@@ -1,9 +1,9 @@
-"""Compile the glue's kernels for an H200 on any machine; check and print the compilers' reports.
+"""Compile the elementwise kernels for an H200 on any machine; check and print the compilers' reports.
 
-    .venv-gpu/bin/python -m tools.aot.small.glue [--only NAME] [--json FILE] [--write]
+    .venv-gpu/bin/python -m tools.aot.small.elementwise [--only NAME] [--json FILE] [--write]
 
 Checked for each kernel: no spilled registers, no stack, that pages are updated in place, and that nothing is worse than
-in gates/glue.json, which `--write` writes. The speed is not measured.
+in gates/elementwise.json, which `--write` writes. The speed is not measured.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
+from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts
 from pallas_kernels.experts.groups import row_count
-from pallas_kernels.glue.api import residual_norms, rotate_and_write
-from pallas_kernels.glue.plan import Cells, HeadWeights, Join, Pairs, Parts
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies
-from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS, NormCase, RopeCase
+from tools.cases.kernels.small.elementwise import NORM_LAYERS, ROPE_LAYERS, NormCase, RopeCase
 
-GATES = "glue.json"
+GATES = "elementwise.json"
 
 
 def main() -> None:
