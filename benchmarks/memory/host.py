@@ -77,8 +77,8 @@ def first_token(llm: LLM, length: int) -> tuple[float, float]:
 def open_store(runner: Runner, folder: Path) -> DiskStore:
     """Return files for the pages of a runner, more than are written here."""
     layout = runner.layout
-    shape = layout.page_size, layout.pages_per_block, layout.num_lanes * layout.devices
-    geometry = Geometry("benchmark", *shape, layout.block_elems // layout.pages_per_block, np.dtype(runner.kv_dtype))
+    shape = layout.page_size, layout.pages_per_slab, layout.num_lanes * layout.devices
+    geometry = Geometry("benchmark", *shape, layout.slab_elems // layout.pages_per_slab, np.dtype(runner.kv_dtype))
     return DiskStore(folder, 2**36, geometry)
 
 

@@ -212,7 +212,7 @@ def _steady(replica: Replica) -> int:
         steps = min(steps, sequence.limit - 1 - sequence.num_known)
     layout = scheduler.layout
     pages = len(rows) * (steps // layout.page_size + 1)
-    return steps if scheduler.cache.available_slots > pages * (1 + layout.pages_per_block) else 0
+    return steps if scheduler.cache.available_slots > pages * (1 + layout.pages_per_slab) else 0
 
 
 def _run(replica: Replica, now: float, steps: int) -> _Run:

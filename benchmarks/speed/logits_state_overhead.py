@@ -67,7 +67,7 @@ def measure(
     params: dict[str, Any], vocab: int, prompt: int, number: int, launches: Launches = launches_of
 ) -> dict[str, float]:
     """Return µs per request of `ROWS` that are admitted together, and the bytes of one of them."""
-    layout, limits = KVLayout.of(gemma3_27b(), 64), Limits(2**12, ROWS, 8192, 64, num_blocks=5_000, prefix_cache=False)
+    layout, limits = KVLayout.of(gemma3_27b(), 64), Limits(2**12, ROWS, 8192, 64, num_slabs=5_000, prefix_cache=False)
     given, scheduler = SamplingParams(**params), Scheduler(layout, limits)
     prompts = np.random.default_rng(number).integers(0, vocab, (ROWS, prompt)).astype(np.int32)
     start = time.thread_time()

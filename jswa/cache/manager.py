@@ -50,7 +50,7 @@ class CacheManager:
     def __init__(
         self,
         layout: KVLayout,
-        num_blocks: int,
+        num_slabs: int,
         width: int,
         rows: int,
         *,
@@ -59,7 +59,7 @@ class CacheManager:
         memory: HostMemory | None = None,
     ) -> None:
         self.layout = layout
-        self.pool = PagePool(num_blocks, layout.pages_per_block)
+        self.pool = PagePool(num_slabs, layout.pages_per_slab)
         self.prefix = PrefixCache(layout, self.pool)
         self.hits = HitCounter()
         self.moves: list[Move] = []
@@ -94,12 +94,12 @@ class CacheManager:
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
-        pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._windows.idle_pages()
-        for kind, size in (("full", 1), ("local", pool.pages_per_block)):
+        pool, slots = self.pool, self.available_slots - self.pool.pages_per_slab * self._windows.idle_pages()
+        for kind, size in (("full", 1), ("local", pool.pages_per_slab)):
             cached = getattr(pool, f"{kind}_cached")
             freed = (getattr(pool, f"{kind}_owners") > cached) & (owners_without(pool, kind, closed) == cached)
             slots += size * int(np.count_nonzero(freed))
-        return slots + pool.pages_per_block * self._windows.idle_pages(closed)
+        return slots + pool.pages_per_slab * self._windows.idle_pages(closed)
 
     def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
@@ -109,7 +109,7 @@ class CacheManager:
         full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
         own = self._copied_local(match)
         local = np.count_nonzero(owners_without(self.pool, "local", closed)[match.local[: len(match.local) - own]] > 1)
-        return int(full) + self.pool.pages_per_block * int(local)
+        return int(full) + self.pool.pages_per_slab * int(local)
 
     def open(self) -> Lease:
         """Return a lease without pages. The caller must `close` it."""
@@ -149,7 +149,7 @@ class CacheManager:
         first = row * table.full.shape[1]
         full = range(first + max(before, table.shared.item(row)), first + pages) if layout.full else range(0)
         local = range(first + before, first + pages) if layout.local else range(0)
-        slots = len(full) + len(local) * pool.pages_per_block
+        slots = len(full) + len(local) * pool.pages_per_slab
         if slots > pool.free_slots and not self.make_room(slots):
             return False
         table.covered[row] = pages * page
@@ -281,11 +281,11 @@ class CacheManager:
         """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
 
         def allocate(full: int, local: int) -> NewPages | None:
-            if not self._windows.make_room(full + local * self.pool.pages_per_block):
+            if not self._windows.make_room(full + local * self.pool.pages_per_slab):
                 return None
-            blocks = self.pool.alloc_local(local)
+            slabs = self.pool.alloc_local(local)
             self._follow_moves()
-            return NewPages(self.pool.alloc_full(full), blocks)
+            return NewPages(self.pool.alloc_full(full), slabs)
 
         return self.host is not None and self.host.begin(found, self.epoch, allocate)
 
@@ -350,7 +350,7 @@ class CacheManager:
 
     def _room_for_copies(self, full: Int[np.ndarray, " n"], local: Int[np.ndarray, " m"]) -> bool:
         """Make room for copies of pages of the cache, which are not evicted for it; False if that is impossible."""
-        slots = len(full) + len(local) * self.pool.pages_per_block
+        slots = len(full) + len(local) * self.pool.pages_per_slab
         if slots <= self.pool.free_slots:
             return True
         self.pool.retain_full(full)
@@ -363,7 +363,7 @@ class CacheManager:
 
     def _copy_local(self, lease: Lease) -> None:
         """Replace the last local page of a lease by a copy."""
-        m, pages = self.pool.pages_per_block, lease.local.held
+        m, pages = self.pool.pages_per_slab, lease.local.held
         source, target = int(pages[-1]), int(self.pool.alloc_local(1)[0])
         pages[-1] = target
         self._follow_moves()
@@ -393,7 +393,7 @@ class CacheManager:
         moves = self.pool.drain_moves()
         for source, target in moves:
             self.prefix.tree.rename(source, target)
-        renamed = destinations(moves, self.pool.num_blocks * self.pool.pages_per_block)
+        renamed = destinations(moves, self.pool.num_slabs * self.pool.pages_per_slab)
         self.table.rename(renamed)
         if self.host is not None:
             self.host.rename(renamed)

@@ -113,7 +113,7 @@ class Runner:
         self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=few, tail=model.has_tail)
         self._model = model
         self._kernels = kernels
-        self._num_pages = limits.num_blocks * layout.pages_per_block
+        self._num_pages = limits.num_slabs * layout.pages_per_slab
         self._preparing = Lock()
         self._broadcast = broadcast
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back

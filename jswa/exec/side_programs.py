@@ -46,7 +46,7 @@ def compile_rename_pages(
     layout: KVLayout, state: DeviceState, store: ProgramStore | None = None
 ) -> jax.stages.Compiled:
     """Compile `rename_pages` ahead of time. The table is donated."""
-    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    pages = state["lanes"][0].shape[1] * layout.pages_per_slab
     return _compile(store, partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
 
 
@@ -108,7 +108,7 @@ def _compile(
 
 def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
     """Yield a launch of each program that changes nothing: every entry names a page or a row that does not exist."""
-    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    pages = state["lanes"][0].shape[1] * layout.pages_per_slab
     max_rows, width = state["full_table"].shape
     moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
     yield Launch(COPY_PAGES, (moves,))

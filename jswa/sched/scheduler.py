@@ -44,7 +44,7 @@ class Scheduler:
         self.limits = limits
         self.cache = CacheManager(
             layout,
-            limits.num_blocks,
+            limits.num_slabs,
             limits.pages_per_row,
             limits.max_rows,
             sharing=limits.prefix_cache,

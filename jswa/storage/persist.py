@@ -155,8 +155,8 @@ def _from_arrays(
     check(snapshot, layout, vocab)
     if arrays["sizes"].tolist() != _sizes(snapshot).tolist():
         raise ValueError("arrays are missing")
-    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_block * int(snapshot.local.sum())
-    shape = (slots, layout.block_elems // layout.pages_per_block)
+    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_slab * int(snapshot.local.sum())
+    shape = (slots, layout.slab_elems // layout.pages_per_slab)
     numbers = range(layout.num_lanes * layout.devices)
     lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in numbers]
     if any(lane.shape != shape for lane in lanes):

@@ -33,32 +33,32 @@ def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
     Nothing is evicted: if memory is short, the branches used longest ago are left out. The pool may have to move
     pages, so the manager's moves must be carried out on the device before the slots are written.
     """
-    prefix, pool, m = cache.prefix, cache.pool, cache.pool.pages_per_block
+    prefix, pool, m = cache.prefix, cache.pool, cache.pool.pages_per_slab
     has_full, before = cache.layout.full is not None, prefix.tree.num_tokens(salt)
     edges = Edges.of(snapshot, cache.layout.page_size)
     new, last_use = _lacking(prefix.tree, salt, snapshot, edges)
     chosen, local = _choose(snapshot, edges, new, cache.layout, pool.free_slots)
     full = new & np.repeat(chosen, edges.pages) & has_full
-    blocks, pages = np.zeros(len(new), np.int32), np.zeros(len(new), np.int32)
-    blocks[local] = pool.alloc_local(int(local.sum()))
-    cache.compact()  # full pages may have moved to make whole blocks free
+    slabs, pages = np.zeros(len(new), np.int32), np.zeros(len(new), np.int32)
+    slabs[local] = pool.alloc_local(int(local.sum()))
+    cache.compact()  # full pages may have moved to make whole slabs free
     pages[full] = pool.alloc_full(int(full.sum()))
-    cursors = _publish(prefix, salt, snapshot, edges, chosen, pages, blocks)
+    cursors = _publish(prefix, salt, snapshot, edges, chosen, pages, slabs)
     for edge, cursor in cursors.items():
         if cursor.node is not None and new[edges.entries(edge)].any():
             cursor.node.last = max(cursor.node.last, int(last_use[edge]))
             prefix.tree.candidates.refresh(cursor.node)
     # The tree owns the pages now. Pages of text that two edges of the snapshot share are free again.
     pool.free_full(pages[full])
-    pool.free_local(blocks[local])
-    prefix.retention.unpin(blocks[local])
+    pool.free_local(slabs[local])
+    prefix.retention.unpin(slabs[local])
     _add_windows(prefix, snapshot, cursors)
     for cursor in cursors.values():
         prefix.detach(cursor)
     saved_full = len(new) if has_full else 0
     numbers = np.cumsum(snapshot.local) - 1
     rows = [np.flatnonzero(full), saved_full + slots_of(_NONE, numbers[local], m)]
-    slots = slots_of(pages[full], blocks[local], m)
+    slots = slots_of(pages[full], slabs[local], m)
     return Restored(prefix.tree.num_tokens(salt) - before, slots, np.concatenate(rows))
 
 
@@ -85,7 +85,7 @@ def _publish(
     edges: Edges,
     chosen: Bool[np.ndarray, " edges"],
     pages: Int[np.ndarray, " entries"],
-    blocks: Int[np.ndarray, " entries"],
+    slabs: Int[np.ndarray, " entries"],
 ) -> dict[int, Cursor]:
     """Publish the chosen edges as rows do that end with them; returns the cursor at the end of each.
 
@@ -96,10 +96,10 @@ def _publish(
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
         known, above = np.zeros(start // p, np.int32), cursors.get(int(snapshot.parent[edge]))
-        new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, blocks[own]]))
+        new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, slabs[own]]))
         tokens[start:end] = edges.tokens(snapshot, edge)
         cursor = cursors[edge] = publish(prefix, salt, tokens[:end], new, None if above is None else above.node, start)
-        if cursor.node is not None and (pages[own].any() or blocks[own].any()):
+        if cursor.node is not None and (pages[own].any() or slabs[own].any()):
             cursor.node.last, cursor.node.hits = clock - int(snapshot.age[edge]), int(snapshot.hits[edge])
             prefix.tree.candidates.refresh(cursor.node)
     return cursors
@@ -122,7 +122,7 @@ def _choose(
 
     Local pages that no window needs come last.
     """
-    m, parent = layout.pages_per_block, snapshot.parent.tolist()
+    m, parent = layout.pages_per_slab, snapshot.parent.tolist()
     slots = np.add.reduceat(new.astype(np.int64), edges.first) if len(parent) else np.zeros(0, np.int64)
     slots *= layout.full is not None
     needs = _needs(snapshot, edges, layout.page_size, layout.reach)

@@ -92,26 +92,26 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
         stack.extend((child, parent, text[length:]) for child in node.children.values())
     windows = []
     for window in (window for node in nodes for window in node.windows.values()):
-        node_of = tree.candidates.edge_at(tree.local_slot.item(window.blocks.item(-1)))
+        node_of = tree.candidates.edge_at(tree.local_slot.item(window.slabs.item(-1)))
         edge, end = (-1, 0) if node_of is None else ends.get(node_of, (-1, 0))
         if window.end <= end:
             windows.append((edge, window.end, window.branch, clock - window.last, window.hits))
     table, marks = np.array(edges, np.int64).reshape(-1, 4), np.array(windows, np.int64).reshape(-1, 5)
-    blocks, ids = np.concatenate(local), np.concatenate(full)
+    slabs, ids = np.concatenate(local), np.concatenate(full)
     snapshot = Snapshot(
         parent=table[:, 0],
         length=table[:, 1],
         age=table[:, 2],
         hits=table[:, 3],
         tokens=np.concatenate(texts),
-        local=blocks != NONE,
+        local=slabs != NONE,
         window_edge=marks[:, 0],
         window_end=marks[:, 1],
         window_branch=marks[:, 2].astype(bool),
         window_age=marks[:, 3],
         window_hits=marks[:, 4],
     )
-    return Captured(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
+    return Captured(snapshot, slots_of(ids[ids != NONE], slabs[slabs != NONE], prefix.pool.pages_per_slab), total)
 
 
 def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:

@@ -94,7 +94,7 @@ def _attend(
     # One token's window is a function of its position; that of a tile is not, so its blocks begin at their multiples.
     align = page_size if decode else block_tokens
     first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
-    num_blocks = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
+    num_slabs = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
     shape = (num_tiles, num_kv_heads, group * tile_size)
     # In decode the products take whole cells. Keys and values apart would be two more copies.
     queries = _queries(q[tile.tokens], shape, 0 if not decode else kv.shape[-1] - head_dim)
@@ -121,7 +121,7 @@ def _attend(
     if decode and width == block_pages:
         total, weight, _ = block(0, start)
     else:
-        total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, start)
+        total, weight, _ = lax.fori_loop(0, num_slabs.max(), block, start)
     out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(num_tiles, tile_size, q.shape[1], v_dim).astype(q.dtype)

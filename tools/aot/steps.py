@@ -257,10 +257,10 @@ def _step_config(
     model: ModelConfig, layout: KVLayout, bucket: Bucket, spec: StepSpec
 ) -> tuple[StepConfig, DeviceState]:
     kv_dtype = BFLOAT16 if spec.kv_bits == 16 else jnp.dtype("float8_e4m3fn")
-    num_blocks = KV_BYTES // layout.block_bytes(kv_dtype.itemsize)
+    num_slabs = KV_BYTES // layout.slab_bytes(kv_dtype.itemsize)
     drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
     sizes = model.max_position, bucket.rows, bucket.tokens
-    limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
+    limits = Limits(*sizes, page_size=PAGE, num_slabs=num_slabs, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     kernels = Kernels(
         spec.attention, spec.experts, device.SMS, spec.linear, spec.elementwise, spec.sampling, spec.routing, spec.sums

@@ -194,7 +194,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     model = parse_config(CONFIGS[name], weights=False)
     layout, bucket = KVLayout.of(model, 64), Bucket(64, 64, decode=True)
     limits = Limits(
-        model.max_position, bucket.rows, bucket.tokens, page_size=64, num_blocks=KV_BYTES // layout.block_bytes(2)
+        model.max_position, bucket.rows, bucket.tokens, page_size=64, num_slabs=KV_BYTES // layout.slab_bytes(2)
     )
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
     config = StepConfig(model, layout, bucket, spec, Kernels(attention="triton", sms=card.sms))

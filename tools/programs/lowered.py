@@ -176,7 +176,7 @@ def _limits(wanted: Configuration, model: ModelConfig) -> Limits:
         rows,
         tokens,
         page,
-        num_blocks=1_024,
+        num_slabs=1_024,
         one_bucket=wanted.deterministic,
         deterministic=wanted.deterministic,
         routed_experts=wanted.experts_out,

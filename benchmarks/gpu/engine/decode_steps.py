@@ -64,12 +64,12 @@ class CachedRow(NamedTuple):
 def lay_out_rows(runner: Runner, rows: int, length: int, more: int) -> list[CachedRow] | None:
     """Return rows of `length` tokens on pages of their own, with room for `more` tokens; None if they do not fit."""
     layout, p = runner.layout, runner.limits.page_size
-    m, end = layout.pages_per_block, length + more
+    m, end = layout.pages_per_slab, length + more
     oldest = 0 if layout.reach is None else layout.reach.first_visible(max(length - 1, 0)) // p
     full = -(-end // p) if layout.full else 0
     local = -(-end // p) - oldest if layout.local else 0
-    blocks = 1 + rows * local  # the first block is never used
-    if blocks * m + rows * full > runner.limits.num_blocks * m or end > runner.limits.max_model_len:
+    slabs = 1 + rows * local  # the first slab is never used
+    if slabs * m + rows * full > runner.limits.num_slabs * m or end > runner.limits.max_model_len:
         return None
     return [
         CachedRow(
@@ -77,7 +77,7 @@ def lay_out_rows(runner: Runner, rows: int, length: int, more: int) -> list[Cach
             length,
             TableRow(
                 row,
-                blocks * m + row * full + np.arange(full, dtype=np.int32),
+                slabs * m + row * full + np.arange(full, dtype=np.int32),
                 oldest,
                 1 + row * local + np.arange(local, dtype=np.int32),
             ),

@@ -74,7 +74,7 @@ def compile_all(folder: Path, options: dict[str, Any], only: Sequence[str]) -> N
     kernels = resolve(config.kernels, Facts("gpu", 9.0, kind.name, sms=SMS, packed_experts=True))
     layout = KVLayout.of(model, limits.page_size)
     limits = size_arena(limits, layout, config, int(config.kv_cache_memory_bytes or 0), kind.itemsize, on_gpu=True)
-    print(f"{limits.num_blocks} blocks, {limits.num_blocks * layout.block_bytes(2) / 1e9:.1f} GB", flush=True)
+    print(f"{limits.num_slabs} slabs, {limits.num_slabs * layout.slab_bytes(2) / 1e9:.1f} GB", flush=True)
     state = state_shapes(layout, limits, model.vocab_size, kind)
     with elsewhere.for_h200() as place:
         shapes: Any = params

@@ -35,14 +35,14 @@ class Geometry(NamedTuple):
     Attributes:
         identity: digest of all that must be equal for a page to be valid: model, weights, dtype, layout.
         page_size: tokens of a page.
-        pages_per_block: rows of a local page; a full page is one row.
+        pages_per_slab: rows of a local page; a full page is one row.
         lanes: arrays that a slot has a row in.
         elems, dtype: of a row.
     """
 
     identity: str
     page_size: int
-    pages_per_block: int
+    pages_per_slab: int
     lanes: int
     elems: int
     dtype: np.dtype
@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 
     def rows(self, key: Key) -> int:
         """Return the rows of a page."""
-        return 1 if key[0] == "full" else self.pages_per_block
+        return 1 if key[0] == "full" else self.pages_per_slab
 
 
 class Tail(NamedTuple):

@@ -51,7 +51,7 @@ class DiskCache:
         self.wanted: Wanted | None = None
         self.torn = False
         self._tier = tier
-        self._slots = max(slots_per_step, 1 + tier.pool.pages_per_block)
+        self._slots = max(slots_per_step, 1 + tier.pool.pages_per_slab)
         self.seconds_per_token = seconds_per_token
         self._patience = patience
         self._retired = False
@@ -74,7 +74,7 @@ class DiskCache:
         wanted = find(self._tier, self.store, salt, tokens, limit, start)
         if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self.seconds_per_token:
             return None
-        m, pool = self._tier.pool.pages_per_block, self._tier.pool
+        m, pool = self._tier.pool.pages_per_slab, self._tier.pool
         slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
         return wanted if slots <= pool.free_slots + pool.evictable_slots else None
 
@@ -152,7 +152,7 @@ class DiskCache:
 
     def _take(self, wanted: Wanted) -> None:
         """Publish the next part of the text in host memory, as many pages as a step takes in."""
-        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_block
+        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_slab
         count, slots, to = len(wanted.full), 0, self._taken
         while to < count:
             slots += (wanted.full[to] is not None) + m * (wanted.local[to] is not None)
@@ -178,7 +178,7 @@ class DiskCache:
     def _save(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[Save | None, bool]:
         """Return the pages of a text to write now, and whether more are left."""
         tier, geometry = self._tier, self.store.geometry
-        page, m = tier.prefix.layout.page_size, tier.pool.pages_per_block
+        page, m = tier.prefix.layout.page_size, tier.pool.pages_per_slab
         path, agreed = tier.prefix.tree.walk(salt, tokens)
         if agreed < len(tokens):
             agreed -= agreed % page  # its end has been evicted

@@ -70,12 +70,12 @@ class Recall:
         """Whether all pages have been copied."""
         return self.sent == len(self._kinds)
 
-    def uploads(self, slots: int, pages_per_block: int) -> list[tuple[int, int]]:
+    def uploads(self, slots: int, pages_per_slab: int) -> list[tuple[int, int]]:
         """Return the next pairs (slot here, slot of the device), about so many; they count as copied."""
         pairs: list[tuple[int, int]] = []
         while not self.complete and len(pairs) < slots:
             kind, at = self._kinds[self.sent]
-            m = 1 if kind == "full" else pages_per_block
+            m = 1 if kind == "full" else pages_per_slab
             source, target = (int(getattr(pages, kind)[at]) * m for pages in (self.found.source, self.new))
             pairs += [(source + i, target + i) for i in range(m)]
             self.sent += 1
@@ -139,7 +139,7 @@ class HostCache:
         here.local[~window | (kept.local != NONE) | ~local] = NONE
         kept.local[~window] = NONE
         gain = at.start - match.resume.start
-        cost = int(np.count_nonzero(lacks)) + layout.pages_per_block * int(np.count_nonzero(here.local))
+        cost = int(np.count_nonzero(lacks)) + layout.pages_per_slab * int(np.count_nonzero(here.local))
         if not cost or gain <= max(page, cost * self._memory.tokens_per_slot):
             return None
         places = places_of(path, len(text))
@@ -175,7 +175,7 @@ class HostCache:
         """Return the copies of the next step; None if there are none."""
         pairs: list[tuple[int, int]] = []
         if self.active is not None:
-            pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_block)
+            pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_slab)
             self.recalled += len(pairs)
         moves, downloads, writes = self.tier.drain()
         saves = () if self.disk is None else self.disk.saves()

@@ -26,7 +26,7 @@ class Cells(NamedTuple):
 
 
 def attend_pages(
-    lane: Float[Array, "1 blocks elems"],
+    lane: Float[Array, "1 slabs elems"],
     q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
@@ -38,7 +38,7 @@ def attend_pages(
     cells: Cells,
     attend: Attend,
     kernels: Kernels,
-) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, if there is any, and attend.
 
     The reshapes are bitcasts; the lane is not copied.
@@ -48,7 +48,7 @@ def attend_pages(
         kv_scales: for 8-bit lanes, see `write_kv`.
         shape, index: the view of the lane's pages, and the layer's place in a page.
     """
-    pages = lane.shape[1] * shape.pages_per_block
+    pages = lane.shape[1] * shape.pages_per_slab
     view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | Packed
@@ -86,11 +86,11 @@ def attend_pages(
 def _write_projection(
     kernels: Kernels,
     own: Projection,
-    lane: Shaped[Array, "1 blocks elems"],
+    lane: Shaped[Array, "1 slabs elems"],
     at: elementwise.Cells,
     cells: Cells,
     attend: Attend,
-) -> tuple[Shaped[Array, "1 blocks elems"], Float[Array, "T H D"] | Packed]:
+) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | Packed]:
     """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]

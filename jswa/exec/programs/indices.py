@@ -191,7 +191,7 @@ def step_indices(
     positions = jnp.where(real, spread(starts - first_token) + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_row_id = spread(row_ids)
-    num_blocks = state["lanes"][0].shape[1]
+    num_slabs = state["lanes"][0].shape[1]
 
     def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
         # Padding is not written, so its page may be any.
@@ -205,7 +205,7 @@ def step_indices(
         rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
         # Earlier positions are in shared cache pages that already hold this KV: do not write them.
         written = real & (positions >= spread(inputs.column("full_write_from")))
-        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
+        full = kind(state["full_table"], num_slabs * layout.full.pages_per_slab, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
         first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
@@ -214,7 +214,7 @@ def step_indices(
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
         page_rows = _pages_from(table, row_ids, first_page, width)
         rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
-        local = kind(table, num_blocks, rows, real)
+        local = kind(table, num_slabs, rows, real)
     most = bucket.per_row if bucket.decode else None
     tiles = {size: tile_rows(counts, first_token, token_row, size, most) for size in sorted(set(tile_tokens))}
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1, 1)

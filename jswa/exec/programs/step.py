@@ -366,14 +366,14 @@ def attend_layer(
     config: StepConfig,
     indices: StepIndices,
     layer: int,
-    lane: Float[Array, "1 blocks elems"],
+    lane: Float[Array, "1 slabs elems"],
     q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,
     *,
     last: bool,
-) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, unless it reads another layer's, and attend; see `attend_pages`.
 
     Args:

@@ -79,7 +79,7 @@ def check_kernels(
     engine = Engine(model, local, layout, limits, buckets, _chosen(buckets), kernels, run_dtype(params), kv_dtype)
     if store is None:
         return _compare(engine)
-    fixed = dataclasses.replace(limits, num_blocks=0)  # as the memory that is free is never the same
+    fixed = dataclasses.replace(limits, num_slabs=0)  # as the memory that is free is never the same
     key = f"kernels {model} {layout} {fixed} {buckets} {kernels} {kv_dtype}"
     return store.figure(key, (params,), "", partial(_compare, engine))
 

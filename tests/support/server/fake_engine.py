@@ -114,7 +114,7 @@ class FakeEngine:
         self.model = FakeModel()
         self.adapters = {name: f"digest of {name}" for name in adapters}
         self.kernels = Kernels()
-        self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
+        self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_slabs=64)
         self.grammars: Grammars | None = None
         self.rule = rule
         self.steps = 0
@@ -272,7 +272,7 @@ class FakeEngine:
         return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
 
     def view(self, edges: int) -> CacheView:
-        """Return an arena of 64 blocks, in which every running request has one full page."""
+        """Return an arena of 64 slabs, in which every running request has one full page."""
         slots = np.zeros(64, np.uint8)
         slots[1 : 1 + len(self.running)] = FULL
         texts = [len(text) for text in self.running.values()]

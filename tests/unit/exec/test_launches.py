@@ -56,7 +56,7 @@ def test_arrays_that_are_not_contiguous_arrive_unchanged() -> None:
 def test_rows_that_start_on_cached_pages_share_a_launch() -> None:
     """Twenty admissions of a step: one launch, and one of the copies of the page inside which each of them goes on."""
     page, rows = 4, 20
-    layout, limits = make_layout(page, Reach(9), num_full=1, num_local=2), Limits(60, rows, 64, page, num_blocks=2_000)
+    layout, limits = make_layout(page, Reach(9), num_full=1, num_local=2), Limits(60, rows, 64, page, num_slabs=2_000)
     loop = Loop(layout, limits, TextModel(64))
     text = [number % 7 for number in range(23)]
     loop.scheduler.add(make_request("first", text, length=25))
@@ -69,7 +69,7 @@ def test_rows_that_start_on_cached_pages_share_a_launch() -> None:
     assert len(plan.table_rows) == rows
     bucket = pick_bucket(bucket_table(limits, on_gpu=False), plan)
     spec = PackSpec.of(bucket, page_size=page, max_rows=rows)
-    launches = plan_launches(plan, {3: spec}, limits.num_blocks * layout.pages_per_block, limits.pages_per_row, 64)
+    launches = plan_launches(plan, {3: spec}, limits.num_slabs * layout.pages_per_slab, limits.pages_per_row, 64)
     copies = -(-len(plan.moves) // 32)
     assert copies > 0
     assert [launch.program for launch in launches] == [COPY_PAGES] * copies + [SET_ROWS, STEP + 3]

@@ -39,10 +39,10 @@ from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, pl
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
-def checked(kernels: Kernels, buckets: Sequence[Bucket], store: ProgramStore | None = None, blocks: int = 4) -> int:
+def checked(kernels: Kernels, buckets: Sequence[Bucket], store: ProgramStore | None = None, slabs: int = 4) -> int:
     """Check the kernels of a small hybrid model; return how many."""
     model = small_model("LF", window=64)
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=blocks)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=slabs)
     layout, kind = KVLayout.of(model, limits.page_size), np.dtype(np.float32)
     with quick_compiles():
         return check_kernels(model, random_params(model), layout, limits, buckets, kernels, kind, store)
@@ -64,7 +64,7 @@ def test_kernels_that_agreed_are_not_checked_again(tmp_path: Path, monkeypatch: 
     assert checked(own, [DECODE], ProgramStore(folder, devices, "sources")) == 2
     monkeypatch.setattr(reference, "paged_attention", lambda q, *_, **__: jnp.zeros_like(q))
     jax.clear_caches()  # type: ignore[no-untyped-call]
-    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources"), blocks=5) == 2
+    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources"), slabs=5) == 2
     for sources, buckets in (("others", [DECODE]), ("sources", [DECODE, MIXED])):
         with pytest.raises(KernelError):
             checked(own, buckets, ProgramStore(folder, devices, sources))
@@ -81,7 +81,7 @@ def test_products_of_8_bit_factors_are_checked(fault: float, monkeypatch: pytest
         params |= reformat(name, {name: value}, Placement(model), "fp8", "xla")
     lay_out(params, linear="fp8", experts=False)
     sizes = {value.shape for name, value in params.items() if name.endswith(".rows")}
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=4)
     given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Kernels(linear="fp8")
     monkeypatch.setattr(fp8, "matmul", lambda x, weights: right(x, weights) * fault)
     with quick_compiles():
@@ -137,7 +137,7 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
     write(tmp_path, {**config, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}, {})
     bfloat16 = jnp.dtype("bfloat16")
     model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization=mode, experts=kernel)
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -155,7 +155,7 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
     packed, _ = write_both(tmp_path, case, "mixtral_base", num_hidden_layers=1, intermediate_size=64)
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(packed, bfloat16, quantization="auto", experts="mosaic_overlap")
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic_overlap")
         assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
@@ -176,7 +176,7 @@ def test_linear_layers_on_mosaic_are_checked(
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(packed if mode == "auto" else plain, bfloat16, quantization=mode)
     lay_out(params, linear="mosaic", experts=False)
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -197,7 +197,7 @@ def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(tmp_path, bfloat16, quantization="fp8", experts="mosaic")
     assert "layers.0.mlp.down.block_scales" in params
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic")
         assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
@@ -216,7 +216,7 @@ def test_linear_layers_with_scales_of_blocks_are_checked(
     model, params = load_checkpoint(tmp_path, bfloat16, quantization="auto", linear="mosaic")
     lay_out(params, linear="mosaic", experts=False)
     assert "layers.0.mlp.down.block_scales" in params
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -251,7 +251,7 @@ def small_checks(
     if experts:
         moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True), shared=shared)
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=4)
     params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
     if scaled:
         params[scales_name(0)] = jnp.ones((2, 2), jnp.float32)

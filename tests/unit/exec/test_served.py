@@ -126,7 +126,7 @@ def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
 def test_a_model_that_a_kernel_does_not_support_is_refused_with_its_name(operation: str) -> None:
     """Here float32, without any GPU: kernels are traced before they are compiled."""
     model = parse_config(load_fixture("gpt_oss_base").config)
-    layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_blocks=9)
+    layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_slabs=9)
     bucket = Bucket(2, 2, decode=True)
     spec = PackSpec.of(bucket, page_size=16, max_rows=2, targets=False)
     named: dict[str, Any] = {operation: "mosaic"}

@@ -179,6 +179,6 @@ def test_a_model_that_cannot_be_split_is_refused(model: ModelConfig, message: st
 def test_each_device_needs_kv_memory_for_its_own_heads_only() -> None:
     """Half the KV heads need half the bytes; a device stores at least one KV head."""
     model = model_of(8, 4)
-    sizes = [KVLayout.of(shard_config(model, devices), 4).block_bytes(2) for devices in (1, 2, 4, 8)]
+    sizes = [KVLayout.of(shard_config(model, devices), 4).slab_bytes(2) for devices in (1, 2, 4, 8)]
     assert [sizes[0] // size for size in sizes] == [1, 2, 4, 4]
     assert shard_config(model, 1) is model

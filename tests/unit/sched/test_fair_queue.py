@@ -18,9 +18,9 @@ HYBRID = make_layout(4, 6, num_full=1, num_local=2)
 MODEL = TextModel(1000)
 
 
-def make_loop(*, blocks: int = 400, rows: int = 4, tokens: int = 16, length: int = 400) -> Loop:
-    """Return a loop on an arena of `blocks` usable blocks."""
-    return Loop(HYBRID, Limits(length, rows, tokens, 4, num_blocks=1 + blocks), MODEL)
+def make_loop(*, slabs: int = 400, rows: int = 4, tokens: int = 16, length: int = 400) -> Loop:
+    """Return a loop on an arena of `slabs` usable slabs."""
+    return Loop(HYBRID, Limits(length, rows, tokens, 4, num_slabs=1 + slabs), MODEL)
 
 
 def add(
@@ -101,7 +101,7 @@ def test_rows_are_shared_by_weight() -> None:
 
 def test_a_tenant_gets_its_share_of_memory() -> None:
     """Two rows hold all pages: a prompt that fits the other half of the arena does not wait for their end."""
-    loop = make_loop(blocks=60, rows=8, tokens=64)
+    loop = make_loop(slabs=60, rows=8, tokens=64)
     add(loop, "hog", 8, prompt=30, new=60)
     step(loop, 30)
     before = rows(loop)["hog"]
@@ -115,7 +115,7 @@ def test_a_tenant_gets_its_share_of_memory() -> None:
 
 
 def test_a_short_prompt_goes_before_the_rest_of_long_ones_of_another_tenant() -> None:
-    loop = make_loop(length=2000, blocks=4000)
+    loop = make_loop(length=2000, slabs=4000)
     add(loop, "hog", 4, prompt=800, new=2)
     step(loop, 10)
     (name,) = add(loop, "quiet", 1, prompt=10, new=2)
@@ -125,7 +125,7 @@ def test_a_short_prompt_goes_before_the_rest_of_long_ones_of_another_tenant() ->
 
 def test_tokens_of_prompts_are_shared() -> None:
     """Both always have more prompts than fit a step; one is ahead by a few steps at most."""
-    loop = make_loop(rows=64, tokens=64, length=100, blocks=4000)
+    loop = make_loop(rows=64, tokens=64, length=100, slabs=4000)
     add(loop, "a", 200, prompt=60, new=1)
     add(loop, "b", 600, prompt=20, new=1)
     for _ in range(4):
@@ -134,7 +134,7 @@ def test_tokens_of_prompts_are_shared() -> None:
 
 
 def test_idleness_earns_no_credit() -> None:
-    loop = make_loop(rows=64, tokens=64, length=100, blocks=4000)
+    loop = make_loop(rows=64, tokens=64, length=100, slabs=4000)
     add(loop, "a", 200, prompt=60, new=1)
     add(loop, "b", 1, prompt=20, new=1)
     step(loop, 100)
@@ -144,7 +144,7 @@ def test_idleness_earns_no_credit() -> None:
 
 
 def test_a_tenant_that_waits_for_its_own_prefix_holds_up_no_other() -> None:
-    loop = make_loop(length=2000, blocks=4000)
+    loop = make_loop(length=2000, slabs=4000)
     prompt = list(range(600))
     for i in range(2):
         loop.scheduler.add(make_request(f"hog-{i}", [*prompt, i], length=700, tenant="hog"))
@@ -166,7 +166,7 @@ def test_priority_comes_before_turns() -> None:
 
 def test_steps_are_short_while_a_flood_has_company() -> None:
     """A tenant whose prompts fill many steps leaves three quarters of each to those that come; alone it has all."""
-    loop = make_loop(rows=64, tokens=64, length=400, blocks=4000)
+    loop = make_loop(rows=64, tokens=64, length=400, slabs=4000)
     add(loop, "hog", 100, prompt=50, new=1)
     step(loop, 2)
     assert loop.pending is not None
@@ -185,7 +185,7 @@ def crowd() -> tuple[Loop, str]:
     "quiet" has had more tokens beside a third tenant: the turn of "big" is first.
     """
     layout = make_layout(4, None, num_full=1, num_local=0)
-    loop = Loop(layout, Limits(1_000, 8, 16, 4, num_blocks=101), MODEL)
+    loop = Loop(layout, Limits(1_000, 8, 16, 4, num_slabs=101), MODEL)
     add(loop, "quiet", 1, prompt=24, new=75)
     add(loop, "quiet", 1, prompt=24, new=95, start=1)
     add(loop, "third", 1, prompt=2, new=60)
@@ -279,7 +279,7 @@ def test_a_tenant_beyond_its_share_leaves_room_for_others_to_come() -> None:
 @pytest.mark.parametrize("spare", [0, 1])
 def test_what_must_stay_free_counts_at_the_admission(spare: int) -> None:
     """A prompt that fits exactly does not begin if one page more must stay free."""
-    loop = Loop(make_layout(4, None, num_full=1, num_local=0), Limits(400, 8, 64, 4, num_blocks=41), MODEL)
+    loop = Loop(make_layout(4, None, num_full=1, num_local=0), Limits(400, 8, 64, 4, num_slabs=41), MODEL)
     request = make_request("a", [1] * 159, length=160)
     sequence = Sequence(request, (0, 0), limit=160)
     match = match_of(loop.scheduler.cache, sequence)

@@ -222,7 +222,7 @@ class Steps:
 
 def make_steps(rows: int) -> Steps:
     """Return a scheduler with plenty of pages."""
-    return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_blocks=400)))
+    return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_slabs=400)))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_rows_read_their_own_pages_in_windows_of_1024_keys(reach: Reach) -> None
     layout, model = make_layout(PAGE, reach, num_full=1, num_local=2), TextModel(50)
     length = 2_400
     slots = 2 * layout.resident_slots(length) + layout.step_reserve_slots(CHUNK, 2)
-    limits = Limits(length, 2, CHUNK, PAGE, num_blocks=4 + slots // layout.pages_per_block)
+    limits = Limits(length, 2, CHUNK, PAGE, num_slabs=4 + slots // layout.pages_per_slab)
     loop, rng = Loop(layout, limits, model), np.random.default_rng(0)
     texts = [rng.integers(0, 50, size).tolist() for size in (2_250, 2_113)]
     for turn in range(2):

@@ -154,7 +154,7 @@ class _Lanes:
         count = len(model.layers)
         return drafter.layers[layer - count] if layer >= count else model.layers[layer].attention
 
-    def place(self, layer: int) -> tuple[LayerKV, KindLayout, list[Float[Array, "1 blocks elems"]]]:
+    def place(self, layer: int) -> tuple[LayerKV, KindLayout, list[Float[Array, "1 slabs elems"]]]:
         """Return where the KV of a layer lies: its place, the view of pages, and the lanes among which its own is."""
         layout, count = self.placed.layout, len(self.placed.model.layers)
         own = layout.draft_layers[layer - count] if layer >= count else layout.layers[layer]
@@ -271,7 +271,7 @@ class _RowAttend:
             )
         page_size = lanes.placed.layout.page_size
         pages = self._tables[own.kind].at[self._row_ids, self._at // page_size].get(mode="fill", fill_value=0)
-        unused = found[own.lane].shape[1] * shape.pages_per_block + row
+        unused = found[own.lane].shape[1] * shape.pages_per_slab + row
         rows = lanes.seen_from(layer, rows._replace(starts=self._at))
         cells = Cells(jnp.where(self._written, pages, unused), self._at % page_size, rows, tiles)
         return lanes.run(layer, cells, config, q, kv, sinks)

@@ -11,7 +11,7 @@ from jswa.cache.host.texts import Pages
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 50])
 def test_pages_are_sent_once_in_order_a_few_slots_with_each_step(slots: int) -> None:
-    """A local page is a block of two slots here. What the device has is not sent."""
+    """A local page is a slab of two slots here. What the device has is not sent."""
     source = Pages(np.array([3, 4, 5]), np.array([0, 7, 8]))
     kept = Pages(np.array([0, 9, 0]), np.zeros(3, np.int64))
     lacks = np.array([True, False, True])

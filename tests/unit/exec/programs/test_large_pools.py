@@ -131,7 +131,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     """Rows far apart find their pages: tokens are written to, and windows cut from, the right entries."""
     length, window, bucket = 10 * 2**20, 1024, Bucket(12, 3, decode=False)
     layout = KVLayout.of(small_model("LF", window=window, max_position=length), PAGE)
-    limits = Limits(length, 3, 12, PAGE, num_blocks=2)
+    limits = Limits(length, 3, 12, PAGE, num_slabs=2)
     width = limits.pages_per_row
     pages = np.arange(3 * width, dtype=np.int32).reshape(3, width) * 1_000 + 7  # up to 2^31
     tables = jnp.zeros((3, width), jnp.int32), jnp.zeros((3, width), jnp.int32), jnp.zeros(3, jnp.int32)
@@ -142,7 +142,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     plan = make_plan(np.arange(3), starts, counts)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=3)
     state = DeviceState(
-        lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],
+        lanes=[jnp.zeros((1, 2, layout.slab_elems))], full_table=tables[0], local_table=tables[1],
         length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), for_logits=init_logits_state(1, 32),
         texts=None, carry=None, draft_lanes=[],
     )  # fmt: skip

@@ -61,7 +61,7 @@ def state_of(length: Int[np.ndarray, " R"] | None = None) -> DeviceState:
     """Return a device state with page tables in which all entries differ."""
     tables = np.arange(1, 1 + 2 * MAX_ROWS * 12, dtype=np.int32).reshape(2, MAX_ROWS, 12)
     return DeviceState(
-        lanes=[jnp.zeros((1, 200, LAYOUT.block_elems))],
+        lanes=[jnp.zeros((1, 200, LAYOUT.slab_elems))],
         full_table=jnp.asarray(tables[0]),
         local_table=jnp.asarray(tables[1]),
         length=jnp.asarray(np.zeros(MAX_ROWS, np.int32) if length is None else length),

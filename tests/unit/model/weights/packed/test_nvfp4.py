@@ -164,7 +164,7 @@ def test_hopper_s_kernel_is_checked_at_start(broken: bool, tmp_path: Path, monke
         right = call.grouped_matmul
         monkeypatch.setattr(call, "grouped_matmul", lambda *args, **more: right(*args, **more) * 1.5)
         jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         arguments = model, held, KVLayout.of(model, 16), limits, [Bucket(2, 2, decode=True)], kernels
         if broken:
