@@ -12,7 +12,7 @@ from jswa.cache.prefix.radix import root_of
 from jswa.config import Limits
 from jswa.plan import RowText, StepPlan
 from jswa.sched.batch import Batch, lease_of
-from jswa.sched.drafts.choice import Choice
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.sched.drafts.continuations import BETWEEN, continuations
 from jswa.sched.drafts.earlier import EarlierTexts
 from jswa.sched.drafts.watch import Watch
@@ -99,7 +99,7 @@ class Drafting:
         self.lengths: Lengths | None = None
         looks_up = limits.speculation is not None and limits.speculation.looks_up
         self._shares = looks_up and not limits.one_bucket  # whether the device shares the drafts of a decode step
-        self.choice = Choice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
+        self.choice = DraftChoice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
         self._watch = Watch(rows.max_rows) if looks_up else None
         refers = limits.speculation is not None and limits.speculation.reference > 0
         self.earlier = EarlierTexts() if refers else None
