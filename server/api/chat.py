@@ -59,7 +59,7 @@ class Reply:
 
 
 @dataclass
-class Choice:
+class ChatChoice:
     """One choice of a response that is not streamed.
 
     Attributes:
@@ -139,7 +139,7 @@ def chat_usage(job: Job) -> dict[str, Any]:
 
 
 async def _collect(reply: Reply, job: Job) -> list[bytes]:
-    body, choices = reply.body, defaultdict[int, Choice](Choice)
+    body, choices = reply.body, defaultdict[int, ChatChoice](ChatChoice)
     of_prompts: Collection[ChoiceLogprobs] | PromptLogprobs = ()
     async for delta in job.deltas():
         choice = choices[delta.text.index]
