@@ -68,7 +68,7 @@ class Echo(NamedTuple):
 
 
 @dataclass
-class Choice:
+class CompletionChoice:
     """One choice of a response that is not streamed.
 
     Attributes:
@@ -223,7 +223,7 @@ async def _params(
 
 
 async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
-    choices = [Choice(echo, reply.columns()) for echo in echoes]
+    choices = [CompletionChoice(echo, reply.columns()) for echo in echoes]
     async for delta in job.deltas():
         choice = choices[delta.text.index]
         choice.last = delta._replace(logprobs=None, prompt_logprobs=None)
@@ -241,7 +241,7 @@ async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
     )
 
 
-def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
+def _finished(reply: Reply, choices: list[CompletionChoice]) -> Iterator[list[bytes]]:
     """Yield the choices of a response in JSON, each in pieces.
 
     Empty lists come in between, as often as `gathered` may end its slice of time.
