@@ -21,13 +21,13 @@ from benchmarks import result_file
 from benchmarks.speed.host_overhead import gemma3_27b
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.launches import Launch, logits_launches
+from jswa.exec.launches import ProgramLaunch, logits_launches
 from jswa.plan import Constraint, Request, StepPlan
 from jswa.sched.constraint import make_constraint
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
 
-Launches = Callable[[StepPlan, int], list[Launch]]
+Launches = Callable[[StepPlan, int], list[ProgramLaunch]]
 ROUNDS, ROWS = 60, 8
 STOPS = frozenset([1, 106])
 KINDS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def launches_of(plan: StepPlan, vocab: int) -> list[Launch]:
+def launches_of(plan: StepPlan, vocab: int) -> list[ProgramLaunch]:
     """Return the launches of a plan's logits state."""
     return list(logits_launches(plan.logits_state, plan.masks, ROWS, vocab)) if plan.logits_state else []
 

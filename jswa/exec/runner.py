@@ -32,8 +32,8 @@ from jswa.exec.launches import (
     SET_ROWS,
     SET_TEXTS,
     STEP,
-    Launch,
     Pending,
+    ProgramLaunch,
     decode,
     encode,
     logits_launches,
@@ -184,7 +184,7 @@ class Runner:
                 if isinstance(idle, Half):
                     self._half = [self._put(idle), Beside()]
                 self._drafts = self._put(no_drafts(config))
-                self._run([Launch(STEP + number, () if isinstance(idle, Half) else (idle,))])
+                self._run([ProgramLaunch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
@@ -198,7 +198,7 @@ class Runner:
         """
         numbers = self._steps.choose(plan)
         begin = numbers[:-1] or numbers  # without a second half
-        vocab, limits = self._model.vocab_size, self.limits
+        vocab, limits, rows = self._model.vocab_size, self.limits, self.limits.max_rows
         sizes = self._num_pages, limits.pages_per_row, vocab, limits.speculation
         outputs = self._send(plan_launches(plan, {number: self.configs[number].pack for number in begin}, *sizes))
         drafts = self._drafts if plan.late and len(begin) > 1 else None
@@ -206,13 +206,13 @@ class Runner:
             drafts.copy_to_host_async()
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
-            outputs = self._send([*logits_launches((), masks, limits.max_rows, vocab), Launch(STEP + numbers[-1], ())])
+            outputs = self._send([*logits_launches((), masks, rows, vocab), ProgramLaunch(STEP + numbers[-1], ())])
             assert outputs is not None
             return outputs
 
         return Pending(plan, finish(()) if len(numbers) > 1 and not plan.late else outputs, finish, drafts)
 
-    def _send(self, launches: list[Launch]) -> StepOutputs | None:
+    def _send(self, launches: list[ProgramLaunch]) -> StepOutputs | None:
         """Run launches here and on the other hosts; return the outputs of the step among them, on their way here."""
         if self._broadcast is not None:
             self._broadcast(encode(launches))
@@ -275,7 +275,7 @@ class Runner:
     def _announce(self, number: int) -> None:
         """Have the other hosts compile a step program too."""
         if self._broadcast is not None:
-            self._broadcast(encode([Launch(PREPARE, (np.int32(number),))]))
+            self._broadcast(encode([ProgramLaunch(PREPARE, (np.int32(number),))]))
 
     @property
     def kv_dtype(self) -> np.dtype:
@@ -338,7 +338,7 @@ class Runner:
     def _put(self, tree: Any) -> Any:
         return put(tree, self._mesh)
 
-    def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
+    def _run(self, launches: Sequence[ProgramLaunch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in [program - STEP for program, _ in launches if program >= STEP]:
             self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_now(number)

@@ -18,7 +18,7 @@ from jswa.exec.launches import (
     SET_MASKS,
     SET_ROWS,
     SET_TEXTS,
-    Launch,
+    ProgramLaunch,
 )
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
 from jswa.exec.programs.drafts.lookup import ROWS as TEXT_ROWS
@@ -106,27 +106,27 @@ def _compile(
     return compiled(store, named(function), jax.jit(run, donate_argnums=0), (state, *arguments))
 
 
-def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
+def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[ProgramLaunch]:
     """Yield a launch of each program that changes nothing: every entry names a page or a row that does not exist."""
     pages = state["lanes"][0].shape[1] * layout.pages_per_slab
     max_rows, width = state["full_table"].shape
     moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
-    yield Launch(COPY_PAGES, (moves,))
-    yield Launch(MOVE_PAGES, (moves,))
+    yield ProgramLaunch(COPY_PAGES, (moves,))
+    yield ProgramLaunch(MOVE_PAGES, (moves,))
     for size in _row_counts(max_rows):
         rows = np.zeros((size, 1 + 2 * width), np.int32)
         rows[:, 0] = max_rows + np.arange(size)
-        yield Launch(SET_ROWS, (rows,))
+        yield ProgramLaunch(SET_ROWS, (rows,))
     (batch,) = logits_state_batches((), (), max_rows)
-    yield Launch(SET_LOGITS_STATE, (batch,))
+    yield ProgramLaunch(SET_LOGITS_STATE, (batch,))
     words = state["for_logits"]["mask"].shape[1]
     line = np.zeros(2 + words, np.int32)
     line[0] = max_rows
-    yield Launch(SET_BITS, (line,))
+    yield ProgramLaunch(SET_BITS, (line,))
     for size in MASKS:
         masks = np.zeros((size, 2 + words), np.int32)
         masks[:, 0] = max_rows
-        yield Launch(SET_MASKS, (masks,))
+        yield ProgramLaunch(SET_MASKS, (masks,))
     if state["texts"] is not None:
         for batch in _idle_texts(state["texts"]):
-            yield Launch(SET_TEXTS, (batch,))
+            yield ProgramLaunch(SET_TEXTS, (batch,))
