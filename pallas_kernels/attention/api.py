@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Attention
 from pallas_kernels.attention import xla
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
@@ -46,7 +46,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None = None,
     kv_scales: Float[Array, "2 K"] | None = None,
     implementation: Implementation = "xla",
@@ -61,7 +61,7 @@ def paged_attention(
 
     Args:
         q: queries of the step's tokens; or, on Hopper, as `packed_form` says.
-        kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
+        kv: a page view of one lane: K and V of a token side by side (see `AttentionParams.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
         layer_index: index of this layer within a page, 0 to S - 1: the S layers of a kind that share a lane share its
@@ -115,7 +115,7 @@ def packed_form(
     kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
     rows: Rows,
     tiles: Tiles,
-    attend: Attend,
+    attend: AttentionParams,
     implementation: Implementation,
     sms: int | None = None,
 ) -> tuple[int, jnp.dtype] | None:

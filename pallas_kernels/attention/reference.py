@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
 
 
 def paged_attention(
@@ -14,7 +14,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
-class Attend(NamedTuple):
+class AttentionParams(NamedTuple):
     """The static parameters of one attention layer. At most one of `window` and `chunk` is given.
 
     Attributes:

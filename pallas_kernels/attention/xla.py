@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
@@ -32,7 +32,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""
@@ -71,7 +71,7 @@ def _attend(
     tile: _Tile,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "B Q H V"]:
     """Return the attention of tiles, all of them block by block."""

@@ -11,7 +11,7 @@ from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
 from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
 from pallas_kernels.elementwise import plan as elementwise
 from pallas_kernels.elementwise.api import rotate_and_write
 
@@ -36,7 +36,7 @@ def attend_pages(
     page_size: int,
     index: int,
     cells: Cells,
-    attend: Attend,
+    attend: AttentionParams,
     kernels: Kernels,
 ) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, if there is any, and attend.
@@ -89,7 +89,7 @@ def _write_projection(
     lane: Shaped[Array, "1 slabs elems"],
     at: elementwise.Cells,
     cells: Cells,
-    attend: Attend,
+    attend: AttentionParams,
 ) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | Packed]:
     """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
@@ -113,10 +113,10 @@ def _write_projection(
     return lane, Packed(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
-def static(attention: AttentionConfig) -> Attend:
+def static(attention: AttentionConfig) -> AttentionParams:
     """Return the static parameters of a layer's attention."""
     reach = attention.reach
-    return Attend(
+    return AttentionParams(
         attention.scale,
         window=reach.size if reach is not None and not reach.chunked else None,
         chunk=reach.size if reach is not None and reach.chunked else None,

@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.errors import NoAttentionKernel
@@ -27,7 +27,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
     tuning: Tuning | None = None,
@@ -58,7 +58,7 @@ def paged_attention(
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
 
 
-def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend) -> Shape:
+def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: AttentionParams) -> Shape:
     """Return the sizes of a call with packed queries. Raises NoAttentionKernel if the kernel cannot serve them."""
     tokens, kv_heads, _, head_dim = q.values.shape
     size = tokens, kv_heads * q.group, head_dim

@@ -55,7 +55,7 @@ from pallas_kernels.attention.hopper.producer import (
     upcast,
 )
 from pallas_kernels.attention.hopper.refs import Item, Lse, Refs, Shared
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.rows import AttentionParams
 from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
@@ -312,7 +312,7 @@ def _initial_softmax(
     return top, weight + jnp.where(item.split == 0, 1.0, 0.0)
 
 
-def _softcapped(attend: Attend, scores: Float[Array, "64 N"]) -> tuple[Float[Array, "64 N"], float]:
+def _softcapped(attend: AttentionParams, scores: Float[Array, "64 N"]) -> tuple[Float[Array, "64 N"], float]:
     """Return the scores after the softcap, if any, and the factor that makes them exponents of 2."""
     if attend.softcap is None:
         return scores, attend.scale * _LOG2E

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
 from pallas_kernels.hopper import SMS, WARPGROUP_ROWS
 
 
@@ -24,7 +24,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
 ) -> Float[Array, "T H V"]:

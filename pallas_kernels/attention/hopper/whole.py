@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import whole_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
 
 
 def paged_attention(
@@ -22,7 +22,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
 ) -> Float[Array, "T H V"]:

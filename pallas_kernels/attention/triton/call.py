@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
@@ -23,7 +23,7 @@ def paged_attention(
     tiles: Tiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
     tuning: Tuning | None = None,

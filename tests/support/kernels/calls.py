@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
@@ -210,8 +210,8 @@ def _program(
     )
 
 
-def _attend(case: Case) -> Attend:
-    return Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
+def _attend(case: Case) -> AttentionParams:
+    return AttentionParams(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
 
 
 def _scale(case: Case) -> float:

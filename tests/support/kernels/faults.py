@@ -14,15 +14,15 @@ def window_too_short() -> None:
     """A window ends one key early."""
     import jax.numpy as jnp
 
-    from pallas_kernels.attention.rows import Attend
+    from pallas_kernels.attention.rows import AttentionParams
 
-    original = Attend.first_visible
+    original = AttentionParams.first_visible
 
-    def first_visible(self: Attend, position: Any) -> Any:
+    def first_visible(self: AttentionParams, position: Any) -> Any:
         found = original(self, position)
         return found if self.window is None else found + jnp.minimum(found, 1)
 
-    Attend.first_visible = first_visible  # type: ignore[method-assign]
+    AttentionParams.first_visible = first_visible  # type: ignore[method-assign]
 
 
 def sinks_dropped() -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
 from tools.cases.kernels.attention_layers import Layer
 
 
@@ -18,7 +18,7 @@ class Arguments(NamedTuple):
     tiles: Tiles
     sinks: jax.ShapeDtypeStruct | None
     layer_index: int
-    attend: Attend
+    attend: AttentionParams
 
 
 def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
@@ -47,7 +47,7 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
         Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,
         layer_index=layer.layers_per_page - 1,
-        attend=Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
+        attend=AttentionParams(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
     )
 
 

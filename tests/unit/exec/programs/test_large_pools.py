@@ -24,7 +24,7 @@ from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.transfer import read_slots
 from jswa.plan import TableRow
 from pallas_kernels.attention.api import paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Rows, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, Rows, tile_rows
 from tests.support.builders import make_layout, make_plan
 from tests.support.oracles import small_model
 
@@ -41,7 +41,7 @@ def attend(q: Float[Array, "1 1 D"], kv: Float[Array, "P 1 1 p E"]) -> Float[Arr
     zero = jnp.zeros(1, jnp.int32)
     rows = Rows(counts * (2 * PAGE - 1), counts, jnp.array([[MANY + 2, MANY + 3]], jnp.int32), zero, zero)
     tiles = tile_rows(counts, zero, zero, 1)
-    return paged_attention(q, kv, rows, tiles, layer_index=0, attend=Attend(HEAD**-0.5))
+    return paged_attention(q, kv, rows, tiles, layer_index=0, attend=AttentionParams(HEAD**-0.5))
 
 
 def expect(q: Float[np.ndarray, "1 1 D"], values: Float[np.ndarray, "T E"]) -> Float[np.ndarray, "1 1 D"]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
@@ -201,7 +201,7 @@ def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> N
     held = page * columns
     reach = data.draw(st.sampled_from(["full", "window", "chunk"]))
     size = data.draw(st.integers(1, 300))
-    attend = Attend(1.0, size if reach == "window" else None, size if reach == "chunk" else None)
+    attend = AttentionParams(1.0, size if reach == "window" else None, size if reach == "chunk" else None)
     queries, group = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 9))
     rows, block = 2 ** data.draw(st.integers(4, 7)), 2 ** data.draw(st.integers(4, 7))
     shape = Shape(1, queries, group, 1, 64, 64, 128, page, columns, 1, jnp.dtype("bfloat16"), attend)
@@ -233,7 +233,7 @@ def test_an_idle_row_between_others_has_no_live_query() -> None:
     )
     tiles = tile_rows(counts, row, row, 1)
     assert tiles.flat_index.tolist() == [0, 1, 1]
-    shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), Attend(1.0))
+    shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), AttentionParams(1.0))
     row_of, first, live, _, _ = triton_attention.program_items(shape, rows, tiles, 3).T.tolist()
     assert live == [1, 0, 1]
     assert (row_of[0], row_of[2]) == (0, 2)
