@@ -20,7 +20,7 @@ from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
 from jswa.kernels import Kernels
-from jswa.model.drafters.seam import FINAL, Attend, Drafter, Now, Ran
+from jswa.model.drafters.seam import FINAL, DraftAttend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
 from pallas_kernels.attention.rows import Rows, tile_rows
@@ -83,7 +83,7 @@ class Placed:
         row_ids, active = row_ids_of(indices, len(state["length"])), indices.drafts > 0
         starts = jnp.maximum(indices.starts, 1)
 
-        def attend(step: int) -> Attend:
+        def attend(step: int) -> DraftAttend:
             return _RowAttend(lanes, indices, row_ids, active, starts, step, scales, state)
 
         def choose(
@@ -219,7 +219,7 @@ class _StepAttend:
         *,
         attention: AttentionConfig | None = None,
     ) -> Float[Array, "T H V"]:
-        """See `Attend`."""
+        """See `DraftAttend`."""
         lanes, config = self._lanes, self._lanes.attention(layer)
         kind = _kind(self._indices, lanes.place(layer)[0])
         tiles = self._indices.tiles[lanes.placed.tile(config)]
@@ -256,7 +256,7 @@ class _RowAttend:
         *,
         attention: AttentionConfig | None = None,
     ) -> Float[Array, "R H V"]:
-        """See `Attend`."""
+        """See `DraftAttend`."""
         lanes, config = self._lanes, attention or self._lanes.attention(layer)
         own, shape, found = lanes.place(layer)
         rows, row = _kind(self._indices, own).rows, jnp.arange(len(q), dtype=jnp.int32)
