@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Attention
 from pallas_kernels.attention import xla
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
@@ -42,7 +42,7 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
 def paged_attention(
     q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,
@@ -113,7 +113,7 @@ def paged_attention(
 def packed_form(
     q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
     kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     attend: AttentionParams,
     implementation: Implementation,

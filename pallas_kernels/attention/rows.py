@@ -35,7 +35,7 @@ class AttentionParams(NamedTuple):
         return jnp.zeros_like(position) if self.chunk is None else position // self.chunk * self.chunk
 
 
-class Rows(NamedTuple):
+class PagedRows(NamedTuple):
     """R rows of a step over one page view. Padding rows have count 0.
 
     Attributes:
@@ -123,7 +123,7 @@ def tile_rows(
     return Tiles(row, offset, tokens, flat_index)
 
 
-def in_tiles(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
+def in_tiles(rows: PagedRows, tiles: Tiles) -> Bool[Array, " T"]:
     """Return which tokens of the step are in a tile. Padding tokens are in none."""
     queries = tiles.tokens.shape[1]
     tile, query = tiles.flat_index // queries, tiles.flat_index % queries

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
@@ -28,7 +28,7 @@ Carry = tuple[Float[Array, "B K n V"], Float[Array, "B K n"], Float[Array, "B K 
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,
@@ -67,7 +67,7 @@ class _Tile(NamedTuple):
 def _attend(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tile: _Tile,
     *,
     layer_index: int,
@@ -182,7 +182,7 @@ def _cells(
     return gathered.reshape(*gathered.shape[:2], -1, gathered.shape[-1])
 
 
-def _page_ids(rows: Rows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
+def _page_ids(rows: PagedRows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
     """Return the ids of the given page positions; beyond the row's table 0, the page of zeros."""
     column = page - rows.first_page[row][:, None]
     width = rows.page_rows.shape[1]

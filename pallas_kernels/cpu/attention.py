@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoAttentionKernel
 
@@ -15,7 +15,7 @@ _TYPES = ("float32", "bfloat16", "float16")
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,

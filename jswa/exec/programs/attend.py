@@ -11,7 +11,7 @@ from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
 from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
 from pallas_kernels.elementwise import plan as elementwise
 from pallas_kernels.elementwise.api import rotate_and_write
 
@@ -21,7 +21,7 @@ class Cells(NamedTuple):
 
     pages: Int[Array, " T"]
     offsets: Int[Array, " T"]
-    rows: Rows
+    rows: PagedRows
     tiles: Tiles
 
 

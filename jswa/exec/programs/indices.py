@@ -17,7 +17,7 @@ from jswa.exec.pack import Inputs
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import COLUMNS, FROM_DEVICE
 from pallas_kernels.attention.api import TILE_TOKENS
-from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import PagedRows, Tiles, tile_rows
 
 
 class KindIndices(NamedTuple):
@@ -28,8 +28,8 @@ class KindIndices(NamedTuple):
 
     write_pages: Int[Array, " T"]
     write_offsets: Int[Array, " T"]
-    rows: Rows
-    last: Rows
+    rows: PagedRows
+    last: PagedRows
 
 
 class StepIndices(NamedTuple):
@@ -193,7 +193,9 @@ def step_indices(
     token_row_id = spread(row_ids)
     num_slabs = state["lanes"][0].shape[1]
 
-    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
+    def kind(
+        table: Int[Array, "max_rows N"], num_pages: int, rows: PagedRows, written: Bool[Array, " T"]
+    ) -> KindIndices:
         # Padding is not written, so its page may be any.
         pages = table.at[token_row_id, page].get(mode="clip")
         last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
@@ -202,7 +204,7 @@ def step_indices(
     full = local = None
     if layout.full is not None:
         page_rows = state["full_table"].at[row_ids].get(mode="fill", fill_value=0)
-        rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
+        rows = PagedRows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
         # Earlier positions are in shared cache pages that already hold this KV: do not write them.
         written = real & (positions >= spread(inputs.column("full_write_from")))
         full = kind(state["full_table"], num_slabs * layout.full.pages_per_slab, rows, written)
@@ -213,7 +215,7 @@ def step_indices(
         table = state["local_table"]
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
         page_rows = _pages_from(table, row_ids, first_page, width)
-        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
+        rows = PagedRows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
         local = kind(table, num_slabs, rows, real)
     most = bucket.per_row if bucket.decode else None
     tiles = {size: tile_rows(counts, first_token, token_row, size, most) for size in sorted(set(tile_tokens))}

@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.errors import NoAttentionKernel
@@ -23,7 +23,7 @@ from pallas_kernels.quantized import cut
 def paged_attention(
     q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,
@@ -58,7 +58,9 @@ def paged_attention(
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
 
 
-def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: AttentionParams) -> Shape:
+def shape_of(
+    q: Packed, kv: Float[Array, "P S K p E"], rows: PagedRows, tiles: Tiles, attend: AttentionParams
+) -> Shape:
     """Return the sizes of a call with packed queries. Raises NoAttentionKernel if the kernel cannot serve them."""
     tokens, kv_heads, _, head_dim = q.values.shape
     size = tokens, kv_heads * q.group, head_dim
@@ -70,7 +72,7 @@ def _run(
     result: jnp.dtype,
     packed: Float[Array, "I K M D2"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     layer_index: int,
     sinks: Float[Array, " H"] | None,
@@ -113,7 +115,7 @@ def _unpack(
 
 
 @partial(jax.jit, static_argnames=("plan", "tokens"))
-def _items(plan: Launch, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "I 6"]:
+def _items(plan: Launch, rows: PagedRows, tiles: Tiles, tokens: int) -> Int[Array, "I 6"]:
     """Return the numbers of each item: see `refs.Item`. Dead items see no keys.
 
     Items are chunks of tiles. With one token per tile there is an item per token; padding tokens, which no tile holds,

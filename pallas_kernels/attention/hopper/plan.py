@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
@@ -76,7 +76,7 @@ class Shape:
         cls,
         q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
         kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
-        rows: Rows,
+        rows: PagedRows,
         tiles: Tiles,
         attend: AttentionParams,
     ) -> "Shape":

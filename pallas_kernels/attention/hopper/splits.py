@@ -13,14 +13,14 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
 from pallas_kernels.hopper import SMS, WARPGROUP_ROWS
 
 
 def paged_attention(
     q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,
@@ -51,7 +51,7 @@ def plan_of(shape: Shape, sms: int | None = None) -> Launch:
     return launch(shape, tuning or default_tuning(shape, sms or SMS, split=1))
 
 
-def _ones(rows: Rows, tiles: Tiles) -> tuple[Int[Array, " R"], Tiles]:
+def _ones(rows: PagedRows, tiles: Tiles) -> tuple[Int[Array, " R"], Tiles]:
     """Return the tile of each row of one token (0 for other rows), and a tile of one token for each row.
 
     The latter is live if the row has one token.

@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import whole_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
 
 
 def paged_attention(
     q: Float[Array, "T H D"] | Packed,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     layer_index: int,

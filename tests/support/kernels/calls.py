@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import AttentionParams, Packed, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
@@ -159,12 +159,12 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         return np.asarray(out.astype(jnp.float32))
 
 
-def _arrays(call: Call, case: Case) -> tuple[Array, Array, Rows, Tiles]:
+def _arrays(call: Call, case: Case) -> tuple[Array, Array, PagedRows, Tiles]:
     counts = np.array([row.count for row in call.rows], np.int32)
     return (
         jnp.asarray(call.q, case.dtype),
         jnp.asarray(call.kv, case.kv_dtype or case.dtype),
-        Rows(
+        PagedRows(
             jnp.array([row.start for row in call.rows], jnp.int32),
             jnp.asarray(counts),
             jnp.asarray(call.page_rows),
@@ -183,7 +183,7 @@ def _arrays(call: Call, case: Case) -> tuple[Array, Array, Rows, Tiles]:
 def _program(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tiles: Tiles,
     *,
     case: Case,

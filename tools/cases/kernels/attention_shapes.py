@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
 from tools.cases.kernels.attention_layers import Layer
 
 
@@ -14,7 +14,7 @@ class Arguments(NamedTuple):
 
     q: jax.ShapeDtypeStruct
     kv: jax.ShapeDtypeStruct
-    rows: Rows
+    rows: PagedRows
     tiles: Tiles
     sinks: jax.ShapeDtypeStruct | None
     layer_index: int
@@ -43,7 +43,7 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
             row,
             dtype=layer.kv_dtype or layer.dtype,
         ),
-        Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
+        PagedRows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
         Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,
         layer_index=layer.layers_per_page - 1,

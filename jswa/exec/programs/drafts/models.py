@@ -23,7 +23,7 @@ from jswa.kernels import Kernels
 from jswa.model.drafters.seam import FINAL, DraftAttend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
-from pallas_kernels.attention.rows import Rows, tile_rows
+from pallas_kernels.attention.rows import PagedRows, tile_rows
 
 DRAFTER_PREFIX = "draft."  # of a drafter's parameters among the engine's
 Scales = Callable[[int], Float[Array, "2 K"] | None]
@@ -191,7 +191,7 @@ class _Lanes:
         )
         return out
 
-    def seen_from(self, layer: int, rows: Rows) -> Rows:
+    def seen_from(self, layer: int, rows: PagedRows) -> PagedRows:
         """Return rows whose tokens see no position of a layer of the drafter that has no token before it."""
         first = self.placed.drafter.first[layer - len(self.placed.model.layers)]
         return rows._replace(visible_from=jnp.maximum(rows.visible_from, first))

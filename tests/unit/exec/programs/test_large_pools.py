@@ -24,7 +24,7 @@ from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.transfer import read_slots
 from jswa.plan import TableRow
 from pallas_kernels.attention.api import paged_attention, write_kv
-from pallas_kernels.attention.rows import AttentionParams, Rows, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, tile_rows
 from tests.support.builders import make_layout, make_plan
 from tests.support.oracles import small_model
 
@@ -39,7 +39,7 @@ def attend(q: Float[Array, "1 1 D"], kv: Float[Array, "P 1 1 p E"]) -> Float[Arr
     """Return attention of one query at the end of the pool's last but one and last page."""
     counts = jnp.ones(1, jnp.int32)
     zero = jnp.zeros(1, jnp.int32)
-    rows = Rows(counts * (2 * PAGE - 1), counts, jnp.array([[MANY + 2, MANY + 3]], jnp.int32), zero, zero)
+    rows = PagedRows(counts * (2 * PAGE - 1), counts, jnp.array([[MANY + 2, MANY + 3]], jnp.int32), zero, zero)
     tiles = tile_rows(counts, zero, zero, 1)
     return paged_attention(q, kv, rows, tiles, layer_index=0, attend=AttentionParams(HEAD**-0.5))
 

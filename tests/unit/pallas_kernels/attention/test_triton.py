@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.rows import AttentionParams, Rows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
@@ -219,7 +219,7 @@ def test_tokens_that_no_tile_holds_are_known() -> None:
     """The kernel writes no results for them, so the call replaces them by zeros."""
     counts = np.array([3, 0, 2], np.int32)
     zeros = jnp.zeros(3, jnp.int32)
-    rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
+    rows = PagedRows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
     for size in (1, 2, 4):
         held = in_tiles(rows, tiles_of(counts, 8, size))
         assert held.tolist() == [True] * 5 + [False] * 3
@@ -228,7 +228,7 @@ def test_tokens_that_no_tile_holds_are_known() -> None:
 def test_an_idle_row_between_others_has_no_live_query() -> None:
     """With a token per row, the token of an idle row has the index of the next row's tile, which does not hold it."""
     row, counts = jnp.arange(3, dtype=jnp.int32), jnp.array([1, 0, 1], jnp.int32)
-    rows = Rows(
+    rows = PagedRows(
         jnp.full(3, 9, jnp.int32), counts, jnp.zeros((3, 4), jnp.int32), jnp.zeros_like(row), jnp.zeros_like(row)
     )
     tiles = tile_rows(counts, row, row, 1)
@@ -244,7 +244,7 @@ def trace(layer: Layer) -> None:
     """Trace a layer's call, which needs no Triton if it is an error."""
     given = arguments(layer)
 
-    def attend(q: Array, kv: Array, rows: Rows, tiles: Tiles, sinks: Array | None) -> Array:
+    def attend(q: Array, kv: Array, rows: PagedRows, tiles: Tiles, sinks: Array | None) -> Array:
         return paged_attention(
             q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="triton"
         )
