@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k or min-p, top-p alone
 
 
-class Rows(NamedTuple):
+class SamplingRows(NamedTuple):
     """The rows of a step.
 
     Attributes:

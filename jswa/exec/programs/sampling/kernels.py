@@ -9,7 +9,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import Codes, Rows, Tables
+from pallas_kernels.sampling.plan import Codes, SamplingRows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 
@@ -31,7 +31,7 @@ def sample(
     constrained = rows.logits_state < len(state["seen"])
     table = jnp.where(constrained, rows.logits_state, -1)
     none = jnp.zeros((len(logits), 0), jnp.int32)
-    own = Rows(
+    own = SamplingRows(
         temperature=rows.temperature,
         top_k=rows.top_k,
         top_p=rows.top_p,

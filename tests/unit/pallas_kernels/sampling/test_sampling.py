@@ -21,7 +21,7 @@ from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
 from pallas_kernels.sampling.plan import Codes, Drawn, Tuning
-from pallas_kernels.sampling.plan import Rows as Given
+from pallas_kernels.sampling.plan import SamplingRows as Given
 from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
 
