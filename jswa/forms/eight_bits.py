@@ -15,7 +15,7 @@ from jswa.forms.base.names import TILES
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from jswa.kernels import refused
-from pallas_kernels.cpu.products import Panels, Rows
+from pallas_kernels.cpu.products import Panels, RowMajor
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.dense import DenseTiles
@@ -28,7 +28,7 @@ def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
     values, scales = arrays["values"], arrays["scales"]
     if place.name == "embed":
         rows = QuantizedRows(values, scales)
-        return Rows(rows) if place.linear == "cpu" else rows
+        return RowMajor(rows) if place.linear == "cpu" else rows
     matrix = Quantized(values, scales)
     return Panels(matrix, place.shape[-1]) if values.ndim > len(place.shape) else matrix
 
