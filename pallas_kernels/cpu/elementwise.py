@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import PRODUCT_TYPES
-from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Rms
+from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Rms
 from pallas_kernels.errors import NoElementwiseKernel
 
 
@@ -37,7 +37,7 @@ def rotate_and_write(
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
-    cells: Cells,
+    cells: KVCells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "..."]]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import Elementwise
 from pallas_kernels.elementwise import xla
-from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts
+from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Pairs, Parts
 from pallas_kernels.errors import NoElementwiseKernel
 
 Implementation = Elementwise
@@ -57,7 +57,7 @@ def rotate_and_write(
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
-    cells: Cells,
+    cells: KVCells,
     dtype: jnp.dtype,
     *,
     temperature: Float[Array, " T"] | None = None,
@@ -70,7 +70,7 @@ def rotate_and_write(
 
     Args:
         kv: the pages [P, L, K, p, E], or an array of another shape that holds the same numbers, as a lane does. In
-            pages of 8 bits numbers are stored as `Cells.scales` says.
+            pages of 8 bits numbers are stored as `KVCells.scales` says.
         rope: cos and sin of each token's angles, or None: nothing is rotated.
         dtype: of the activations.
         temperature: factor of each token's queries, applied in float32.
@@ -97,7 +97,7 @@ def _in_pages(
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
-    cells: Cells,
+    cells: KVCells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:

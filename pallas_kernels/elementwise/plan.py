@@ -70,7 +70,7 @@ class Heads(NamedTuple):
         v_head_dim: of V; None: that of K.
         v_scale: factor of V, in the activations' type.
         interleaved: pairs that are rotated are (2i, 2i + 1) instead of (i, i + n).
-        query_dtype: if it is given, queries are multiplied by K's scales (`Cells`) and cut to the range of this type,
+        query_dtype: if it is given, queries are multiplied by K's scales (`KVCells`) and cut to the range of this type,
             as attention reads them over pages of 8 bits. None: they have the activations' type.
     """
 
@@ -115,7 +115,7 @@ class HeadWeights(NamedTuple):
     v: Float[Array, " V"] | None = None
 
 
-class Cells(NamedTuple):
+class KVCells(NamedTuple):
     """Where each token's K and V belong: page and offset in it. A token whose page is ≥ P is dropped.
 
     Attributes:

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.api import write_kv
-from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Join, Pairs, Parts, Rms, scaled
+from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Pairs, Parts, Rms, scaled
 from pallas_kernels.quantized import cut
 
 
@@ -57,7 +57,7 @@ def rotate_and_write(
     heads: Heads,
     weights: HeadWeights,
     rope: tuple[Float[Array, "T n"], Float[Array, "T n"]] | None,
-    cells: Cells,
+    cells: KVCells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:

@@ -53,7 +53,7 @@ def attend_pages(
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | Packed
         if isinstance(q, Projection):
-            at = elementwise.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
+            at = elementwise.KVCells(cells.pages, cells.offsets, index, view_shape, kv_scales)
             lane, queries = _write_projection(kernels, q, lane, at, cells, attend)
         else:
             queries = q
@@ -87,7 +87,7 @@ def _write_projection(
     kernels: Kernels,
     own: Projection,
     lane: Shaped[Array, "1 slabs elems"],
-    at: elementwise.Cells,
+    at: elementwise.KVCells,
     cells: Cells,
     attend: AttentionParams,
 ) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | Packed]:

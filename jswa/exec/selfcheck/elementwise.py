@@ -21,7 +21,7 @@ from jswa.model.layers import Mlp
 from jswa.model.transformer import Params
 from pallas_kernels.elementwise.api import Implementation as Elementwise
 from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
+from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
 
 _PAGES, _PAGE = 3, 16
@@ -191,7 +191,7 @@ def _rope_calls(
         kv: Array, values: Array, weights: Any, rope: Any, bias: Any, factor: Any, scales: Any, dtype: Any,
         implementation: Elementwise,
     ) -> _Written:  # fmt: skip
-        cells = Cells(*at, 0, kv.shape, scales)
+        cells = KVCells(*at, 0, kv.shape, scales)
         own = Parts(values, bias), kv, heads, weights, rope, cells, dtype
         q, written = rotate_and_write(*own, temperature=factor, implementation=implementation)
         return _Written(q[:, :, : heads.group].astype(jnp.float32), kv, written, *at)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import mosaic
 from pallas_kernels.elementwise.hopper.layouts import LANES, by_column, by_row, head_layout, head_rows, lanes_of
-from pallas_kernels.elementwise.plan import Cells, Heads, HeadWeights, Rms, scaled
+from pallas_kernels.elementwise.plan import Heads, HeadWeights, KVCells, Rms, scaled
 from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.quantized import cut
@@ -108,7 +108,7 @@ def rotate_and_write(
     heads: Heads,
     weights: HeadWeights,
     rope: _Rope | None,
-    cells: Cells,
+    cells: KVCells,
     dtype: jnp.dtype,
     temperature: Float[Array, " T"] | None,
 ) -> tuple[Float[Array, "T K R D"], Shaped[Array, "P L K p E"]]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.elementwise.api import Implementation, residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts, Rms
+from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.small.elementwise import NormCase, RopeCase
@@ -104,7 +104,7 @@ def rope_call(case: RopeCase, implementation: Implementation) -> Callable[[Array
             heads,
             given["weights"],
             given["rope"],
-            Cells(given["pages"], given["offsets"], case.layers_per_page - 1, given["kv"].shape, given["scales"]),
+            KVCells(given["pages"], given["offsets"], case.layers_per_page - 1, given["kv"].shape, given["scales"]),
             jnp.dtype(case.dtype) if case.kv_dtype else given["kv"].dtype,
             temperature=given["temperature"],
             implementation=implementation,

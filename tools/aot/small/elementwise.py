@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import Cells, HeadWeights, Join, Pairs, Parts
+from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts
 from pallas_kernels.experts.groups import row_count
 from tools import gates
 from tools.aot import device
@@ -123,7 +123,7 @@ def compile_rope(case: RopeCase) -> tuple[KernelFacts, list[str]]:
     def call(
         kv: Any, values: Any, bias: Any, weights: Any, rope: Any, pages: Any, offsets: Any, factor: Any, scales: Any
     ) -> Any:
-        cells = Cells(pages, offsets, case.layers_per_page - 1, kv.shape, scales)
+        cells = KVCells(pages, offsets, case.layers_per_page - 1, kv.shape, scales)
         parts = Parts(values, bias)
         return rotate_and_write(
             parts, kv, heads, weights, rope, cells, dtype, temperature=factor, implementation="mosaic"
