@@ -53,7 +53,7 @@ class PagedRows(NamedTuple):
     visible_from: Int[Array, " R"]
 
 
-class Packed(NamedTuple):
+class PackedQueries(NamedTuple):
     """Queries of a step with one token per tile, laid out as the kernel copies them; see `api.packed_form`.
 
     Attributes:

@@ -11,7 +11,7 @@ from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
 from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles
 from pallas_kernels.elementwise import plan as elementwise
 from pallas_kernels.elementwise.api import rotate_and_write
 
@@ -51,7 +51,7 @@ def attend_pages(
     pages = lane.shape[1] * shape.pages_per_slab
     view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row
     with named_scope("attention"):
-        queries: Float[Array, "T H D"] | Packed
+        queries: Float[Array, "T H D"] | PackedQueries
         if isinstance(q, Projection):
             at = elementwise.KVCells(cells.pages, cells.offsets, index, view_shape, kv_scales)
             lane, queries = _write_projection(kernels, q, lane, at, cells, attend)
@@ -90,7 +90,7 @@ def _write_projection(
     at: elementwise.KVCells,
     cells: Cells,
     attend: AttentionParams,
-) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | Packed]:
+) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | PackedQueries]:
     """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ def _write_projection(
         temperature=own.temperature,
         implementation=own.implementation,
     )
-    return lane, Packed(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
+    return lane, PackedQueries(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
 def static(attention: AttentionConfig) -> AttentionParams:

@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.errors import NoAttentionKernel
@@ -21,7 +21,7 @@ from pallas_kernels.quantized import cut
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
     tiles: Tiles,
@@ -40,7 +40,7 @@ def paged_attention(
     Raises NoAttentionKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit
     them.
     """
-    if isinstance(q, Packed):
+    if isinstance(q, PackedQueries):
         plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
         if q.values.dtype != plan.dtype:
             raise NoAttentionKernel(
@@ -59,7 +59,7 @@ def paged_attention(
 
 
 def shape_of(
-    q: Packed, kv: Float[Array, "P S K p E"], rows: PagedRows, tiles: Tiles, attend: AttentionParams
+    q: PackedQueries, kv: Float[Array, "P S K p E"], rows: PagedRows, tiles: Tiles, attend: AttentionParams
 ) -> Shape:
     """Return the sizes of a call with packed queries. Raises NoAttentionKernel if the kernel cannot serve them."""
     tokens, kv_heads, _, head_dim = q.values.shape

@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles
 from pallas_kernels.hopper import SMS, WARPGROUP_ROWS
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
     tiles: Tiles,
@@ -30,7 +30,7 @@ def paged_attention(
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`, and `call.paged_attention` for its errors."""
     run = partial(call.paged_attention, layer_index=layer_index, attend=attend, sinks=sinks)
-    if isinstance(q, Packed):
+    if isinstance(q, PackedQueries):
         return run(q, kv, rows, tiles, tuning=plan_of(call.shape_of(q, kv, rows, tiles, attend), sms).tuning)
     shape = Shape.of(q, kv, rows, tiles, attend)
     tuning = plan_of(shape, sms).tuning

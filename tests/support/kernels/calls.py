@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Packed, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
@@ -142,7 +142,7 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         values = jnp.pad(values, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=jnp.nan)
         sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
         return paged_attention(
-            Packed(values, grouped.shape[2], q.dtype),
+            PackedQueries(values, grouped.shape[2], q.dtype),
             kv,
             rows,
             tiles,
