@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Attention
 from pallas_kernels.attention import xla
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
@@ -43,7 +43,7 @@ def paged_attention(
     q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     layer_index: int,
     attend: AttentionParams,
@@ -114,7 +114,7 @@ def packed_form(
     q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
     kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     attend: AttentionParams,
     implementation: Implementation,
     sms: int | None = None,

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 
 
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     layer_index: int,
     attend: AttentionParams,

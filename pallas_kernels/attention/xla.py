@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
@@ -29,7 +29,7 @@ def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     layer_index: int,
     attend: AttentionParams,
@@ -57,7 +57,7 @@ def paged_attention(
 
 
 class _Tile(NamedTuple):
-    """B tiles; see `Tiles`."""
+    """B tiles; see `QueryTiles`."""
 
     row: Int[Array, " B"]
     offset: Int[Array, " B"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoAttentionKernel
 
@@ -16,7 +16,7 @@ def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     layer_index: int,
     attend: AttentionParams,

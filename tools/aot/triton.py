@@ -42,7 +42,7 @@ from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.api import paged_attention
-from pallas_kernels.attention.rows import PagedRows, Tiles
+from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from tools.aot import device
 from tools.aot.facts import copies, top_level
 from tools.aot.triton_facts import Gpu, TritonFacts, gpu
@@ -137,7 +137,7 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
         given = arguments(layer, sharding)
 
         def attend(
-            q: jax.Array, kv: jax.Array, rows: PagedRows, tiles: Tiles, sinks: jax.Array | None
+            q: jax.Array, kv: jax.Array, rows: PagedRows, tiles: QueryTiles, sinks: jax.Array | None
         ) -> jax.Array:
             out: jax.Array = paged_attention(
                 q,

@@ -11,7 +11,7 @@ from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
 from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.elementwise import plan as elementwise
 from pallas_kernels.elementwise.api import rotate_and_write
 
@@ -22,7 +22,7 @@ class Cells(NamedTuple):
     pages: Int[Array, " T"]
     offsets: Int[Array, " T"]
     rows: PagedRows
-    tiles: Tiles
+    tiles: QueryTiles
 
 
 def attend_pages(

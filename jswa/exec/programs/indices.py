@@ -17,7 +17,7 @@ from jswa.exec.pack import Inputs
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import COLUMNS, FROM_DEVICE
 from pallas_kernels.attention.api import TILE_TOKENS
-from pallas_kernels.attention.rows import PagedRows, Tiles, tile_rows
+from pallas_kernels.attention.rows import PagedRows, QueryTiles, tile_rows
 
 
 class KindIndices(NamedTuple):
@@ -55,8 +55,8 @@ class StepIndices(NamedTuple):
     token_row_ids: Int[Array, " T"]
     real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
-    tiles: dict[int, Tiles]
-    last_tiles: Tiles
+    tiles: dict[int, QueryTiles]
+    last_tiles: QueryTiles
     full: KindIndices | None
     local: KindIndices | None
 
@@ -193,13 +193,11 @@ def step_indices(
     token_row_id = spread(row_ids)
     num_slabs = state["lanes"][0].shape[1]
 
-    def kind(
-        table: Int[Array, "max_rows N"], num_pages: int, rows: PagedRows, written: Bool[Array, " T"]
-    ) -> KindIndices:
+    def kind(table: Int[Array, "max_rows N"], end: int, rows: PagedRows, written: Bool[Array, " T"]) -> KindIndices:
         # Padding is not written, so its page may be any.
         pages = table.at[token_row_id, page].get(mode="clip")
         last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
-        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
+        return KindIndices(jnp.where(written, pages, end + token), offset, rows, last)
 
     full = local = None
     if layout.full is not None:

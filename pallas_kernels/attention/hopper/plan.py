@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
@@ -77,7 +77,7 @@ class Shape:
         q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
         kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
         rows: PagedRows,
-        tiles: Tiles,
+        tiles: QueryTiles,
         attend: AttentionParams,
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.

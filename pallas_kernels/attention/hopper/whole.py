@@ -12,14 +12,14 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import whole_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 
 
 def paged_attention(
     q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     layer_index: int,
     attend: AttentionParams,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 
 SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
@@ -66,7 +66,7 @@ class Shape:
         q: Float[Array, "T H D"],
         kv: Float[Array, "P S K p E"],
         rows: PagedRows,
-        tiles: Tiles,
+        tiles: QueryTiles,
         attend: AttentionParams,
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, PackedQueries, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
@@ -159,7 +159,7 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         return np.asarray(out.astype(jnp.float32))
 
 
-def _arrays(call: Call, case: Case) -> tuple[Array, Array, PagedRows, Tiles]:
+def _arrays(call: Call, case: Case) -> tuple[Array, Array, PagedRows, QueryTiles]:
     counts = np.array([row.count for row in call.rows], np.int32)
     return (
         jnp.asarray(call.q, case.dtype),
@@ -184,7 +184,7 @@ def _program(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
     rows: PagedRows,
-    tiles: Tiles,
+    tiles: QueryTiles,
     *,
     case: Case,
     implementation: Implementation,
@@ -225,14 +225,14 @@ def token_rows(counts: Int[np.ndarray, " R"], tokens: int) -> Int[np.ndarray, " 
 
 
 @partial(jax.jit, static_argnames="size")
-def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> Tiles:
+def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> QueryTiles:
     return tile_rows(counts, first_token, token_row, size)
 
 
-def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> Tiles:
+def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> QueryTiles:
     """Return the tiles of rows that are contiguous in the step."""
     first_token = (np.cumsum(counts) - counts).astype(np.int32)
-    tiles: Tiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
+    tiles: QueryTiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
     return tiles
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jaxtyping import Int
 
-from pallas_kernels.attention.rows import PagedRows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import PagedRows, QueryTiles, in_tiles, tile_rows
 
 
-def held(counts: Sequence[int], first: Sequence[int], tiles: Tiles) -> list[tuple[int, int]]:
+def held(counts: Sequence[int], first: Sequence[int], tiles: QueryTiles) -> list[tuple[int, int]]:
     """Return row and token of each place of a tile that holds one."""
     found = []
     for row, offset, tokens in zip(tiles.row.tolist(), tiles.offset.tolist(), tiles.tokens.tolist(), strict=True):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.rows import AttentionParams, PagedRows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
@@ -244,7 +244,7 @@ def trace(layer: Layer) -> None:
     """Trace a layer's call, which needs no Triton if it is an error."""
     given = arguments(layer)
 
-    def attend(q: Array, kv: Array, rows: PagedRows, tiles: Tiles, sinks: Array | None) -> Array:
+    def attend(q: Array, kv: Array, rows: PagedRows, tiles: QueryTiles, sinks: Array | None) -> Array:
         return paged_attention(
             q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="triton"
         )
