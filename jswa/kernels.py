@@ -51,7 +51,7 @@ class Kernels(NamedTuple):
 PORTABLE = Kernels()
 
 
-class Facts(NamedTuple):
+class DeviceFacts(NamedTuple):
     """What the choice depends on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Need(NamedTuple):
     """
 
     name: str
-    met: Callable[[Facts], bool]
+    met: Callable[[DeviceFacts], bool]
     limit: str
     advice: bool = False
 
@@ -256,7 +256,7 @@ class Served(NamedTuple):
     alone: Callable[[Kernels], bool] = lambda _: True
 
 
-def resolve(asked: str, facts: Facts, served: Served = Served()) -> Kernels:  # noqa: B008 (it is immutable)
+def resolve(asked: str, facts: DeviceFacts, served: Served = Served()) -> Kernels:  # noqa: B008 (it is immutable)
     """Return the kernels to run: the named ones, and else the first of each operation that can run here.
 
     A deterministic engine gets batch-invariant kernels, if there is one of each operation that the model can have.
@@ -282,7 +282,7 @@ def resolve(asked: str, facts: Facts, served: Served = Served()) -> Kernels:  # 
     return _record(chosen, facts)
 
 
-def _record(chosen: Mapping[Operation, Kernel], facts: Facts) -> Kernels:
+def _record(chosen: Mapping[Operation, Kernel], facts: DeviceFacts) -> Kernels:
     """Return rows as a record, with what adds along rows: the library that computes all rows alone, if one does."""
     names: dict[str, Any] = {operation: kernel.name for operation, kernel in chosen.items()}
     kernels = Kernels(sms=facts.sms, **names)
@@ -292,7 +292,7 @@ def _record(chosen: Mapping[Operation, Kernel], facts: Facts) -> Kernels:
     return kernels._replace(sums="triton" if alone else "xla")
 
 
-def _of_name(kernel: Kernel, facts: Facts, served: Served) -> Kernel:
+def _of_name(kernel: Kernel, facts: DeviceFacts, served: Served) -> Kernel:
     """Return a kernel that is named. Raises ConfigError if it cannot run."""
     missing = next((need.limit.format(facts) for need in kernel.needs if not need.met(facts)), None)
     if missing is None and facts.deterministic and kernel.mixes:
@@ -304,7 +304,7 @@ def _of_name(kernel: Kernel, facts: Facts, served: Served) -> Kernel:
     return kernel
 
 
-def _batch_invariant(named: Rows, facts: Facts, served: Served) -> Iterator[dict[Operation, Kernel]]:
+def _batch_invariant(named: Rows, facts: DeviceFacts, served: Served) -> Iterator[dict[Operation, Kernel]]:
     """Yield the rows of each library that has one of every operation, the named ones among them, for this model."""
     for library in get_args(Library):
         chosen = dict[Operation, Kernel]()
@@ -322,7 +322,7 @@ def _batch_invariant(named: Rows, facts: Facts, served: Served) -> Iterator[dict
             yield chosen
 
 
-def _firsts(named: Rows, facts: Facts, served: Served) -> dict[Operation, Kernel]:
+def _firsts(named: Rows, facts: DeviceFacts, served: Served) -> dict[Operation, Kernel]:
     """Return the named rows, and the first of each other operation that `auto` may take."""
     told = dict[str, dict[str, str]]()
     chosen = dict(named)
@@ -343,6 +343,6 @@ def _firsts(named: Rows, facts: Facts, served: Served) -> dict[Operation, Kernel
     return chosen
 
 
-def _uninterpreted(facts: Facts, kernel: Kernel, named: Rows) -> Facts:
+def _uninterpreted(facts: DeviceFacts, kernel: Kernel, named: Rows) -> DeviceFacts:
     """Return the facts for a kernel: nobody interprets one that he has not named."""
     return facts if kernel.operation in named else facts._replace(interpreted=False)

@@ -10,11 +10,22 @@ from hypothesis import strategies as st
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.kernels import OPERATIONS, TABLE, Facts, Kernel, Kernels, Served, instead_of, kernel_of, named_in, resolve
+from jswa.kernels import (
+    OPERATIONS,
+    TABLE,
+    DeviceFacts,
+    Kernel,
+    Kernels,
+    Served,
+    instead_of,
+    kernel_of,
+    named_in,
+    resolve,
+)
 
-CPU = Facts("cpu", None, "float32")
-HOPPER = Facts("gpu", 9.0, "bfloat16", sms=132)
-AMPERE = Facts("gpu", 8.0, "bfloat16", sms=108)
+CPU = DeviceFacts("cpu", None, "float32")
+HOPPER = DeviceFacts("gpu", 9.0, "bfloat16", sms=132)
+AMPERE = DeviceFacts("gpu", 8.0, "bfloat16", sms=108)
 ON_CPU = Kernels("cpu", "cpu", linear="cpu", elementwise="cpu")
 ON_HOPPER = Kernels("mosaic", "mosaic", 132, elementwise="mosaic", sampling="triton", routing="triton")
 ON_AMPERE = Kernels("triton", "xla", 108, sampling="triton")
@@ -53,7 +64,7 @@ NO_ELEMENTWISE = Served(
         (CPU._replace(factors_in_8_bits=True), ON_CPU._replace(linear="fp8")),
     ],
 )
-def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
+def test_the_kernels_of_devices(facts: DeviceFacts, want: Kernels) -> None:
     """Only Hopper GPUs have WGMMA, not newer ones."""
     assert resolve("auto", facts) == want
 
@@ -84,7 +95,7 @@ def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
         ("xla,linear=mosaic", HOPPER._replace(wrong_compiler="ptxas 12.8.93 (/x)"), "choose linear=xla"),
     ],
 )
-def test_a_named_kernel_that_cannot_run_is_refused(asked: str, facts: Facts, said: str) -> None:
+def test_a_named_kernel_that_cannot_run_is_refused(asked: str, facts: DeviceFacts, said: str) -> None:
     """By operation and name, with what it is for; no other takes its place."""
     with pytest.raises(ConfigError) as error:
         resolve(asked, facts)
@@ -213,7 +224,7 @@ def test_a_kernel_that_cannot_serve_the_model_is_left_out_or_refused() -> None:
 
 
 FACTS = st.builds(
-    Facts,
+    DeviceFacts,
     st.sampled_from(["cpu", "gpu", "tpu"]),
     st.sampled_from([None, 7.5, 8.0, 8.9, 9.0, 10.0]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
@@ -230,7 +241,7 @@ FACTS = st.builds(
 
 
 @given(facts=FACTS, named=st.lists(st.sampled_from(TABLE), max_size=3))
-def test_what_is_resolved_can_run_and_is_what_was_named(facts: Facts, named: list[Kernel]) -> None:
+def test_what_is_resolved_can_run_and_is_what_was_named(facts: DeviceFacts, named: list[Kernel]) -> None:
     """Or an error names the kernel. Without names, an error is about rounded activations or a faulty compiler only."""
     asked = {kernel.operation: kernel.name for kernel in named}
     text = ",".join(f"{operation}={name}" for operation, name in asked.items()) or "auto"

@@ -15,7 +15,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
 from jswa.exec.served import computes_rows_alone, unserved, what_serves
-from jswa.kernels import Facts, Kernels, kernel_of, resolve
+from jswa.kernels import DeviceFacts, Kernels, kernel_of, resolve
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.hopper.call import plan_of as attention_plan
 from pallas_kernels.experts.hopper.call import plan_of as experts_plan
@@ -28,7 +28,7 @@ from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
 SIXTEEN, EIGHT = jnp.dtype("bfloat16"), jnp.dtype("float8_e4m3fn")
-HOPPER = Facts("gpu", 9.0, "bfloat16", deterministic=True)
+HOPPER = DeviceFacts("gpu", 9.0, "bfloat16", deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_elementwise_on_a_cpu_writes_no_pages_of_8_bits() -> None:
 
 def test_a_deterministic_engine_on_a_cpu_computes_rows_alone_unless_xla_multiplies_by_some_matrix() -> None:
     """Adapters' matrices, for one."""
-    chosen = resolve("auto", Facts("cpu", None, "float32", deterministic=True))
+    chosen = resolve("auto", DeviceFacts("cpu", None, "float32", deterministic=True))
     params = {
         "embed": jnp.ones((8, 4)),
         "layers.0.mlp.down": jnp.ones((1, 4, 32)),
