@@ -33,7 +33,7 @@ _log = logging.getLogger("jswa.server")
 _REPORT_SECONDS = 0.25  # between two reports: what a front end has counted since the last one is lost with it
 
 
-class Facts(NamedTuple):
+class EngineFacts(NamedTuple):
     """What a front end knows of the engine from its start."""
 
     limits: Limits
@@ -48,7 +48,7 @@ class RemoteEngine:
         on_lost: called when that process has ended.
     """
 
-    def __init__(self, end: socket.socket, counter: int, facts: Facts, config: ServeConfig) -> None:
+    def __init__(self, end: socket.socket, counter: int, facts: EngineFacts, config: ServeConfig) -> None:
         """Prepare to connect.
 
         Args:

@@ -27,7 +27,7 @@ from ..http.process import DEATH_GRACE, address_of, begin, end_process, freeze, 
 from ..options import ServeConfig
 from . import frames
 from .hub import Connection, Hub
-from .remote import Facts
+from .remote import EngineFacts
 from .serving import Hello, send_hello
 
 _log = logging.getLogger("jswa.server")
@@ -155,9 +155,9 @@ def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
     return pickle.dumps(tuple(hello)[:-2])
 
 
-def facts_of(engine: EngineLike) -> Facts:
+def facts_of(engine: EngineLike) -> EngineFacts:
     """Return what front ends know of an engine."""
-    return Facts(engine.limits, engine.grammars is not None)
+    return EngineFacts(engine.limits, engine.grammars is not None)
 
 
 def _bound(config: ServeConfig) -> list[socket.socket]:
