@@ -244,7 +244,7 @@ def named_in(text: object) -> dict[Operation, str]:
     return found
 
 
-class Served(NamedTuple):
+class ServedKernels(NamedTuple):
     """What kernels can do with a model.
 
     Attributes:
@@ -256,7 +256,7 @@ class Served(NamedTuple):
     alone: Callable[[Kernels], bool] = lambda _: True
 
 
-def resolve(asked: str, facts: DeviceFacts, served: Served = Served()) -> Kernels:  # noqa: B008 (it is immutable)
+def resolve(asked: str, facts: DeviceFacts, served: ServedKernels = ServedKernels()) -> Kernels:  # noqa: B008 (it is immutable)
     """Return the kernels to run: the named ones, and else the first of each operation that can run here.
 
     A deterministic engine gets batch-invariant kernels, if there is one of each operation that the model can have.
@@ -292,7 +292,7 @@ def _record(chosen: Mapping[Operation, Kernel], facts: DeviceFacts) -> Kernels:
     return kernels._replace(sums="triton" if alone else "xla")
 
 
-def _of_name(kernel: Kernel, facts: DeviceFacts, served: Served) -> Kernel:
+def _of_name(kernel: Kernel, facts: DeviceFacts, served: ServedKernels) -> Kernel:
     """Return a kernel that is named. Raises ConfigError if it cannot run."""
     missing = next((need.limit.format(facts) for need in kernel.needs if not need.met(facts)), None)
     if missing is None and facts.deterministic and kernel.mixes:
@@ -304,7 +304,7 @@ def _of_name(kernel: Kernel, facts: DeviceFacts, served: Served) -> Kernel:
     return kernel
 
 
-def _batch_invariant(named: Rows, facts: DeviceFacts, served: Served) -> Iterator[dict[Operation, Kernel]]:
+def _batch_invariant(named: Rows, facts: DeviceFacts, served: ServedKernels) -> Iterator[dict[Operation, Kernel]]:
     """Yield the rows of each library that has one of every operation, the named ones among them, for this model."""
     for library in get_args(Library):
         chosen = dict[Operation, Kernel]()
@@ -322,7 +322,7 @@ def _batch_invariant(named: Rows, facts: DeviceFacts, served: Served) -> Iterato
             yield chosen
 
 
-def _firsts(named: Rows, facts: DeviceFacts, served: Served) -> dict[Operation, Kernel]:
+def _firsts(named: Rows, facts: DeviceFacts, served: ServedKernels) -> dict[Operation, Kernel]:
     """Return the named rows, and the first of each other operation that `auto` may take."""
     told = dict[str, dict[str, str]]()
     chosen = dict(named)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
 from jswa.forms.base.names import linear_in_16_bits, matrices_on_xla
-from jswa.kernels import Kernel, Kernels, Served
+from jswa.kernels import Kernel, Kernels, ServedKernels
 from jswa.model.binding import param_shapes
 from jswa.model.fused.products import adds_experts
 from jswa.model.fused.projection import require_served
@@ -17,7 +17,7 @@ from pallas_kernels.experts.dense import fits
 from pallas_kernels.sampling.api import MOST_TOKENS
 
 
-def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, plain: bool) -> Served:
+def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, plain: bool) -> ServedKernels:
     """Return what kernels can do with a model, as far as its config tells.
 
     Args:
@@ -32,7 +32,7 @@ def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, pl
         fit = all(fits(*shapes[name].shape) for name in linear_in_16_bits(shapes))
         return plain and kv_dtype == dtype and fit and computes_rows_alone(kernels, shapes, model)
 
-    return Served(lambda kernel: unserved(kernel, model, kv_dtype), alone)
+    return ServedKernels(lambda kernel: unserved(kernel, model, kv_dtype), alone)
 
 
 def unserved(kernel: Kernel, model: ModelConfig, kv_dtype: jnp.dtype) -> str | None:

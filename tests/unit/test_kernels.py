@@ -16,7 +16,7 @@ from jswa.kernels import (
     DeviceFacts,
     Kernel,
     Kernels,
-    Served,
+    ServedKernels,
     instead_of,
     kernel_of,
     named_in,
@@ -32,7 +32,7 @@ ON_AMPERE = Kernels("triton", "xla", 108, sampling="triton")
 SAME = HOPPER._replace(deterministic=True)
 WHOLE = Kernels("mosaic_whole", "mosaic", 132, "mosaic", "mosaic", "triton", "xla", "triton")
 NO_LIBRARY = "it is not built: make"
-NO_ELEMENTWISE = Served(
+NO_ELEMENTWISE = ServedKernels(
     lambda kernel: "a LayerNorm" if (kernel.operation, kernel.name) == ("elementwise", "mosaic") else None
 )
 
@@ -182,9 +182,11 @@ def test_a_batch_invariant_engine_adds_by_one_library() -> None:
 def test_a_model_that_cannot_be_batch_invariant_gets_the_usual_kernels() -> None:
     """But none that splits keys by what is in a step."""
     usual = Kernels("mosaic_whole", "mosaic", 132, sampling="triton")
-    assert resolve("auto", SAME, Served(alone=lambda kernels: kernels.linear != "mosaic")) == usual
+    assert resolve("auto", SAME, ServedKernels(alone=lambda kernels: kernels.linear != "mosaic")) == usual
     assert (
-        resolve("auto", SAME, Served(lambda kernel: "why" if kernel == kernel_of("elementwise", "mosaic") else None))
+        resolve(
+            "auto", SAME, ServedKernels(lambda kernel: "why" if kernel == kernel_of("elementwise", "mosaic") else None)
+        )
         == usual
     )
 
@@ -217,10 +219,11 @@ def elementwise(kernel: Kernel) -> bool:
 def test_a_kernel_that_cannot_serve_the_model_is_left_out_or_refused() -> None:
     """If it is named."""
     assert (
-        resolve("auto", HOPPER, Served(lambda kernel: "why" if kernel.name == "mosaic" else None)).elementwise == "xla"
+        resolve("auto", HOPPER, ServedKernels(lambda kernel: "why" if kernel.name == "mosaic" else None)).elementwise
+        == "xla"
     )
     with pytest.raises(ConfigError, match="kernels = 'elementwise=mosaic': why"):
-        resolve("elementwise=mosaic", HOPPER, Served(lambda kernel: "why" if elementwise(kernel) else None))
+        resolve("elementwise=mosaic", HOPPER, ServedKernels(lambda kernel: "why" if elementwise(kernel) else None))
 
 
 FACTS = st.builds(
