@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.demand import Demand
-from jswa.cache.host.recall import Found, HostCache, NewPages
+from jswa.cache.host.recall import HostCache, HostMatch, NewPages
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
@@ -277,7 +277,7 @@ class CacheManager:
         self.pool.compact()
         self._follow_moves()
 
-    def recall(self, found: Found) -> bool:
+    def recall(self, found: HostMatch) -> bool:
         """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
 
         def allocate(full: int, local: int) -> NewPages | None:

@@ -24,7 +24,7 @@ from jswa.config import HostMemory
 from jswa.plan import Transfers
 
 
-class Found(NamedTuple):
+class HostMatch(NamedTuple):
     """A text of which host memory has more than the device.
 
     Attributes:
@@ -57,7 +57,7 @@ class NewPages(NamedTuple):
 class Recall:
     """A text on its way. `new`: its pages on the device; `sent`: how many of its pages have been copied."""
 
-    def __init__(self, found: Found, epoch: int) -> None:
+    def __init__(self, found: HostMatch, epoch: int) -> None:
         self.found = found
         self.epoch = epoch
         self.new = Pages(np.zeros_like(found.source.full), np.zeros_like(found.source.local))
@@ -110,7 +110,7 @@ class HostCache:
         """Pages of the device that the text on its way owns, beside other owners or alone."""
         return [] if self.active is None else [self.active.new, self.active.found.kept]
 
-    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> Found | None:
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> HostMatch | None:
         """Return the pages that host memory adds to a match of the first `limit` tokens; None if they do not pay."""
         layout, page = self._device.layout, self._device.layout.page_size
         path, agreed = self.tier.prefix.tree.walk(salt, tokens[:limit])
@@ -146,9 +146,9 @@ class HostCache:
         # A prompt has the last token of a text that it continues, of which there is no KV: its boundary is one behind.
         boundary = max((end for end in places if end <= at.boundary), default=min(at.boundary, len(text)))
         branch = any(node.windows[boundary].branch for node in path if boundary in node.windows)
-        return Found(salt, text, here, lacks, kept, boundary, places, branch)
+        return HostMatch(salt, text, here, lacks, kept, boundary, places, branch)
 
-    def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
+    def begin(self, found: HostMatch, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.
 
         Args:
