@@ -145,7 +145,7 @@ class Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class Event(msgspec.Struct, array_like=True):
+class EventFrame(msgspec.Struct, array_like=True):
     """A `TokenEvent`. `scores`, `score_arrays`: its log probabilities of the prompt, as entries or as arrays."""
 
     number: int
@@ -169,13 +169,13 @@ class Step(Message):
 
     numbers: bytes
     tokens: bytes
-    events: list[Event]
+    events: list[EventFrame]
 
 
 class Last(Message):
     """The last event of a text that was aborted."""
 
-    event: Event
+    event: EventFrame
 
 
 class Problem(msgspec.Struct):
@@ -213,7 +213,7 @@ from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
-def event_out(event: TokenEvent, number: int) -> Event:
+def event_out(event: TokenEvent, number: int) -> EventFrame:
     """Return an event as a message."""
     scores = event.prompt_logprobs
     arrays = None
@@ -222,13 +222,13 @@ def event_out(event: TokenEvent, number: int) -> Event:
         arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
     listed = None if scores is None or arrays is not None else list(scores)
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
-    return Event(
+    return EventFrame(
         number, event.token, event.finish_reason, event.stop_reason, event.logprobs, listed, arrays,
         event.first_scheduled_time, event.prefix, error, event.drafts,
     )  # fmt: skip
 
 
-def event_in(event: Event) -> TokenEvent:
+def event_in(event: EventFrame) -> TokenEvent:
     """Return the event of a message; its request id is the number."""
     scores: Sequence[ChoiceLogprobs] | PromptLogprobs | None = event.scores
     if event.score_arrays is not None:

@@ -144,9 +144,9 @@ class Hub:
         for one in self.connections.values():
             one.flush(now)
 
-    def _others(self, events: StepEvents) -> dict[int, list[frames.Event]]:
+    def _others(self, events: StepEvents) -> dict[int, list[frames.EventFrame]]:
         """Return the events of a step that are no tokens alone, by front end; forget the texts that end."""
-        others: dict[int, list[frames.Event]] = {}
+        others: dict[int, list[frames.EventFrame]] = {}
         for event in events.others:
             if event.version is not None:  # see `Intake.submit`
                 continue

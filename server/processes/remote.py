@@ -248,7 +248,7 @@ class RemoteEngine:
             os.eventfd_write(self._counter, self._steps)
             self._steps = 0
 
-    def _event(self, event: frames.Event) -> None:
+    def _event(self, event: frames.EventFrame) -> None:
         ends = event.finish_reason is not None
         receiver = self._receivers.get(event.number)
         if receiver is not None:
