@@ -161,7 +161,7 @@ class EventFrame(msgspec.Struct, array_like=True):
     drafts: DraftCounts | None
 
 
-class Step(Message):
+class StepFrame(Message):
     """The events of one step for one front end, or the tokens of several steps of the same texts.
 
     `numbers` (int64): texts with a token alone. `tokens` (int32): theirs in the first step, the second, and so on.
@@ -207,7 +207,7 @@ class End(Message):
 
 _Call = Submit | Claim | Admit | Stored | Compile | Operate | Ask
 FromFrontEnd = _Call | Abort | GiveBack | Leave | Store | Ready | Counted
-FromEngine = GetReport | AbortNamed | Condition | Step | Last | Failed | Drain | End
+FromEngine = GetReport | AbortNamed | Condition | StepFrame | Last | Failed | Drain | End
 encode = msgspec.msgpack.Encoder().encode
 from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -111,7 +111,9 @@ class Hub:
             if (connection := self.connections.get(number)) is not None:
                 connection.progress.sent(now)
                 route = routes.get(number, _NOTHING)
-                connection.channel.tell(frames.Step(route.numbers, route.of(events.tokens), others.get(number, [])))
+                connection.channel.tell(
+                    frames.StepFrame(route.numbers, route.of(events.tokens), others.get(number, []))
+                )
 
     def send(self, events: StepEvents) -> bool:
         """Do so in the engine's thread, if the texts are those of the step before, and none begins or ends.
@@ -173,9 +175,9 @@ class Hub:
         return routes
 
 
-def _joined(parts: list[tuple[Route, Int[np.ndarray, " n"]]]) -> frames.Step:
+def _joined(parts: list[tuple[Route, Int[np.ndarray, " n"]]]) -> frames.StepFrame:
     """Return the tokens of consecutive steps of the same texts, as `send` has held them, as one message."""
-    return frames.Step(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
+    return frames.StepFrame(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
 
 
 class Connection:

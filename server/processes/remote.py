@@ -210,7 +210,7 @@ class RemoteEngine:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case frames.Step():
+            case frames.StepFrame():
                 self._step(message)
             case frames.Last(event):
                 self._event(event)
@@ -226,7 +226,7 @@ class RemoteEngine:
             case frames.End(now):
                 self.on_end(now)
 
-    def _step(self, step: frames.Step) -> None:
+    def _step(self, step: frames.StepFrame) -> None:
         receivers = self._receivers
         numbers, tokens = np.frombuffer(step.numbers, np.int64), np.frombuffer(step.tokens, np.int32)
         by_text = tokens.reshape(-1, len(numbers)).T.tolist() if len(numbers) else []
