@@ -28,7 +28,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
@@ -57,7 +57,7 @@ def keep_while_decoding(cache: CacheManager) -> None:
     known = np.zeros(len(cache.table.owners), np.int64)
     open_at, slide_all = cache.open_at, cache.slide_all
 
-    def opened(match: Match, salt: str = "", length: int = 0) -> Lease | None:
+    def opened(match: PrefixMatch, salt: str = "", length: int = 0) -> Lease | None:
         lease = open_at(match, salt, length)
         if lease is not None:
             known[lease.row] = length

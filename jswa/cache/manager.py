@@ -22,7 +22,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.moves import Move, destinations
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache, window_ends
+from jswa.cache.prefix.cache import NO_MATCH, PrefixCache, PrefixMatch, window_ends
 from jswa.cache.prefix.radix import tree_key
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
@@ -88,7 +88,7 @@ class CacheManager:
         """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
         return tree_key(root, self.version)
 
-    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
+    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> PrefixMatch:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
 
@@ -101,7 +101,7 @@ class CacheManager:
             slots += size * int(np.count_nonzero(freed))
         return slots + pool.pages_per_slab * self._windows.idle_pages(closed)
 
-    def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
+    def leased_slots(self, match: PrefixMatch, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
         if not match.path:
             return 0
@@ -117,7 +117,7 @@ class CacheManager:
         assert lease is not None
         return lease
 
-    def open_at(self, match: Match, salt: str = "", length: int = 0) -> Lease | None:
+    def open_at(self, match: PrefixMatch, salt: str = "", length: int = 0) -> Lease | None:
         """Return a lease on the pages of a match, for a row with `length` known tokens. The caller must `close` it.
 
         None, and no change, if there is no room to copy a partly filled page. Raises EngineError if no row is free.
@@ -312,11 +312,11 @@ class CacheManager:
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)
 
-    def _copied_local(self, match: Match) -> int:
+    def _copied_local(self, match: PrefixMatch) -> int:
         """Return 1 if the row will write to the last local page of the match and needs a copy of it, else 0."""
         return int(len(match.local) > 0 and match.resume.boundary % self.layout.page_size > 0)
 
-    def _share(self, lease: Lease, match: Match) -> bool:
+    def _share(self, lease: Lease, match: PrefixMatch) -> bool:
         """Give a lease the pages of a match, or copies of those that it will write to; False if there is no room."""
         at, table, row, page = match.resume, self.table, lease.row, self.layout.page_size
         lease.full_write_from, lease.local_visible_from = at.full_to, at.local_visible_from

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, LogitsEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
@@ -96,7 +96,7 @@ class Requests:
         self._unfinished[request.request_id] = sequence
         self.queue.register(sequence)
 
-    def begin(self, sequence: Sequence, lease: Lease, match: Match) -> LogitsEntry | None:
+    def begin(self, sequence: Sequence, lease: Lease, match: PrefixMatch) -> LogitsEntry | None:
         """Make a waiting sequence, whose lease is open at a match, a row; return its logits state, if it needs any."""
         self.queue.admit(sequence)
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
@@ -306,7 +306,7 @@ class Requests:
         return self.changes, self._cache.epoch, self.rows.prefill_rows(), 0 if host is None else host.changes
 
     def admissible(
-        self, batch: Batch, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
+        self, batch: Batch, sequence: Sequence, match: PrefixMatch, spare: int = 0, victims: Items[Sequence] = ()
     ) -> bool:
         """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design.md §3).
 

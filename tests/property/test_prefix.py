@@ -21,7 +21,7 @@ from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.cache.prefix.resume import replay_length
 from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
@@ -77,7 +77,7 @@ class Memory:
                 self.local[slab * self.m, position % page] = hashes[position]
                 self.exact[slab * self.m, position % page] = position >= row.lease.exact_from
 
-    def check(self, match: Match, tokens: list[int]) -> None:
+    def check(self, match: PrefixMatch, tokens: list[int]) -> None:
         """Assert that a match has KV of this text, and that all its local KV is exact."""
         page, hashes, at = self.layout.page_size, marks(tokens), match.resume
         for position in range(at.full_to if self.layout.full is not None else 0):
@@ -256,7 +256,7 @@ class PrefixMachine(RuleBasedStateMachine):
         if tokens:
             self.texts.append((row.salt, tokens))
 
-    def _check_start(self, match: Match, salt: str, tokens: list[int]) -> None:
+    def _check_start(self, match: PrefixMatch, salt: str, tokens: list[int]) -> None:
         """Check where the row starts: by the start rule, and by the texts that the dictionary says are cached."""
         at, page, reach = match.resume, self.layout.page_size, self.layout.reach
         known = [text for own, text in self.written if own == salt] + [r.tokens for r in self.rows if r.salt == salt]

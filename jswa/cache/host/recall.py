@@ -16,7 +16,7 @@ from jswa.cache.disk.texts import DiskCache
 from jswa.cache.host.texts import Pages, add_places, pages_of, places_of, publish, text_of
 from jswa.cache.host.tier import HostTier
 from jswa.cache.moves import Move
-from jswa.cache.prefix.cache import Match, PrefixCache
+from jswa.cache.prefix.cache import PrefixCache, PrefixMatch
 from jswa.cache.prefix.radix import NONE
 from jswa.cache.prefix.resume import resume
 from jswa.cache.prefix.stats import CacheStats
@@ -110,7 +110,7 @@ class HostCache:
         """Pages of the device that the text on its way owns, beside other owners or alone."""
         return [] if self.active is None else [self.active.new, self.active.found.kept]
 
-    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> HostMatch | None:
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: PrefixMatch) -> HostMatch | None:
         """Return the pages that host memory adds to a match of the first `limit` tokens; None if they do not pay."""
         layout, page = self._device.layout, self._device.layout.page_size
         path, agreed = self.tier.prefix.tree.walk(salt, tokens[:limit])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.sched.admission.checks import fewest, is_passed, match_of, open_lease
 from jswa.sched.admission.recalling import Recalling
@@ -125,7 +125,7 @@ class Prompts:
                     first.passed_by += head.num_known
         return bool(short)
 
-    def _begin(self, batch: Batch, sequence: Sequence, match: Match, room: int) -> bool:
+    def _begin(self, batch: Batch, sequence: Sequence, match: PrefixMatch, room: int) -> bool:
         """Admit a waiting request if there is room, also for `room` tokens in the step.
 
         A prompt that the step cannot end gets a share of the budget.
@@ -159,7 +159,7 @@ class Prompts:
         self.add(batch, sequence, count)
         return True
 
-    def _note_blocked(self, batch: Batch, sequence: Sequence, match: Match) -> None:
+    def _note_blocked(self, batch: Batch, sequence: Sequence, match: PrefixMatch) -> None:
         """Let a sequence without room be looked at again when something has changed.
 
         If there were room without the pages that rows have ahead, it is looked at in each step.

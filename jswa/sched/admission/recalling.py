@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jswa.cache.disk.texts import DiskCache
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.sched.batch import Batch
 from jswa.sched.sequence import Sequence
 
@@ -13,13 +13,13 @@ from jswa.sched.sequence import Sequence
 class Recalling:
     """The waiting request for which text comes back from host memory, if there is one: `owner`."""
 
-    def __init__(self, cache: CacheManager, has_room: Callable[[Batch, Sequence, Match], bool]) -> None:
+    def __init__(self, cache: CacheManager, has_room: Callable[[Batch, Sequence, PrefixMatch], bool]) -> None:
         self.owner: Sequence | None = None
         self._reader: Sequence | None = None  # the last request for which text was read from the disk
         self._cache = cache
         self._has_room = has_room
 
-    def waits(self, batch: Batch, sequence: Sequence, match: Match) -> bool:
+    def waits(self, batch: Batch, sequence: Sequence, match: PrefixMatch) -> bool:
         """Return whether a waiting request waits for text from host memory, which may begin to come now.
 
         Each request has text brought back once, and only when it has room to begin. Text on the disk comes to host
@@ -54,7 +54,7 @@ class Recalling:
             self._cache.host.cancel()
             self.owner = None
 
-    def _waits_for(self, disk: DiskCache, batch: Batch, sequence: Sequence, match: Match) -> bool:
+    def _waits_for(self, disk: DiskCache, batch: Batch, sequence: Sequence, match: PrefixMatch) -> bool:
         """Return whether a request waits for text from the disk, which may begin to be read now."""
         if not sequence.reads_cache or sequence.disk_until == 0 or sequence is self.owner:
             return False
