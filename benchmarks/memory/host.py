@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from jswa.cache.disk.records import Geometry, Record
+from jswa.cache.disk.records import DiskRecord, Geometry
 from jswa.cache.disk.store import DiskStore
 from jswa.exec.host.memory import host_contents
 from jswa.exec.host.pages import HostPages
@@ -85,7 +85,7 @@ def open_store(runner: Runner, folder: Path) -> DiskStore:
 def save_of(store: DiskStore, slots: Int[np.ndarray, " n"], number: int) -> Save:
     """Return the writing of slots as full pages of a text of their own."""
     keys = tuple(("full", b"%08d%08d" % (number, page)) for page in range(len(slots)))
-    record = Record(store.geometry.identity, b"r" * 16, keys[0][1], keys, None)
+    record = DiskRecord(store.geometry.identity, b"r" * 16, keys[0][1], keys, None)
     return Save(slots, partial(store.put, record))
 
 

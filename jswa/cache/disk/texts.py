@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.disk.find import Place, Wanted, find
-from jswa.cache.disk.records import Key, Lanes, Record, Tail, page_keys, tree_digest
+from jswa.cache.disk.records import DiskRecord, Key, Lanes, Tail, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.host.texts import Pages, pages_of
 from jswa.cache.host.tier import HostTier, Row
@@ -56,7 +56,7 @@ class DiskCache:
         self._patience = patience
         self._retired = False
         self._late = False  # a request has stopped waiting for the read under way
-        self._lanes: dict[Record, Lanes] = {}  # the rows that were read
+        self._lanes: dict[DiskRecord, Lanes] = {}  # the rows that were read
         self._asked = 0.0  # when
         self._taken = 0  # pages that have been taken in
         tier.kept = deque(maxlen=_TEXTS)
@@ -140,7 +140,7 @@ class DiskCache:
     def _cancel(self) -> None:
         self.wanted, self._lanes = None, {}
 
-    def _arrive(self, wanted: Wanted, record: Record, lanes: Lanes | None) -> None:
+    def _arrive(self, wanted: Wanted, record: DiskRecord, lanes: Lanes | None) -> None:
         """Keep the rows of a record; if a record is lost, the text is given up, and may be asked for again."""
         if self.wanted is not wanted:
             return
@@ -188,7 +188,7 @@ class DiskCache:
         there = dict(zip(("full", "local"), tier.arrived(pages), strict=True))
         root = tree_digest(geometry.identity, salt)
         keys = page_keys(root, tokens[:agreed], page)
-        chosen, known, slots, more = list[tuple[int, Key]](), dict[Record, None](), 0, False
+        chosen, known, slots, more = list[tuple[int, Key]](), dict[DiskRecord, None](), 0, False
         for at, digest in enumerate(keys):
             for kind in ("full", "local"):
                 key = kind, digest
@@ -204,7 +204,7 @@ class DiskCache:
             return None, False
         own = [slots_of(*_ids(pages, at, kind), m) for at, (kind, _) in chosen]
         tail = Tail(keys[-2], agreed % page) if chosen[-1][0] == len(keys) - 1 and agreed % page else None
-        record = Record(geometry.identity, root, keys[0], tuple(key for _, key in chosen), tail)
+        record = DiskRecord(geometry.identity, root, keys[0], tuple(key for _, key in chosen), tail)
         return Save(np.concatenate(own), partial(self.store.put, record)), more
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jswa.architecture import Reach
-from jswa.cache.disk.records import Geometry, Lanes, Record, write_record
+from jswa.cache.disk.records import DiskRecord, Geometry, Lanes, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.disk.texts import DiskCache
 from jswa.config import HostMemory, Limits
@@ -22,7 +22,7 @@ from tests.support.loops.conversation import VOCAB, Conversation, make_conversat
 SHAPES = [(4, Reach(6)), (1, Reach(3)), (4, Reach(8, chunked=True)), (2, Reach(4))]
 
 
-def write(path: Path, record: Record, lanes: Lanes) -> None:
+def write(path: Path, record: DiskRecord, lanes: Lanes) -> None:
     """Write a file, with all lanes of the fake device in one type."""
     write_record(path, record, [lane.astype(np.int64) for lane in lanes])
 
@@ -195,7 +195,7 @@ def test_a_full_disk_or_a_slow_one_is_left_out(tmp_path: Path) -> None:
     assert host is not None
     go = threading.Event()
 
-    def full(path: Path, record: Record, lanes: Lanes) -> None:
+    def full(path: Path, record: DiskRecord, lanes: Lanes) -> None:
         go.wait()
         raise OSError(errno.ENOSPC, "No space left on device")
 
