@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from jswa.cache.disk.records import DiskRecord, Geometry
+from jswa.cache.disk.records import DiskRecord, RecordGeometry
 from jswa.cache.disk.store import DiskStore
 from jswa.exec.host.memory import host_contents
 from jswa.exec.host.pages import HostPages
@@ -78,7 +78,9 @@ def open_store(runner: Runner, folder: Path) -> DiskStore:
     """Return files for the pages of a runner, more than are written here."""
     layout = runner.layout
     shape = layout.page_size, layout.pages_per_slab, layout.num_lanes * layout.devices
-    geometry = Geometry("benchmark", *shape, layout.slab_elems // layout.pages_per_slab, np.dtype(runner.kv_dtype))
+    geometry = RecordGeometry(
+        "benchmark", *shape, layout.slab_elems // layout.pages_per_slab, np.dtype(runner.kv_dtype)
+    )
     return DiskStore(folder, 2**36, geometry)
 
 

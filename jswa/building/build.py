@@ -15,7 +15,7 @@ import numpy as np
 from jswa.architecture import ModelConfig
 from jswa.building.machine import choose, require_weights
 from jswa.building.parts import Built, build_parts
-from jswa.cache.disk.records import Geometry
+from jswa.cache.disk.records import RecordGeometry
 from jswa.cache.disk.store import DiskStore, lock_folder
 from jswa.cache.disk.texts import DiskCache
 from jswa.cache.view import geometry_of
@@ -132,7 +132,7 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[byt
     layout, runner = built.layout, built.runner
     bits = persist.bits_of(built.limits)
     identity = persist.identity(built.model, runner.params, layout, runner.kv_dtype, "", deterministic=bits)
-    geometry = Geometry(
+    geometry = RecordGeometry(
         hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         layout.page_size,
         layout.pages_per_slab,

@@ -29,7 +29,7 @@ Key = tuple[str, bytes]  # "full" or "local", digest of the text up to the end o
 Lanes = list[Shaped[np.ndarray, "rows elems"]]  # by lane, and in each lane by device
 
 
-class Geometry(NamedTuple):
+class RecordGeometry(NamedTuple):
     """The sizes and the identity that all records of an engine share.
 
     Attributes:
@@ -69,7 +69,7 @@ class DiskRecord:
     """Pages of one text.
 
     Attributes:
-        identity: as in `Geometry`.
+        identity: as in `RecordGeometry`.
         tree: digest of the identity and the salt.
         first: digest of the first page of the text.
         pages: in the order of their rows; each text has its pages in one record at a time.
@@ -125,7 +125,7 @@ def tree_digest(identity: str, salt: str) -> bytes:
     return hashlib.blake2b(f"{identity}\0{salt}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def size_of(record: DiskRecord, geometry: Geometry) -> int:
+def size_of(record: DiskRecord, geometry: RecordGeometry) -> int:
     """Return the bytes of the file."""
     rows = sum(geometry.rows(key) for key in record.pages)
     return len(_MAGIC) + _LENGTH.size + len(record.header) + 2 * _DIGEST + rows * geometry.slot_bytes
@@ -177,7 +177,7 @@ def read_header(path: Path) -> DiskRecord:
     return record
 
 
-def read_rows(path: Path, wanted: DiskRecord, geometry: Geometry) -> Lanes:
+def read_rows(path: Path, wanted: DiskRecord, geometry: RecordGeometry) -> Lanes:
     """Read the rows of a record. Raises ValueError if the file is torn or another's, OSError if it cannot be read."""
     data = path.read_bytes()
     if len(data) != wanted.size:
@@ -193,7 +193,7 @@ def read_rows(path: Path, wanted: DiskRecord, geometry: Geometry) -> Lanes:
     return list(np.frombuffer(body, geometry.dtype).reshape(geometry.lanes, -1, geometry.elems))
 
 
-def rows_of(record: DiskRecord, geometry: Geometry) -> Sequence[int]:
+def rows_of(record: DiskRecord, geometry: RecordGeometry) -> Sequence[int]:
     """Return the first row of each page."""
     at, starts = 0, []
     for key in record.pages:

@@ -12,23 +12,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jswa.cache.disk.records import DiskRecord, Geometry, Key, Lanes, Tail, size_of, write_record
+from jswa.cache.disk.records import DiskRecord, Key, Lanes, RecordGeometry, Tail, size_of, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.errors import ConfigError
 
-GEOMETRY = Geometry("a model", 4, 2, lanes=2, elems=3, dtype=np.dtype(np.float32))
+GEOMETRY = RecordGeometry("a model", 4, 2, lanes=2, elems=3, dtype=np.dtype(np.float32))
 OTHER = GEOMETRY._replace(identity="another")
 LIMIT = 6_000
 
 
-def record(number: int, *, tail: bool = False, geometry: Geometry = GEOMETRY) -> DiskRecord:
+def record(number: int, *, tail: bool = False, geometry: RecordGeometry = GEOMETRY) -> DiskRecord:
     """A record of two pages, given by a number."""
     digest = hashlib.sha256(bytes([number])).digest()[:16]
     pages: tuple[Key, ...] = (("full", digest), ("local", digest))
     return DiskRecord(geometry.identity, b"tree", bytes([number % 3]), pages, Tail(b"before", 3) if tail else None)
 
 
-def contents(number: int, geometry: Geometry = GEOMETRY) -> Lanes:
+def contents(number: int, geometry: RecordGeometry = GEOMETRY) -> Lanes:
     """Its rows: one of the full page, two of the local page; another model has others."""
     return [np.full((3, 3), 10 * number + lane + 0.5 * (geometry is OTHER), np.float32) for lane in range(2)]
 

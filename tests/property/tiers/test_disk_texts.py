@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jswa.architecture import Reach
-from jswa.cache.disk.records import DiskRecord, Geometry, Lanes, write_record
+from jswa.cache.disk.records import DiskRecord, Lanes, RecordGeometry, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.disk.texts import DiskCache
 from jswa.config import HostMemory, Limits
@@ -34,7 +34,9 @@ def attach(
     host, layout = talk.scheduler.cache.host, talk.scheduler.layout
     assert host is not None
     page = layout.page_size
-    geometry = Geometry(identity, page, layout.pages_per_slab, len(talk.loop.runner.memory), page, np.dtype(np.int64))
+    geometry = RecordGeometry(
+        identity, page, layout.pages_per_slab, len(talk.loop.runner.memory), page, np.dtype(np.int64)
+    )
     store = DiskStore(folder, limit, geometry, write)
     host.disk = DiskCache(host.tier, store, slots, 1e-3 if patience < 1 else 1e3, patience)
     return store
