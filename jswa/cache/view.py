@@ -17,7 +17,7 @@ FREE, FULL, SHARED, CACHED, LOCAL, LOCAL_SHARED, KEPT = range(7)
 _MOST_CHILDREN = 40  # of a node, the newest
 
 
-class Geometry(NamedTuple):
+class ArenaGeometry(NamedTuple):
     """Sizes that never change. `window`: tokens that a local layer sees, 0 without such layers."""
 
     page_size: int
@@ -43,7 +43,7 @@ class CacheView(NamedTuple):
         seconds: how long it took to look.
     """
 
-    geometry: Geometry
+    geometry: ArenaGeometry
     slots: UInt8[np.ndarray, " slots"]
     host: UInt8[np.ndarray, " host_slots"]
     rows: Int[np.ndarray, "R 5"]
@@ -52,11 +52,11 @@ class CacheView(NamedTuple):
     seconds: float
 
 
-def geometry_of(layout: KVLayout, num_slabs: int, max_rows: int) -> Geometry:
+def geometry_of(layout: KVLayout, num_slabs: int, max_rows: int) -> ArenaGeometry:
     """Return the sizes of an arena."""
     reach = layout.reach
     window, chunked = (0, False) if reach is None else (reach.size, reach.chunked)
-    return Geometry(
+    return ArenaGeometry(
         layout.page_size, layout.pages_per_slab, num_slabs, max_rows, window, chunked, layout.full is not None
     )
 

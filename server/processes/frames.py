@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa import errors
-from jswa.cache.view import CacheView, Geometry
+from jswa.cache.view import ArenaGeometry, CacheView
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.frontend.operations import Verb
@@ -263,7 +263,7 @@ def packed_view(view: CacheView) -> bytes:
 def unpacked_view(data: bytes) -> CacheView:
     """Return the view of `packed_view`."""
     geometry, (slots, host, rows, tree, windows), seconds = msgspec.msgpack.decode(
-        data, type=tuple[Geometry, list[bytes], float]
+        data, type=tuple[ArenaGeometry, list[bytes], float]
     )
     return CacheView(
         geometry,

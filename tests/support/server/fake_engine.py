@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats, HitCounter
-from jswa.cache.view import FULL, CacheView, Geometry
+from jswa.cache.view import FULL, ArenaGeometry, CacheView
 from jswa.config import Limits
 from jswa.errors import (
     EngineError,
@@ -278,7 +278,7 @@ class FakeEngine:
         texts = [len(text) for text in self.running.values()]
         rows = np.array([(row, length, 0, 0, 1) for row, length in enumerate(texts)], np.int32).reshape(-1, 5)
         tree, marks = np.array([(-1, 0, 48, 3, 1, 2, 0)])[:edges], np.array([(0, 48)])[:edges]
-        geometry = Geometry(16, 1, 64, 8, 32, False, True)
+        geometry = ArenaGeometry(16, 1, 64, 8, 32, False, True)
         return CacheView(geometry, slots, np.zeros(0, np.uint8), rows, tree, marks, 0.0)
 
     def step_stats(self) -> StepStats:
