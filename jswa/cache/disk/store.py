@@ -31,7 +31,7 @@ from jswa.cache.disk.records import (
     size_of,
     write_record,
 )
-from jswa.cache.disk.worker import Worker
+from jswa.cache.disk.worker import DiskWorker
 from jswa.errors import ConfigError
 
 _log = logging.getLogger("jswa")
@@ -104,8 +104,8 @@ class DiskStore:
         self._rest_until = 0.0
         self._lock = lock or lock_folder(folder)
         self._fill()
-        self._writer = Worker("jswa-disk-write")
-        self._readers = [Worker(f"jswa-disk-read-{number}") for number in range(_READERS)]
+        self._writer = DiskWorker("jswa-disk-write")
+        self._readers = [DiskWorker(f"jswa-disk-read-{number}") for number in range(_READERS)]
 
     @property
     def reading(self) -> bool:
