@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jswa.grammar.schema import SchemaError, check_schema, read_json
-from jswa.grammar.size.limits import Counts
+from jswa.grammar.size.limits import SchemaCounts
 from jswa.grammar.texts import ANY_TEXT, SPACED, grammar_behind, literal, schema_rule
 from jswa.grammar.values import Rules
 from jswa.text.answers.writes import CallText, Region, Writes
@@ -131,7 +131,7 @@ def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool
     form = family.writes.calls
     if form is None:
         raise SchemaError("", "the response template does not say how calls are written (`writes`)")
-    rules, counts = Rules(form, family.special), Counts()
+    rules, counts = Rules(form, family.special), SchemaCounts()
     lines = []
     for index, tool in enumerate(tools):
         try:
@@ -144,7 +144,7 @@ def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool
     return [f"calls: {begin} call{more} {end}", *lines, *rules.lines]
 
 
-def _call(family: Family, form: CallText, tool: Mapping[str, Any], rules: Rules, counts: Counts) -> str:
+def _call(family: Family, form: CallText, tool: Mapping[str, Any], rules: Rules, counts: SchemaCounts) -> str:
     """Return the rule of a call of one tool."""
     name = str(tool["name"])
     fits = name.isidentifier() if form.values == "python" else re.fullmatch(r"[\w.-]+", name)
