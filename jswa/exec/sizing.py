@@ -23,7 +23,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.forms.base.form import Counts, Form
+from jswa.forms.base.form import Form, ScaleCounts
 from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.forms.mxfp4 import MXFP4
@@ -165,7 +165,7 @@ def _matrix_bytes(name: str, one: jax.ShapeDtypeStruct, scheme: Scheme | None, k
         return int(math.prod(one.shape)) * int(one.dtype.itemsize)
     inputs, in_tiles = int(one.shape[-2]), kernel == ("mosaic_overlap" if is_stack else "mosaic")
     group = min(scheme.group or inputs, BLOCK if in_tiles else inputs)
-    return form.nbytes(name, one.shape, Counts(-(-inputs // group)))
+    return form.nbytes(name, one.shape, ScaleCounts(-(-inputs // group)))
 
 
 def claim_memory(share: float) -> None:

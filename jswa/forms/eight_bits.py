@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
+from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, Place, ScaleCounts, Spec
 from jswa.forms.base.names import TILES
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
@@ -38,7 +38,7 @@ def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(name: str, shape: tuple[int, ...], _: Counts) -> dict[str, Spec]:
+def _specs(name: str, shape: tuple[int, ...], _: ScaleCounts) -> dict[str, Spec]:
     scales = shape[:1] if name == "embed" else (*shape[:-2], shape[-1])
     return {"values": Spec(shape, ("int8", "uint8")), "scales": Spec(scales, ("float32",))}
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jswa.forms.base.form import FLOATS, LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
+from jswa.forms.base.form import FLOATS, LINEARS, NO_DEFAULTS, Form, Place, ScaleCounts, Spec
 from jswa.forms.base.names import CODES, GROUP_OF, INT4_TILES, SCALES, ZEROS
 from jswa.forms.base.panels import Room, in_panels, placed
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
@@ -35,7 +35,7 @@ def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(_: str, shape: tuple[int, ...], counts: Counts) -> dict[str, Spec] | None:
+def _specs(_: str, shape: tuple[int, ...], counts: ScaleCounts) -> dict[str, Spec] | None:
     *lead, inputs, outputs = shape
     if not 0 < counts.groups <= inputs or inputs % 2:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.form import Counts, Form, Place, key_of
+from jswa.forms.base.form import Form, Place, ScaleCounts, key_of
 from jswa.forms.base.names import LINEAR
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import ENDS_OF_ARRAYS, matrix_at
@@ -44,7 +44,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, experts: Form = PLAIN) -
 
 def _arrays(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and types of the arrays that hold a matrix."""
-    specs = form.specs(name, shape, Counts())
+    specs = form.specs(name, shape, ScaleCounts())
     assert specs is not None
     return {
         key_of(name, end): jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.kinds[0]))  # type: ignore[no-untyped-call]
