@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.tensor_map import canonical_name
-from jswa.model.weights.safetensors_header import Stored, open_weights, read_header
+from jswa.model.weights.safetensors_header import StoredTensor, open_weights, read_header
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.hub import INDEX, SINGLE
 from jswa.storage.json_object import label, read_object, shown
@@ -40,7 +40,7 @@ class Tensor(NamedTuple):
 
     path: Path
     key: str
-    stored: Stored
+    stored: StoredTensor
 
     @property
     def where(self) -> str:
