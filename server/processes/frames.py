@@ -51,7 +51,7 @@ class Admit(Message):
     tokens: int
 
 
-class Stored(Message):
+class StoredConversation(Message):
     """Call of a front end: a stored conversation. The answer is JSON."""
 
     key: str | None
@@ -205,7 +205,7 @@ class End(Message):
     now: bool = False
 
 
-_Call = Submit | Claim | Admit | Stored | Compile | Operate | Ask
+_Call = Submit | Claim | Admit | StoredConversation | Compile | Operate | Ask
 FromFrontEnd = _Call | Abort | GiveBack | Leave | Store | Ready | Counted
 FromEngine = GetReport | AbortNamed | Condition | StepFrame | Last | Failed | Drain | End
 encode = msgspec.msgpack.Encoder().encode

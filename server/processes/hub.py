@@ -287,7 +287,7 @@ class Connection:
                 await self._engine.admit(key, tokens)
                 self._admitted[key, tokens] += 1
                 return None
-            case frames.Stored(key, name):
+            case frames.StoredConversation(key, name):
                 return await self._engine.stored(key, name)
             case frames.Compile(question, delimiters, key):
                 return await self._engine.compile(question, delimiters, key)

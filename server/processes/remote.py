@@ -136,7 +136,7 @@ class RemoteEngine:
 
     async def stored(self, key: Key, name: str) -> bytes:
         """Return a conversation that was stored."""
-        return await self._call(frames.Stored(key, name), bytes)
+        return await self._call(frames.StoredConversation(key, name), bytes)
 
     async def operate(self, verb: Verb, *arguments: Any) -> int | None:
         """Do what an operator asks."""
