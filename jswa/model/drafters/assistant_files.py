@@ -15,7 +15,7 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused, requi
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part, Source, sources
+from jswa.model.hf.tensor_map import Source, TensorPart, sources
 from jswa.model.transformer import Params
 from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
 from jswa.storage.json_object import read_object
@@ -128,10 +128,10 @@ def _sources(drafter: Assistant) -> dict[str, Source]:
     for name, source in table.items():
         if source.layout == "product":  # the other factor is the target's; see `_fold`
             table[name] = source._replace(parts=source.parts[:1], layout="rows", folds=source.folds[:1])
-    table["pre"] = Source((Part("pre_projection.weight", (model.d_model, 2 * width)),), "matrix")
-    table["post"] = Source((Part("post_projection.weight", (width, model.d_model)),), "matrix")
+    table["pre"] = Source((TensorPart("pre_projection.weight", (model.d_model, 2 * width)),), "matrix")
+    table["post"] = Source((TensorPart("post_projection.weight", (width, model.d_model)),), "matrix")
     if drafter.centroids is not None:
-        part = Part("masked_embedding.centroids.weight", (drafter.centroids.count, model.d_model))
+        part = TensorPart("masked_embedding.centroids.weight", (drafter.centroids.count, model.d_model))
         table["centroids"] = Source((part,), "matrix")
     return table
 

@@ -26,7 +26,7 @@ from jaxtyping import Float, Shaped
 from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import Read
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.packed.float4 import Float4, float4_names, read_float4, resolve_float4
 from jswa.model.weights.packed.integers import Grouped, Unpacked, resolve_grouped, unpack
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
@@ -54,7 +54,7 @@ class Scaled:
 
     Attributes:
         height: rows per matrix of the stack.
-        group: rows, within a matrix, whose blocks of scales are counted separately (`Part.row_groups`).
+        group: rows, within a matrix, whose blocks of scales are counted separately (`TensorPart.row_groups`).
         block: rows and columns that share a scale.
     """
 
@@ -99,7 +99,7 @@ def is_activation_scale(key: str) -> bool:
     return _ACTIVATIONS.search(key) is not None and _KV.search(key) is None
 
 
-def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:
+def resolve(part: TensorPart, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:
     """Return the weight of a checkpoint tensor and its companions.
 
     Raises CheckpointError that names file and key if types or shapes do not fit.
@@ -132,7 +132,7 @@ def row_reader(weights: Mapping[str, Weight], reader: Reader) -> Read:
     """Return a function that reads rows of weights. It keeps `Grouped` weights unpacked, one byte a number."""
     unpacked: dict[str, Unpacked] = {}
 
-    def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def read(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         weight = weights[part.key]
         if not isinstance(weight, Grouped):
             return read_rows(weight, reader, begin, end)
@@ -173,7 +173,7 @@ def unpack_mxfp4(
     return pairs
 
 
-def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Packed:
+def _packed(part: TensorPart, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Packed:
     *lead, columns = part.shape
     if columns % MX_BLOCK:
         raise CheckpointError(f"{first.where} has MXFP4 rows of {columns} numbers: must be a multiple of {MX_BLOCK}")
@@ -191,7 +191,7 @@ def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[
     return Packed(first, scale)
 
 
-def _scaled(part: Part, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:
+def _scaled(part: TensorPart, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:
     *lead, height, columns = part.shape
     group = height // part.row_groups
     # The slices of a tensor parallel group may have been quantized separately.

@@ -25,7 +25,7 @@ from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
-from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
+from jswa.model.hf.tensor_map import Source, TensorPart, sources, unused_names
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted, load_converted
@@ -184,11 +184,13 @@ def _resolve_tied(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[Mode
     return config, {name.replace(_HEAD, _EMBED) if name in heads else name: x for name, x in tensors.items()}
 
 
-def _part(table: Mapping[str, Source], key: str) -> Part:
+def _part(table: Mapping[str, Source], key: str) -> TensorPart:
     return next(part for source in table.values() for part in source.parts if part.key == key)
 
 
-def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]) -> bool:
+def _same(
+    one: TensorPart, other: TensorPart, read: Callable[[TensorPart, int, int], Shaped[np.ndarray, "rows columns"]]
+) -> bool:
     """Return whether two checkpoint matrices have the same numbers."""
     return one.shape == other.shape and all(
         np.array_equal(read(one, row, end), read(other, row, end))

@@ -26,7 +26,7 @@ from jswa.errors import CheckpointError, ConfigError, RequestError, UnknownAdapt
 from jswa.forms.base.names import LINEAR
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, MAX_RANK, LoraConfig, read_lora_config
-from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
+from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
 from jswa.model.lora import Pairs, adapter_params
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
@@ -268,7 +268,7 @@ def _why_not(key: str, config: ModelConfig, others: Iterable[str]) -> str:
     return f"adapts {label(key)}, which a model of type {config.family} does not have"
 
 
-def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig, most: int) -> Update:
+def _update(part: TensorPart, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig, most: int) -> Update:
     (module, first), *_ = ends.values()
     if len(ends) < 2:
         raise CheckpointError(f"{first.where} lacks its lora_{'B' if _A in ends else 'A'}")
@@ -301,15 +301,15 @@ def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
 
 
 def _pair(
-    source: Source, part: Part, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
+    source: Source, part: TensorPart, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
 ) -> tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r M"]]:
     """Return A and B in the order of the parameter's inputs and outputs; B is 0 at the outputs of other tensors."""
     rank = len(a)
 
-    def inputs(_: Part, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
+    def inputs(_: TensorPart, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
         return a[begin:end]
 
-    def outputs(other: Part, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
+    def outputs(other: TensorPart, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
         return b[begin:end] if other.key == part.key else np.zeros((end - begin, rank), np.float32)
 
     of_inputs = source.layout == "columns"  # this layout reorders inputs, the others may reorder outputs

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Shaped
 from jswa.forms.base.names import BLOCK_SCALES
 from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
+from jswa.model.hf.tensor_map import RANK_SLICES, Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
 from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
@@ -68,7 +68,7 @@ def _load(matrix: Matrix, blocks: Blocks, placement: Placement) -> Params:
     # One per output while they are put in order, as only then gates and ups are in one matrix.
     scales = empty((*lead, groups, outputs), np.dtype(np.float32))
 
-    def factors(part: Part, begin: int, end: int) -> Float32[np.ndarray, "rows groups"]:
+    def factors(part: TensorPart, begin: int, end: int) -> Float32[np.ndarray, "rows groups"]:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         found = read_scales(weight, reader, begin, end)
@@ -110,12 +110,12 @@ def _rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
     values, scales = (arrays[field] for field in _names(name))
     (inputs, outputs), (groups, shares) = values.shape, scales.shape
 
-    def read(_: Part, begin: int, end: int) -> Float32[np.ndarray, "rows inputs"]:
+    def read(_: TensorPart, begin: int, end: int) -> Float32[np.ndarray, "rows inputs"]:
         own = scales[:, np.arange(begin, end) * shares // outputs].repeat(inputs // groups, axis=0)
         wide = values[:, begin:end].view(_FLOAT8).astype(np.float32) * own
         return np.ascontiguousarray(wide.T)
 
-    source = Source((Part(name, (outputs, inputs)),), "matrix")
+    source = Source((TensorPart(name, (outputs, inputs)),), "matrix")
     return dict(zip((f"{name}.values", f"{name}.scales"), load_quantized("fp8", source, shape, read), strict=True))
 
 
@@ -129,7 +129,7 @@ def stored_values(
     """Return the bytes of a matrix that the checkpoint has in 8 bits, in the order of the parameter."""
     values = empty(shape.shape, dtype)
 
-    def codes(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def codes(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         return reader.rows(weight.values, begin, end).view(dtype)

@@ -6,7 +6,7 @@ import numpy as np
 from jswa.errors import ConfigError
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, read_scales
 from jswa.model.weights.packed.blocks import stored_values
@@ -63,7 +63,7 @@ def _codes(matrix: Matrix, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Read a matrix that the checkpoint has in 8 bits: its bytes, and its scales in the order of outputs."""
     _, source, reader, weights, shape, _ = matrix
 
-    def factors(part: Part, begin: int, end: int) -> np.ndarray:
+    def factors(part: TensorPart, begin: int, end: int) -> np.ndarray:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         return read_scales(weight, reader, begin, end)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.safetensors_files import Reader, Tensor
 
 GROUP = 16  # inputs that share a scale
@@ -57,7 +57,7 @@ def float4_names(key: str, names: tuple[str, ...]) -> tuple[str, str] | None:
     return None if factor is None else (f"{key}_scale", factor)
 
 
-def resolve_float4(part: Part, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Float4:
+def resolve_float4(part: TensorPart, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Float4:
     """Return a weight in NVFP4. Raises CheckpointError that names the tensor whose shape or type does not fit."""
     found = float4_names(part.key, names)
     assert found is not None

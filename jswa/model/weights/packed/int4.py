@@ -16,7 +16,7 @@ from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.forms.int4 import INT4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.hf.tensor_map import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
 from jswa.model.weights.packed.reading import Matrix, Reading
@@ -146,7 +146,7 @@ def _matrices(source: Source) -> list[Source]:
     return [Source(source.parts[start : start + source.per_expert], "matrix") for start in starts]
 
 
-def _table(source: Source, part: Part, weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
+def _table(source: Source, part: TensorPart, weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
     """Return the group of each input, in the order of the parameter's inputs."""
     table = groups_of_inputs(weight, reader)
     if source.layout != "columns":  # the others keep the order of inputs
@@ -161,7 +161,7 @@ def _run(table: Int32[np.ndarray, " in"]) -> int:
     return int(np.gcd.reduce(np.flatnonzero(np.diff(table)) + 1, initial=len(table)))
 
 
-def _grouped(weights: Mapping[str, object], part: Part) -> Grouped:
+def _grouped(weights: Mapping[str, object], part: TensorPart) -> Grouped:
     weight = weights[part.key]
     assert isinstance(weight, Grouped)
     return weight

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Int32, Shaped, UInt8
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
 
 
@@ -62,7 +62,7 @@ class Unpacked(NamedTuple):
 
 
 def resolve_grouped(
-    part: Part, names: tuple[str, ...], tensors: Mapping[str, Tensor], quantization: Quantization
+    part: TensorPart, names: tuple[str, ...], tensors: Mapping[str, Tensor], quantization: Quantization
 ) -> Grouped:
     """Return a weight of packed integers; bits and groups follow from the shapes.
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from jswa.forms.mxfp4 import MXFP4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed
 from jswa.model.weights.packed.reading import Matrix, Reading
@@ -24,7 +24,7 @@ def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
     def read_all(columns: int, field: str) -> np.ndarray:
         out = empty((count, outputs, columns), np.dtype(np.uint8))
 
-        def read(part: Part, begin: int, end: int) -> np.ndarray:
+        def read(part: TensorPart, begin: int, end: int) -> np.ndarray:
             weight = weights[part.key]
             assert isinstance(weight, Packed)
             return reader.rows(getattr(weight, field), begin, end, columns=columns)

@@ -9,7 +9,7 @@ import numpy as np
 from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.nvfp4 import CODES, FACTORS, NVFP4, SCALES
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.float4 import GROUP, Float4, read_factors, read_scale_bits
 from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
@@ -31,7 +31,7 @@ def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
     *lead, inputs, outputs = shape.shape
     half, groups = inputs // 2, inputs // GROUP
 
-    def weight(part: Part) -> Float4:
+    def weight(part: TensorPart) -> Float4:
         found = weights[part.key]
         assert isinstance(found, Float4)
         return found

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_files import Reader, stored_tensors
@@ -61,7 +61,7 @@ def test_dequantized_numbers_equal_those_of_transformers(case: str, tmp_path: Pa
     write(tmp_path, {}, tensors)
     found = stored_tensors(tmp_path)
     block = (1, 8) if case.endswith("group") else (16, 8)
-    resolved = resolve(Part("x", want.shape), found, Quantization("any", (block,)))
+    resolved = resolve(TensorPart("x", want.shape), found, Quantization("any", (block,)))
     rows = want.size // want.shape[-1]
     with Reader(found) as reader:
         for step in (rows, 7):
@@ -92,7 +92,7 @@ def test_the_last_blocks_may_be_smaller(
     codes, scale, exact = fp8_block(np.random.default_rng(0).standard_normal((experts, out, inner)), (rows, columns))
     write(folder, {}, {"x": codes, "x_scale_inv": scale})
     found = stored_tensors(folder)
-    weight = resolve(Part("x", exact.shape), found, Quantization("fp8", ((rows, columns),)))
+    weight = resolve(TensorPart("x", exact.shape), found, Quantization("fp8", ((rows, columns),)))
     with Reader(found) as reader:
         got = np.concatenate([read_rows(weight, reader, row, row + 1) for row in range(experts * out)])
     np.testing.assert_array_equal(got.reshape(exact.shape), exact)

@@ -9,7 +9,7 @@ import pytest
 
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint
@@ -31,7 +31,7 @@ def rows(folder: Path, layout: Layout, tensors: dict[str, np.ndarray], shape: tu
     config = {**CONFIGS[layout], "quant_method": "modelopt"} if layout == "hf_quant_config" else CONFIGS[layout]
     write(folder, {}, tensors)
     found = stored_tensors(folder, lambda name: name)
-    weight = resolve(Part(KEY, shape), found, parse_quantization({"quantization_config": config}))
+    weight = resolve(TensorPart(KEY, shape), found, parse_quantization({"quantization_config": config}))
     with Reader(found) as reader:
         height = int(np.prod(shape[:-1]))
         parts = [read_rows(weight, reader, row, min(row + 3, height)) for row in range(0, height, 3)]
