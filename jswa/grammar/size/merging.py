@@ -29,7 +29,7 @@ class SchemaPart(NamedTuple):
     at: str
 
 
-class Copies(NamedTuple):
+class SchemaCopies(NamedTuple):
     """What merges take: copies of schemas and values, and strings of which one at least has a pattern or a format."""
 
     schemas: int = 0
@@ -45,11 +45,11 @@ class Merging:
 
     def __init__(self, nodes: Mapping[str, Schema]) -> None:
         self._nodes = nodes
-        self._known: dict[tuple[SchemaPart, SchemaPart], Copies] = {}
+        self._known: dict[tuple[SchemaPart, SchemaPart], SchemaCopies] = {}
         self._sizes: dict[SchemaPart, int] = {}
         self._calls = 0
 
-    def copies(self, at: str) -> Copies:
+    def copies(self, at: str) -> SchemaCopies:
         """Return the copies that the schema at a place takes by itself. Raises SchemaError if they have no end."""
         parts, node = self._parts(at), self._node(at)
         pairs = chain(
@@ -64,7 +64,7 @@ class Merging:
                 for pattern in _map(node, "patternProperties")
             ),
         )
-        return _sum(one for pair in pairs for one in (Copies(self._size(pair[1])), self._merged(*pair, at, 0)))
+        return _sum(one for pair in pairs for one in (SchemaCopies(self._size(pair[1])), self._merged(*pair, at, 0)))
 
     def _node(self, at: str) -> Mapping[str, Any]:
         node = self._nodes.get(at, True)
@@ -107,7 +107,7 @@ class Merging:
         self._sizes[part] = size = size + sum(map(self._size, inner))
         return size
 
-    def _merged(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Copies:
+    def _merged(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> SchemaCopies:
         """Return the copies that the merge of two parts takes."""
         known = self._known.get((one, other))
         if known is not None:
@@ -119,23 +119,25 @@ class Merging:
         self._known[one, other] = found = _sum(self._steps(one, other, at, level + 1))
         return found
 
-    def _steps(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[Copies]:
+    def _steps(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[SchemaCopies]:
         for a, b in ((one, other), (other, one)):
             if not a.key:
-                yield Copies(1 + (self._size(a) if "$ref" in self._node(a.at) else 0))
+                yield SchemaCopies(1 + (self._size(a) if "$ref" in self._node(a.at) else 0))
                 if b.key or self._node(b.at):
                     yield from (self._merged(part, b, at, level) for part in self._parts(a.at))
                 return
         for a, b in ((one, other), (other, one)):
             if a.key in _UNIONS:
                 for option in self._options(a):
-                    yield Copies(self._size(b))
+                    yield SchemaCopies(self._size(b))
                     yield self._merged(option, b, at, level)
                 return
         for a, b in ((one, other), (other, one)):
             if a.key in ("const", "enum"):
                 count = self._values(a)
-                yield Copies(self._size(a) + count * self._size(b), count if _has_pattern(self._node(b.at)) else 0)
+                yield SchemaCopies(
+                    self._size(a) + count * self._size(b), count if _has_pattern(self._node(b.at)) else 0
+                )
                 return
         yield from self._bases(one, other, at, level)
 
@@ -143,16 +145,16 @@ class Merging:
         values = self._node(part.at)[part.key]
         return len(values) if part.key == "enum" and isinstance(values, list) else 1
 
-    def _bases(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[Copies]:
+    def _bases(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[SchemaCopies]:
         nodes = self._node(one.at), self._node(other.at)
         kinds, others = map(_kinds, nodes)
-        yield Copies(len(kinds) * len(others), int("string" in kinds & others and any(map(_has_pattern, nodes))))
+        yield SchemaCopies(len(kinds) * len(others), int("string" in kinds & others and any(map(_has_pattern, nodes))))
         if len(kinds) + len(others) > 2:
-            yield Copies(len(others) * self._size(one) + len(kinds) * self._size(other))
+            yield SchemaCopies(len(others) * self._size(one) + len(kinds) * self._size(other))
         of_objects = self._of_objects(one.at, other.at) if "object" in kinds & others else ()
         of_arrays = self._of_arrays(one.at, other.at) if "array" in kinds & others else ()
         for a, b in chain(of_objects, of_arrays):
-            yield Copies(1 + self._size(b))
+            yield SchemaCopies(1 + self._size(b))
             yield self._merged(a, b, at, level)
 
     def _of_objects(self, one: str, other: str) -> Iterator[tuple[SchemaPart, SchemaPart]]:
@@ -205,11 +207,11 @@ def values_in(value: Any) -> int:
     return count
 
 
-def _sum(several: Iterable[Copies]) -> Copies:
+def _sum(several: Iterable[SchemaCopies]) -> SchemaCopies:
     schemas = patterns = 0
     for one in several:
         schemas, patterns = schemas + one.schemas, patterns + one.patterns
-    return Copies(schemas, patterns)
+    return SchemaCopies(schemas, patterns)
 
 
 def _has_pattern(node: Mapping[str, Any]) -> bool:
