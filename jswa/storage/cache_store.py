@@ -20,7 +20,7 @@ from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
 from jswa.running.stepping import StepRunner
 from jswa.storage import persist
-from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
+from jswa.storage.page_copies import Contents, SlotReading, SlotRunner, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 
@@ -73,13 +73,13 @@ def save_cache(
     runner, layout = _page_runner(engine, cache_salt), engine.layout
     digest = engine.adapter_digest(lora)
 
-    def begin() -> tuple[Captured, Contents, Reading]:
+    def begin() -> tuple[Captured, Contents, SlotReading]:
         _require_awake(engine)
         cache = engine.scheduler.cache
         taken = capture(cache.prefix, cache.tree_key(root_key(cache_salt, digest)))
         contents = empty_contents(engine, runner, len(taken.slots))
         sources, total = origins(cache.moves, taken.slots), cache.pool.num_slabs * layout.pages_per_slab
-        reading = Reading(runner, layout, sources, contents, total)
+        reading = SlotReading(runner, layout, sources, contents, total)
         engine.stepping.before_launch = reading.before_launch
         return taken, contents, reading
 

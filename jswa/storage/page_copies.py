@@ -72,7 +72,7 @@ def touched(plan: StepPlan, layout: KVLayout) -> Touched:
     return Touched(np.concatenate(read), np.concatenate(written))
 
 
-class Reading:
+class SlotReading:
     """A copy of slots into rows of `contents`, with the contents that the slots have when this object is made.
 
     Args:

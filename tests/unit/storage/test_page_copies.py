@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jswa.architecture import Reach
 from jswa.cache.moves import origins
-from jswa.storage.page_copies import Reading, Writing
+from jswa.storage.page_copies import SlotReading, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 from tests.support.builders import LAYOUTS, share
@@ -34,12 +34,12 @@ def room(loop: Loop, count: int) -> list[Int[np.ndarray, "n p"]]:
     return [np.full((count, array.shape[1]), -7, array.dtype) for array in loop.runner.memory]
 
 
-def begin_reading(loop: Loop) -> tuple[Captured, list[Int[np.ndarray, "n p"]], Reading]:
+def begin_reading(loop: Loop) -> tuple[Captured, list[Int[np.ndarray, "n p"]], SlotReading]:
     """Capture the cache, and begin to read its pages."""
     cache = loop.scheduler.cache
     taken = capture(cache.prefix, "")
     contents = room(loop, len(taken.slots))
-    reading = Reading(loop.runner, loop.runner.layout, origins(cache.moves, taken.slots), contents, slots(loop))
+    reading = SlotReading(loop.runner, loop.runner.layout, origins(cache.moves, taken.slots), contents, slots(loop))
     loop.before_launch = reading.before_launch
     return taken, contents, reading
 
