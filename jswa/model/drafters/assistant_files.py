@@ -17,7 +17,7 @@ from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.hf.tensor_map import Source, TensorPart, sources
 from jswa.model.transformer import Params
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.json_object import read_object
 
 _KINDS = {"gemma4_assistant": "gemma4_text", "gemma4_unified_assistant": "gemma4_unified_text"}
@@ -136,7 +136,7 @@ def _sources(drafter: Assistant) -> dict[str, Source]:
     return table
 
 
-def _members(order: Tensor, reader: Reader) -> Int[np.ndarray, " V"]:
+def _members(order: Tensor, reader: TensorReader) -> Int[np.ndarray, " V"]:
     """Return the tokens, cluster by cluster. Raises CheckpointError unless each is there once."""
     tokens: Int[np.ndarray, " V"] = reader.rows(order, 0, 1, columns=order.shape[0])[0]
     if not np.array_equal(np.sort(tokens), np.arange(len(tokens))):

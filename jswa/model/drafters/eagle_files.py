@@ -22,7 +22,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
 from jswa.model.hf.tensor_map import Source, TensorPart, sources
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.json_object import read_object
 
 _KINDS = ("eagle3", "peagle")
@@ -201,7 +201,7 @@ def _others(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, ReadWhol
     return found
 
 
-def _tokens(offsets: Tensor, vocab: int, reader: Reader) -> Int[np.ndarray, " v"]:
+def _tokens(offsets: Tensor, vocab: int, reader: TensorReader) -> Int[np.ndarray, " v"]:
     """Return the token of each entry of the draft vocabulary. Raises CheckpointError for tokens that there are not."""
     count = offsets.shape[0]
     tokens: Int[np.ndarray, " v"] = np.arange(count) + reader.rows(offsets, 0, 1, columns=count)[0].astype(np.int64)

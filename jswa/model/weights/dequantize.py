@@ -29,7 +29,7 @@ from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.packed.float4 import Float4, float4_names, read_float4, resolve_float4
 from jswa.model.weights.packed.integers import Grouped, Unpacked, resolve_grouped, unpack
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 
 MX_BLOCK = 32
 _EXPONENTS = ("U8", "F8_E8M0")
@@ -128,7 +128,7 @@ def resolve(part: TensorPart, tensors: Mapping[str, Tensor], quantization: Quant
     return _scaled(part, first, scales[0], zeros[0] if zeros else None, quantization)
 
 
-def row_reader(weights: Mapping[str, Weight], reader: Reader) -> Read:
+def row_reader(weights: Mapping[str, Weight], reader: TensorReader) -> Read:
     """Return a function that reads rows of weights. It keeps `Grouped` weights unpacked, one byte a number."""
     unpacked: dict[str, Unpacked] = {}
 
@@ -143,7 +143,7 @@ def row_reader(weights: Mapping[str, Weight], reader: Reader) -> Read:
     return read
 
 
-def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+def read_rows(weight: Weight, reader: TensorReader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
     """Return rows [begin, end) of a weight, in float32, or in the stored type if the weight is plain."""
     match weight:
         case Grouped():
@@ -214,7 +214,7 @@ def _scaled(part: TensorPart, values: Tensor, scale: Tensor, zero: Tensor | None
     return Scaled(values, scale, zero, height, size, block)
 
 
-def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows columns"]:
+def _read_scaled(weight: Scaled, reader: TensorReader, begin: int, end: int) -> Float[np.ndarray, "rows columns"]:
     raw = reader.rows(weight.values, begin, end)
     float8 = weight.values.dtype == "F8_E4M3"
     out: Float[np.ndarray, "rows columns"] = np.take(_FLOAT8, raw.view(np.uint8)) if float8 else raw.astype(np.float32)
@@ -230,13 +230,13 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
     return out
 
 
-def read_scales(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
+def read_scales(weight: Scaled, reader: TensorReader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
     """Return the scales of rows [begin, end), one for each block of columns."""
     return _read_grid(weight, weight.scale, reader, begin, end)
 
 
 def _read_grid(
-    weight: Scaled, tensor: Tensor, reader: Reader, begin: int, end: int
+    weight: Scaled, tensor: Tensor, reader: TensorReader, begin: int, end: int
 ) -> Float[np.ndarray, "rows blocks"]:
     rows, width = weight.block
     per_group = -(-weight.group // rows)

@@ -34,7 +34,7 @@ from jswa.model.weights.formats import QuantizationMode, choose_formats, load_ma
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
 from jswa.model.weights.packed.reading import Matrix
 from jswa.model.weights.placement import Placement, empty, load_all
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label
 from pallas_kernels import Linear
@@ -96,7 +96,7 @@ def load_checkpoint(
     table = sources(config, tensors)
     of_weights = {name: tensor for name, tensor in tensors.items() if name not in of_kv}
     weights = weights_of(table, of_weights, stored)
-    with Reader(tensors) as reader:
+    with TensorReader(tensors) as reader:
         read = row_reader(weights, reader)
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)
@@ -112,7 +112,7 @@ def load_table(
     table: Mapping[str, Source],
     weights: Mapping[str, Weight],
     shapes: Mapping[str, jax.ShapeDtypeStruct],
-    reader: Reader,
+    reader: TensorReader,
     placement: Placement,
     *,
     quantization: QuantizationMode = "none",
@@ -163,7 +163,7 @@ def _neutral_biases(config: ModelConfig, tensors: Mapping[str, Tensor]) -> set[s
     """Return the biases of zeros that AutoGPTQ writes for matrices whose model has no bias."""
     used = {part.key for source in sources(config, tensors).values() for part in source.parts}
     extra = {name for name in tensors if name.endswith(".bias") and f"{name[:-4]}qweight" in tensors} - used
-    with Reader({name: tensors[name] for name in extra}) as reader:
+    with TensorReader({name: tensors[name] for name in extra}) as reader:
         return {name for name in extra if not reader.rows(tensors[name], 0, 1).any()}
 
 

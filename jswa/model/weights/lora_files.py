@@ -31,7 +31,7 @@ from jswa.model.lora import Pairs, adapter_params
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.placement import Placement, empty
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 from jswa.model.weights.safetensors_header import read_header
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label
@@ -288,7 +288,7 @@ Pair = tuple[Float[np.ndarray, "r K"], Float[np.ndarray, "C r"]]
 def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
     """Return float32 A and scale · B by checkpoint tensor, and a digest of these numbers."""
     digest, values = hashlib.sha256(), {}
-    with Reader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
+    with TensorReader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
         for key, (a, b, scale) in sorted(adapter.updates.items()):
             with np.errstate(over="ignore", invalid="ignore"):
                 down, up = (reader.rows(x, 0, x.shape[0]).astype(np.float32) for x in (a, b))

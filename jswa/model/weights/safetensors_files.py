@@ -148,7 +148,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-class Reader:
+class TensorReader:
     """A context manager that keeps the files open and reads rows of tensors from any thread.
 
     It reads files instead of mapping them: if a mapped file is truncated, access to it kills the process, and mapped
@@ -160,7 +160,7 @@ class Reader:
         self._files: dict[Path, tuple[int, int]] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "TensorReader":
         with ExitStack() as stack:
             for path in self._paths:
                 try:

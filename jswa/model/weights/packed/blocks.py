@@ -22,7 +22,7 @@ from jswa.model.weights.dequantize import Scaled, Weight, read_scales
 from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import load_quantized, of_outputs
-from jswa.model.weights.safetensors_files import Reader
+from jswa.model.weights.safetensors_files import TensorReader
 from pallas_kernels import Linear
 
 # Whose outputs are rows on disk, and their inputs in the same order.
@@ -124,7 +124,7 @@ def _names(name: str) -> tuple[str, str]:
 
 
 def stored_values(
-    source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct, dtype: np.dtype
+    source: Source, reader: TensorReader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct, dtype: np.dtype
 ) -> Shaped[np.ndarray, "..."]:
     """Return the bytes of a matrix that the checkpoint has in 8 bits, in the order of the parameter."""
     values = empty(shape.shape, dtype)

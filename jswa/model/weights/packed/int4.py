@@ -22,7 +22,7 @@ from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
 from jswa.model.weights.packed.reading import Matrix, Reading
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
-from jswa.model.weights.safetensors_files import TYPES, Reader
+from jswa.model.weights.safetensors_files import TYPES, TensorReader
 from pallas_kernels import Linear
 
 _log = logging.getLogger("jswa")
@@ -53,7 +53,7 @@ def _stored(matrix: Matrix) -> Groups | None:
     return groups
 
 
-def _groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> Groups | None:
+def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorReader) -> Groups | None:
     """Return how a matrix of 4 bits can be held so, or None if it cannot.
 
     It can if inputs come in pairs, and if groups are runs of neighbours in all tensors or the same in all tensors. The
@@ -123,7 +123,7 @@ def for_devices(name: str, arrays: Arrays, devices: int) -> Arrays:
     return {CODES: codes, SCALES: np.tile(scales, (devices, 1)), ZEROS: np.tile(zeros, (devices, 1)), GROUP_OF: table}
 
 
-def _fill(arrays: Arrays, groups: Groups, source: Source, weights: Mapping[str, object], reader: Reader) -> None:
+def _fill(arrays: Arrays, groups: Groups, source: Source, weights: Mapping[str, object], reader: TensorReader) -> None:
     """Fill the arrays of one matrix."""
     found = {part.key: unpack(_grouped(weights, part), reader) for part in source.parts}
     wide = np.empty((2 * arrays[CODES].shape[0], arrays[CODES].shape[1]), np.uint8)
@@ -146,7 +146,7 @@ def _matrices(source: Source) -> list[Source]:
     return [Source(source.parts[start : start + source.per_expert], "matrix") for start in starts]
 
 
-def _table(source: Source, part: TensorPart, weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
+def _table(source: Source, part: TensorPart, weight: Grouped, reader: TensorReader) -> Int32[np.ndarray, " in"]:
     """Return the group of each input, in the order of the parameter's inputs."""
     table = groups_of_inputs(weight, reader)
     if source.layout != "columns":  # the others keep the order of inputs

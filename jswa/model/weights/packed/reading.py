@@ -14,7 +14,7 @@ from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Weight
 from jswa.model.weights.placement import Placement
-from jswa.model.weights.safetensors_files import Reader
+from jswa.model.weights.safetensors_files import TensorReader
 from pallas_kernels import Linear
 
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by their names
@@ -32,7 +32,7 @@ class Matrix(NamedTuple):
 
     name: str
     source: Source
-    reader: Reader
+    reader: TensorReader
     weights: Mapping[str, Weight]
     shape: jax.ShapeDtypeStruct
     read: Read

@@ -13,7 +13,7 @@ from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.safetensors_files import Reader, stored_tensors
+from jswa.model.weights.safetensors_files import TensorReader, stored_tensors
 from tests.support.checkpoints.packed_integers import CASES, Case, quantized, write_both
 from tests.support.checkpoints.quantized import plain_tensors, write
 
@@ -29,7 +29,7 @@ def test_numbers_are_those_of_the_format(name: str, tmp_path: Path) -> None:
     write(tmp_path, {}, tensors)
     found = stored_tensors(tmp_path)
     weight = resolve(TensorPart(key, exact.shape), found, parse_quantization({"quantization_config": case.config}))
-    with Reader(found) as reader:
+    with TensorReader(found) as reader:
         read = row_reader({key: weight}, reader)
         whole = read_rows(weight, reader, 0, 24)
         cuts = np.concatenate([read(TensorPart(key, exact.shape), begin, begin + 5) for begin in range(0, 24, 5)])
@@ -69,7 +69,7 @@ def test_numbers_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> N
     write(tmp_path, {}, {f"x.weight_{field}": stored(f"{name}/{field}") for field in fields})
     found = stored_tensors(tmp_path)
     weight = resolve(TensorPart("x.weight", numbers.shape), found, parse_quantization({"quantization_config": GROUPED}))
-    with Reader(found) as reader:
+    with TensorReader(found) as reader:
         rows = read_rows(weight, reader, 0, len(numbers)).astype(numbers.dtype)
     np.testing.assert_array_equal(rows.view(np.uint8), numbers.view(np.uint8))
 
@@ -109,10 +109,10 @@ def test_tensors_that_do_not_fit_are_named(name: str, file: str, change: Any, sa
     found = stored_tensors(tmp_path)
     stored = parse_quantization({"quantization_config": case.config})
 
-    def read(reader: Reader) -> None:
+    def read(reader: TensorReader) -> None:
         read_rows(resolve(TensorPart(key, exact.shape), found, stored), reader, 0, 24)
 
-    with Reader(found) as reader, pytest.raises(CheckpointError, match=said) as caught:
+    with TensorReader(found) as reader, pytest.raises(CheckpointError, match=said) as caught:
         read(reader)
     assert wrong.rpartition(".")[2] in str(caught.value)
 
