@@ -29,7 +29,7 @@ _log = logging.getLogger("jswa")
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by the ends of their names
 
 
-class Groups(NamedTuple):
+class Int4Groups(NamedTuple):
     """How the groups of a matrix of 4 bits are held.
 
     Attributes:
@@ -41,7 +41,7 @@ class Groups(NamedTuple):
     run: int | None
 
 
-def _stored(matrix: Matrix) -> Groups | None:
+def _stored(matrix: Matrix) -> Int4Groups | None:
     """Return how a matrix is held in 4 bits, if all of its tensors are; the log says if it cannot."""
     found = [matrix.weights[part.key] for part in matrix.source.parts]
     if not all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found):
@@ -53,7 +53,7 @@ def _stored(matrix: Matrix) -> Groups | None:
     return groups
 
 
-def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorReader) -> Groups | None:
+def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorReader) -> Int4Groups | None:
     """Return how a matrix of 4 bits can be held so, or None if it cannot.
 
     It can if inputs come in pairs, and if groups are runs of neighbours in all tensors or the same in all tensors. The
@@ -66,12 +66,12 @@ def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorRead
     counts = {_grouped(weights, part).groups for part in source.parts}
     run = int(np.gcd.reduce([_run(table) for table in tables.values()]))
     if inputs // run <= max(counts):
-        return Groups(inputs // run, run)
+        return Int4Groups(inputs // run, run)
     pairs = ((tables[part.key], tables[one.parts[0].key]) for one in _matrices(source) for part in one.parts)
-    return Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
+    return Int4Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
 
 
-def _load(matrix: Matrix, groups: Groups, placement: Placement) -> Params:
+def _load(matrix: Matrix, groups: Int4Groups, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, whose tensors have 4 bits, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape
@@ -123,7 +123,9 @@ def for_devices(name: str, arrays: Arrays, devices: int) -> Arrays:
     return {CODES: codes, SCALES: np.tile(scales, (devices, 1)), ZEROS: np.tile(zeros, (devices, 1)), GROUP_OF: table}
 
 
-def _fill(arrays: Arrays, groups: Groups, source: Source, weights: Mapping[str, object], reader: TensorReader) -> None:
+def _fill(
+    arrays: Arrays, groups: Int4Groups, source: Source, weights: Mapping[str, object], reader: TensorReader
+) -> None:
     """Fill the arrays of one matrix."""
     found = {part.key: unpack(_grouped(weights, part), reader) for part in source.parts}
     wide = np.empty((2 * arrays[CODES].shape[0], arrays[CODES].shape[1]), np.uint8)
