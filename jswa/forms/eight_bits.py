@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, Place, ScaleCounts, Spec
+from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import TILES
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
@@ -24,7 +24,7 @@ from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 
-def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     values, scales = arrays["values"], arrays["scales"]
     if place.name == "embed":
         rows = QuantizedRows(values, scales)
@@ -33,7 +33,7 @@ def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
     return Panels(matrix, place.shape[-1]) if values.ndim > len(place.shape) else matrix
 
 
-def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     tiles = Tiles8(arrays[TILES], arrays["scales"])
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 

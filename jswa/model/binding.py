@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.form import Form, Place, ScaleCounts, key_of
+from jswa.forms.base.form import Form, MatrixPlace, ScaleCounts, key_of
 from jswa.forms.base.names import LINEAR
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import ENDS_OF_ARRAYS, matrix_at
@@ -155,7 +155,7 @@ def _filled[M: nnx.Module](
         shape = leaf.get_value()
         if not wanted(name):
             return leaf.replace(shape)
-        own = matrix_at(Place(name, shape.shape, sms, linear, alone), params)
+        own = matrix_at(MatrixPlace(name, shape.shape, sms, linear, alone), params)
         return leaf.replace(with_adapters(name, own, params))
 
     values = {path: filling(_name(path), leaf) for path, leaf in module.leaves}

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jswa.architecture import ModelConfig, MoeConfig
 from jswa.exec.selfcheck.cases import Case, Engine
-from jswa.forms.base.form import Place
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.table import matrix_at
 from jswa.kernels import Kernels
 from pallas_kernels.experts.api import grouped_matmul, variant
@@ -29,7 +29,7 @@ def expert_cases(engine: Engine) -> Iterator[Case]:
     for owner, moe in _mixtures(engine.model):
         for matrix in ("gate_up", "down"):
             prefix = f"{owner}.{matrix}"
-            weights = stack_of(matrix_at(Place(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
+            weights = stack_of(matrix_at(MatrixPlace(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
             bias = params.get(f"{prefix}_bias")
             gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
             for bucket in engine.buckets:

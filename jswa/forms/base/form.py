@@ -17,7 +17,7 @@ LINEARS = ("xla", "cpu", "mosaic", "fp8")
 NO_DEFAULTS = ("reference", "xla", "cpu", "mosaic_overlap")
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """Where a matrix of the model is, and who multiplies by it.
 
     Attributes:
@@ -101,7 +101,7 @@ class Form:
     """
 
     ends: tuple[str, ...]
-    bound: Callable[[Place, Mapping[str, Array]], Any]
+    bound: Callable[[MatrixPlace, Mapping[str, Array]], Any]
     optional: tuple[str, ...] = ()
     specs: Callable[[str, tuple[int, ...], ScaleCounts], dict[str, Spec] | None] = lambda *_: None
     scheme: str = ""
