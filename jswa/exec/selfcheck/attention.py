@@ -14,7 +14,7 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
 from jswa.model.attention import scales_of
 from jswa.plan import COLUMNS
 
@@ -22,7 +22,7 @@ _ROWS = 3  # that have tokens
 _LONGEST = 1_200  # tokens of a row
 
 
-def attention_cases(engine: Engine) -> Iterator[Case]:
+def attention_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield the checks of attention."""
     model, layout, limits, kernels, kv_dtype = (
         engine.model,

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
-from jswa.exec.selfcheck.cases import Case, Engine, normal, widened
+from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal, widened
 from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
 from jswa.model.fused.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
@@ -40,7 +40,7 @@ class _Written(NamedTuple):
     offsets: Int[Array, " T"]
 
 
-def elementwise_cases(engine: Engine) -> Iterator[Case]:
+def elementwise_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield the checks of norms, of rotation with KV writes, and of gates with their activation."""
     model, kernels, dtype = engine.model, engine.kernels, engine.dtype
     few = sorted({min(bucket.tokens, _TOKENS) for bucket in (engine.chosen[0], engine.chosen[-1])})

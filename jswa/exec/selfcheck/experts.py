@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jswa.architecture import ModelConfig, MoeConfig
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
 from jswa.forms.base.form import MatrixPlace
 from jswa.forms.table import matrix_at
 from jswa.kernels import Kernels
@@ -22,7 +22,7 @@ from pallas_kernels.experts.stacks import stack_of
 _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 
 
-def expert_cases(engine: Engine) -> Iterator[Case]:
+def expert_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield a check of experts in every tuning that the buckets lead to."""
     params, kernels = engine.params, engine.kernels
     seen: set[Hashable] = set()

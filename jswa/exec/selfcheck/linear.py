@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
-from jswa.exec.selfcheck.cases import Case, Engine, normal
+from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal
 from jswa.forms.base.form import MatrixPlace
 from jswa.forms.base.names import OUTPUTS_FIRST, linear_in_16_bits, runs_on_mosaic
 from jswa.forms.table import linear_in_tiles, matrix_at
@@ -29,7 +29,7 @@ _OUTPUTS = 512  # that are compared: few, since their weights are widened
 _GATES = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up$")
 
 
-def linear_cases(engine: Engine) -> Iterator[Case]:
+def linear_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield the checks of linear layers, and of head and routers where the same kernel multiplies by them."""
     model, params, kernels, dtype = engine.model, engine.params, engine.kernels, engine.dtype
     if kernels.linear == "fp8":

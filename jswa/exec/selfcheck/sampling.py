@@ -12,7 +12,7 @@ from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import row_keys
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
 from jswa.plan import SAMPLING
 
 _ROWS = 16  # more run the same code
@@ -26,7 +26,7 @@ _LIMITS: tuple[dict[str, float], ...] = (
 )
 
 
-def sampling_cases(engine: Engine) -> Iterator[Case]:
+def sampling_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield a check of a few rows."""
     rows, vocab = min(_ROWS, max(bucket.rows for bucket in engine.chosen)), engine.model.vocab_size
     run = partial(_sampling_results, rows, vocab)
