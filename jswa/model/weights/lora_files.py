@@ -65,7 +65,7 @@ class Adapter:
     updates: Mapping[str, Update]
 
 
-class Adapters(NamedTuple):
+class AdapterWeights(NamedTuple):
     """Loaded adapters: parameters to add to the model's, and a digest of each adapter's numbers by adapter name.
 
     The order of `digests` is that of adapter numbers, from 1; see `jswa.model.lora`.
@@ -124,7 +124,7 @@ def check_adapters(folders: Mapping[str, Path], config: ModelConfig, rank: int =
 
 def load_adapters(
     adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None
-) -> Adapters:
+) -> AdapterWeights:
     """Read checked adapters; each device of a `mesh` gets its tensor parallel shard.
 
     Raises ConfigError if a file has changed since the check, or if a number is not finite in `dtype`.
@@ -148,7 +148,7 @@ def load_adapters(
     if params:
         size = sum(value.nbytes for value in params.values()) / 2**20
         _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pairs), size)
-    return Adapters(params, digests)
+    return AdapterWeights(params, digests)
 
 
 def read_adapter(adapter: Adapter, config: ModelConfig, dtype: jnp.dtype) -> HostAdapter:
