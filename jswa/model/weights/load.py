@@ -32,7 +32,7 @@ from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
-from jswa.model.weights.packed.reading import Matrix
+from jswa.model.weights.packed.reading import StoredMatrix
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
@@ -128,8 +128,8 @@ def load_table(
     """
     assert table.keys() == shapes.keys(), "the table and the module must have the same parameters"
 
-    def matrix(name: str) -> Matrix:
-        return Matrix(name, table[name], reader, weights, shapes[name], row_reader(weights, reader))
+    def matrix(name: str) -> StoredMatrix:
+        return StoredMatrix(name, table[name], reader, weights, shapes[name], row_reader(weights, reader))
 
     formats = choose_formats(list(map(matrix, table)), quantization, experts, linear)
 

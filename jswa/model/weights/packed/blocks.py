@@ -19,7 +19,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import RANK_SLICES, Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
-from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
+from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import load_quantized, of_outputs
 from jswa.model.weights.safetensors_files import TensorReader
@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
     outputs: int
 
 
-def _stored(matrix: Matrix) -> Blocks | None:
+def _stored(matrix: StoredMatrix) -> Blocks | None:
     """Return the blocks of a matrix, or of each of a stack, that is stored in e4m3 with a scale for each, else None.
 
     Where the checkpoint's own blocks divide no matrix, or end at other outputs in gates than in ups, they are cut into
@@ -60,7 +60,7 @@ def _stored(matrix: Matrix) -> Blocks | None:
     return None if wide else Blocks(inputs, outputs)
 
 
-def _load(matrix: Matrix, blocks: Blocks, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, blocks: Blocks, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape

@@ -19,7 +19,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from jswa.model.weights.safetensors_files import TYPES, TensorReader
@@ -41,7 +41,7 @@ class Int4Groups(NamedTuple):
     run: int | None
 
 
-def _stored(matrix: Matrix) -> Int4Groups | None:
+def _stored(matrix: StoredMatrix) -> Int4Groups | None:
     """Return how a matrix is held in 4 bits, if all of its tensors are; the log says if it cannot."""
     found = [matrix.weights[part.key] for part in matrix.source.parts]
     if not all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found):
@@ -71,7 +71,7 @@ def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorRead
     return Int4Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
 
 
-def _load(matrix: Matrix, groups: Int4Groups, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, groups: Int4Groups, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, whose tensors have 4 bits, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape

@@ -7,16 +7,16 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Packed
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from pallas_kernels.experts.mxfp4 import BLOCK
 
 
-def _stored(matrix: Matrix) -> bool | None:
+def _stored(matrix: StoredMatrix) -> bool | None:
     return all(isinstance(matrix.weights[part.key], Packed) for part in matrix.source.parts) or None
 
 
-def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, _: bool, placement: Placement) -> Params:
     """Read blocks and exponents [E, C, ...], gates before ups."""
     name, source, reader, weights, shape = matrix[:5]
     count, inputs, outputs = shape.shape

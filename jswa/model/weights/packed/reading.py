@@ -20,7 +20,7 @@ from pallas_kernels import Linear
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by their names
 
 
-class Matrix(NamedTuple):
+class StoredMatrix(NamedTuple):
     """A matrix, or a stack of experts, in a checkpoint.
 
     Attributes:
@@ -51,7 +51,7 @@ class Reading:
     """
 
     form: Form
-    stored: Callable[[Matrix], Any]
-    load: Callable[[Matrix, Any, Placement], Params]
+    stored: Callable[[StoredMatrix], Any]
+    load: Callable[[StoredMatrix, Any, Placement], Params]
     modes: tuple[str, ...] = ()
     fitted: Callable[[str, Arrays, jax.ShapeDtypeStruct, Placement, Linear], Arrays] | None = None
