@@ -42,7 +42,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainTensor:
     """A tensor of floating-point numbers."""
 
     tensor: Tensor
@@ -74,7 +74,7 @@ class Packed:
     scale: Tensor
 
 
-Weight = Plain | Scaled | Packed | Float4 | Grouped
+Weight = PlainTensor | Scaled | Packed | Float4 | Grouped
 
 
 def companions(key: str, tensors: Collection[str], quantization: Quantization | None) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def resolve(part: TensorPart, tensors: Mapping[str, Tensor], quantization: Quant
             raise CheckpointError(f"{first.where} has type {first.dtype}: must not have {names[1]}")
         first.require_shape(part.shape)
         first.require_type(*FLOATS)
-        return Plain(first)
+        return PlainTensor(first)
     if float4_names(part.key, names) is not None:
         return resolve_float4(part, names, tensors)
     if first.dtype == "U8":
@@ -148,7 +148,7 @@ def read_rows(weight: Weight, reader: TensorReader, begin: int, end: int) -> Sha
     match weight:
         case Grouped():
             return unpack(weight, reader).rows(begin, end)
-        case Plain(tensor):
+        case PlainTensor(tensor):
             return reader.rows(tensor, begin, end)
         case Packed(values, scale):
             columns = values.shape[-1] if values.shape[:-1] == scale.shape[:-1] else math.prod(values.shape[-2:])
