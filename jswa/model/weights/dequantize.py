@@ -67,14 +67,14 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor of MXFP4 numbers with scales."""
 
     values: Tensor
     scale: Tensor
 
 
-Weight = PlainTensor | Scaled | Packed | Float4 | Grouped
+Weight = PlainTensor | Scaled | PackedTensor | Float4 | Grouped
 
 
 def companions(key: str, tensors: Collection[str], quantization: Quantization | None) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def read_rows(weight: Weight, reader: TensorReader, begin: int, end: int) -> Sha
             return unpack(weight, reader).rows(begin, end)
         case PlainTensor(tensor):
             return reader.rows(tensor, begin, end)
-        case Packed(values, scale):
+        case PackedTensor(values, scale):
             columns = values.shape[-1] if values.shape[:-1] == scale.shape[:-1] else math.prod(values.shape[-2:])
             packed = reader.rows(values, begin, end, columns=columns)
             return unpack_mxfp4(packed, reader.rows(scale, begin, end))
@@ -173,7 +173,7 @@ def unpack_mxfp4(
     return pairs
 
 
-def _packed(part: TensorPart, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Packed:
+def _packed(part: TensorPart, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> PackedTensor:
     *lead, columns = part.shape
     if columns % MX_BLOCK:
         raise CheckpointError(f"{first.where} has MXFP4 rows of {columns} numbers: must be a multiple of {MX_BLOCK}")
@@ -188,7 +188,7 @@ def _packed(part: TensorPart, first: Tensor, names: tuple[str, ...], tensors: Ma
     scale = tensors[names[1]]
     scale.require_shape((*lead, groups), by=f"{part.key} asks for")
     scale.require_type(*_EXPONENTS)
-    return Packed(first, scale)
+    return PackedTensor(first, scale)
 
 
 def _scaled(part: TensorPart, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:

@@ -6,14 +6,14 @@ from jswa.forms.mxfp4 import MXFP4
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
-from jswa.model.weights.dequantize import Packed
+from jswa.model.weights.dequantize import PackedTensor
 from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from pallas_kernels.experts.mxfp4 import BLOCK
 
 
 def _stored(matrix: StoredMatrix) -> bool | None:
-    return all(isinstance(matrix.weights[part.key], Packed) for part in matrix.source.parts) or None
+    return all(isinstance(matrix.weights[part.key], PackedTensor) for part in matrix.source.parts) or None
 
 
 def _load(matrix: StoredMatrix, _: bool, placement: Placement) -> Params:
@@ -26,7 +26,7 @@ def _load(matrix: StoredMatrix, _: bool, placement: Placement) -> Params:
 
         def read(part: TensorPart, begin: int, end: int) -> np.ndarray:
             weight = weights[part.key]
-            assert isinstance(weight, Packed)
+            assert isinstance(weight, PackedTensor)
             return reader.rows(getattr(weight, field), begin, end, columns=columns)
 
         assemble(source, np.swapaxes(out, 1, 2), read)
