@@ -32,7 +32,7 @@ _BITS = 40  # of a text's number
 _LOW = 2**_BITS - 1
 
 
-class Route(NamedTuple):
+class RoutedTexts(NamedTuple):
     """The texts of a step that belong to one front end: their indices, and as int64 their numbers there."""
 
     at: Int[np.ndarray, " n"]
@@ -43,7 +43,7 @@ class Route(NamedTuple):
         return tokens.take(self.at).astype(np.int32, copy=False).tobytes()
 
 
-_NOTHING = Route(np.zeros(0, np.intp), b"")
+_NOTHING = RoutedTexts(np.zeros(0, np.intp), b"")
 
 
 class Hub:
@@ -59,7 +59,7 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
         self._next = itertools.count(1)
-        self._routes: tuple[list[str], dict[int, Route]] = [], {}  # texts of the last step, and by front end
+        self._routes: tuple[list[str], dict[int, RoutedTexts]] = [], {}  # texts of the last step, and by front end
         engine.thread.ahead = _AHEAD
         engine.thread.readers = self
         engine.thread.on_state = self.tell_state
@@ -162,7 +162,7 @@ class Hub:
                     self.connections[at >> _BITS].ended(at & _LOW)
         return others
 
-    def _route(self, names: list[str]) -> dict[int, Route]:
+    def _route(self, names: list[str]) -> dict[int, RoutedTexts]:
         """Return which of these texts each front end has; none for a front end that has none."""
         place = self.places.get
         found = np.array([place(name, -1) for name in names], np.int64)
@@ -171,11 +171,11 @@ class Hub:
         for number in self.connections:
             at = (whose == number).nonzero()[0]
             if len(at):
-                routes[number] = Route(at, (found[at] & _LOW).tobytes())
+                routes[number] = RoutedTexts(at, (found[at] & _LOW).tobytes())
         return routes
 
 
-def _joined(parts: list[tuple[Route, Int[np.ndarray, " n"]]]) -> frames.StepFrame:
+def _joined(parts: list[tuple[RoutedTexts, Int[np.ndarray, " n"]]]) -> frames.StepFrame:
     """Return the tokens of consecutive steps of the same texts, as `send` has held them, as one message."""
     return frames.StepFrame(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
 
