@@ -27,7 +27,7 @@ _GROUP_PAGE = 16  # tokens per page in vLLM
 
 
 @dataclass(frozen=True)
-class Row:
+class CapacityRow:
     """KV of sequences (rows) of one length, in tokens: bytes per row, and the rows that fit in memory, with fractions.
 
     Attributes:
@@ -103,7 +103,7 @@ def report(
 
 def table(
     model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int, lengths: Sequence[int] = LENGTHS
-) -> list[Row]:
+) -> list[CapacityRow]:
     """Return one Row per length. `memory` in bytes; `itemsize`: bytes per element of KV."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
     # Other engines store keys and values without folding: bytes of one token in all layers of a kind.
@@ -116,7 +116,7 @@ def table(
         resident = layout.resident_slots(length)
         here = math.ceil(resident * slab / layout.pages_per_slab)
         rows.append(
-            Row(
+            CapacityRow(
                 length,
                 bytes_here=here,
                 bytes_ideal=round(ideal_fraction(layout, length) * here),

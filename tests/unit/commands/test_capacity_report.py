@@ -8,7 +8,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.commands import capacity
-from jswa.commands.capacity import Row
+from jswa.commands.capacity import CapacityRow
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
@@ -24,16 +24,16 @@ class Report(NamedTuple):
 
     lines: list[str]
     layout: KVLayout
-    rows: dict[int, Row]
+    rows: dict[int, CapacityRow]
 
 
 def report_of(name: str, folder: Path, patch: pytest.MonkeyPatch, *, page_size: int = 64) -> Report:
     """Run the report on the model's config.json."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
-    seen: list[tuple[KVLayout, list[Row]]] = []
+    seen: list[tuple[KVLayout, list[CapacityRow]]] = []
     table = capacity.table
 
-    def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
+    def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[CapacityRow]:
         rows = table(model, layout, itemsize=itemsize, memory=memory)
         seen.append((layout, rows))
         return rows
