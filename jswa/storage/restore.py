@@ -14,7 +14,7 @@ from jswa.cache.moves import slots_of
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Cursor
 from jswa.cache.prefix.radix import RadixTree
-from jswa.storage.snapshot import Edges, Snapshot
+from jswa.storage.snapshot import CacheSnapshot, Edges
 
 _NONE = np.zeros(0, np.int32)
 
@@ -27,7 +27,7 @@ class Restored(NamedTuple):
     rows: Int[np.ndarray, " n"]
 
 
-def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
+def restore(cache: CacheManager, salt: str, snapshot: CacheSnapshot) -> Restored:
     """Publish the text of a checked snapshot that the tree of a salt lacks, as much of it as free memory holds.
 
     Nothing is evicted: if memory is short, the branches used longest ago are left out. The pool may have to move
@@ -63,7 +63,7 @@ def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
 
 
 def _lacking(
-    tree: RadixTree, salt: str, snapshot: Snapshot, edges: Edges
+    tree: RadixTree, salt: str, snapshot: CacheSnapshot, edges: Edges
 ) -> tuple[Bool[np.ndarray, " entries"], Int[np.ndarray, " edges"]]:
     """Entries whose text the tree does not have to its end, and by edge the last use of the leaf that it extends."""
     new, last_use = np.ones(len(snapshot.local), bool), np.full(len(snapshot.parent), -NEVER)
@@ -81,7 +81,7 @@ def _lacking(
 def _publish(
     prefix: PrefixCache,
     salt: str,
-    snapshot: Snapshot,
+    snapshot: CacheSnapshot,
     edges: Edges,
     chosen: Bool[np.ndarray, " edges"],
     pages: Int[np.ndarray, " entries"],
@@ -105,7 +105,7 @@ def _publish(
     return cursors
 
 
-def _add_windows(prefix: PrefixCache, snapshot: Snapshot, cursors: dict[int, Cursor]) -> None:
+def _add_windows(prefix: PrefixCache, snapshot: CacheSnapshot, cursors: dict[int, Cursor]) -> None:
     """Keep the saved windows whose pages are there."""
     clock = prefix.retention.clock
     columns = (snapshot.window_edge, snapshot.window_end, snapshot.window_branch, snapshot.window_age)
@@ -116,7 +116,7 @@ def _add_windows(prefix: PrefixCache, snapshot: Snapshot, cursors: dict[int, Cur
 
 
 def _choose(
-    snapshot: Snapshot, edges: Edges, new: Bool[np.ndarray, " entries"], layout: KVLayout, room: int
+    snapshot: CacheSnapshot, edges: Edges, new: Bool[np.ndarray, " entries"], layout: KVLayout, room: int
 ) -> tuple[Bool[np.ndarray, " edges"], Bool[np.ndarray, " entries"]]:
     """Edges, and entries whose local pages, fit `room` slots: last used first, each with all above it and its windows.
 
@@ -150,7 +150,9 @@ def _choose(
     return chosen, local
 
 
-def _needs(snapshot: Snapshot, edges: Edges, page_size: int, reach: Reach | None) -> list[list[Int[np.ndarray, " n"]]]:
+def _needs(
+    snapshot: CacheSnapshot, edges: Edges, page_size: int, reach: Reach | None
+) -> list[list[Int[np.ndarray, " n"]]]:
     """By edge: the entries of the local pages that each of its windows needs; none where one is missing."""
     needs: list[list[Int[np.ndarray, " n"]]] = [[] for _ in snapshot.parent]
     if reach is None:

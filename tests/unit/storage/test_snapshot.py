@@ -15,7 +15,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.moves import Move, origins
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
-from jswa.storage.snapshot import Captured, Snapshot, capture, check
+from jswa.storage.snapshot import CacheSnapshot, Captured, capture, check
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
@@ -320,7 +320,7 @@ def test_restoring_any_snapshot_that_passes_the_check_keeps_the_laws(
     tokens = data.draw(st.lists(st.integers(0, 1), min_size=sum(length), max_size=sum(length)))
     windows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=5)) if count else []
     ages = np.array([data.draw(st.integers(0, 9)) for _ in range(count)], np.int64)
-    snapshot = Snapshot(
+    snapshot = CacheSnapshot(
         np.array(parent, np.int64),
         np.array(length, np.int64),
         ages,
