@@ -10,7 +10,7 @@ from jswa.text.answers.parser import Answering, reasoning_behind
 from jswa.types import StructuredOutputsParams
 
 from ..api.schemas import ChatRequest
-from ..api.structured import Form
+from ..api.structured import AskedForm
 from ..core.fairness import Key
 from ..core.off_loop import made
 from ..core.service import Service
@@ -54,7 +54,7 @@ def choice_of(body: ChatRequest) -> ToolChoice:
 
 
 async def answer_form(
-    service: Service, body: ChatRequest, form: Form | None, answering: Answering, prompt: Prompt, key: Key
+    service: Service, body: ChatRequest, form: AskedForm | None, answering: Answering, prompt: Prompt, key: Key
 ) -> StructuredOutputsParams | None:
     """Return the form of a chat's answers, compiled; None if they may be anything. Raises ApiError."""
     choice = choice_of(body)
