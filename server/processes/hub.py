@@ -21,7 +21,7 @@ from ..core.texts import Order
 from ..engine.local import LocalEngine
 from ..http.errors import ApiError
 from . import frames
-from .channel import Channel, Lost, problem
+from .channel import Channel, ProcessLost, problem
 from .progress import Progress
 
 _log = logging.getLogger("jswa.server")
@@ -210,7 +210,7 @@ class Connection:
         """Abort requests by name, or all; return their number."""
         try:
             return await self.channel.call(frames.AbortNamed(name), int)
-        except Lost:
+        except ProcessLost:
             return 0
 
     def refusals(self) -> Load:

@@ -26,7 +26,7 @@ from ..engine.side import FrontEnd, Info, Shares, Standing
 from ..http.errors import ApiError
 from ..options import ServeConfig
 from . import frames
-from .channel import Channel, Lost, api_error
+from .channel import Channel, ProcessLost, api_error
 from .leases import Leases
 
 _log = logging.getLogger("jswa.server")
@@ -185,14 +185,14 @@ class RemoteEngine:
         """Ask the other process. Raises ApiError."""
         try:
             return await self._channel.call(message, kind)
-        except Lost as error:
+        except ProcessLost as error:
             raise ApiError.of(EngineDead("the engine has failed")) from error
 
     def _leases(self, name: str, most: int) -> Leases:
         async def ask(key: Key, least: int, wanted: int) -> int:
             try:
                 return await self._channel.call(frames.Claim(name, key, least, wanted), int)
-            except Lost:
+            except ProcessLost:
                 return 0
 
         return Leases(most, ask, lambda key, amount: self._channel.tell(frames.GiveBack(name, key, amount)))
