@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
-from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
+from jswa.architecture import AttentionConfig, AttentionGate, Norm, Temperature
 from jswa.model.fused.products import linear_parts, weight_of
 from jswa.model.fused.projection import Projection, heads_of, tables_of
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
@@ -157,7 +157,7 @@ def projected(config: AttentionConfig) -> tuple[int, int, int]:
     return q, k, 0 if config.keys_as_values else config.num_kv_heads * config.v_head_dim
 
 
-def gates(config: AttentionConfig, gate: Gate) -> int:
+def gates(config: AttentionConfig, gate: AttentionGate) -> int:
     """Return the number of gates per token."""
     return config.num_heads * (1 if gate.per_head else config.v_head_dim)
 
