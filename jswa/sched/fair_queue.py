@@ -49,7 +49,7 @@ class Use(NamedTuple):
     layout: KVLayout
 
 
-class Queue:
+class TenantQueue:
     """Waiting sequences by rank; those of more than `threshold` tokens have their own heap, so that others overtake."""
 
     def __init__(self, threshold: int) -> None:
@@ -89,7 +89,7 @@ class FairQueue:
 
     Args:
         max_tokens, max_rows: tokens and rows of a step.
-        long_prompt: prompts with more tokens than this are long, for `Queue`.
+        long_prompt: prompts with more tokens than this are long, for `TenantQueue`.
     """
 
     def __init__(self, max_tokens: int, max_rows: int, long_prompt: int) -> None:
@@ -98,7 +98,7 @@ class FairQueue:
         self._burst = _BURST * max_tokens  # by which a tenant of weight 1 may be ahead without going behind
         self._passed = _PASSED * max_tokens
         self._now = 0.0
-        self._waiting: dict[str, Queue] = {}
+        self._waiting: dict[str, TenantQueue] = {}
         self._returning: set[Sequence] = set()
         self._unfinished: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()  # prompt tokens of the unfinished sequences
@@ -197,7 +197,7 @@ class FairQueue:
         self._returning.discard(sequence)
         tenant = sequence.request.options.tenant
         if tenant not in self._waiting:
-            self._waiting[tenant] = Queue(self._long_prompt)
+            self._waiting[tenant] = TenantQueue(self._long_prompt)
         self._waiting[tenant].push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
