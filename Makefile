@@ -18,13 +18,13 @@ PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 # The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
 TYPED   := tests/property/test_lease.py tests/unit/cache/test_view.py tests/unit/sched/test_rows.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_served.py test_buckets.py test_launches.py test_pack.py \
-             programs/test_extras.py programs/test_indices.py) \
+             programs/test_logits_state.py programs/test_indices.py) \
            tests/e2e/api/test_step_stats.py::test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step
 # What `make test-kernels` compiles for an H200: kernels and whole steps of these names; `gpu-compile` has all.
 SAMPLE  := gpt-oss-20b
 TRITON  := tests/unit/pallas_kernels/attention/test_triton.py tests/unit/pallas_kernels/sampling \
            tests/unit/pallas_kernels/experts/test_routing.py tests/unit/pallas_kernels/experts/test_triton.py \
-           tests/unit/pallas_kernels/glue/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
+           tests/unit/pallas_kernels/elementwise/test_row_sums.py tests/unit/pallas_kernels/attention/test_whole.py \
            tests/unit/exec/test_selfcheck.py tests/e2e/kernels/test_triton.py
 BIN     := .venv/bin
 PIP     := -m pip install -qq --disable-pip-version-check
@@ -166,7 +166,7 @@ parity-drafters: .venv-drafters/installed  ## write the fixtures of drafters ane
 
 # $(call compile,PARTS): the modules of tools.aot, two processes at a time, and hopper in parts, since it takes longest.
 # All run, even if one fails.
-AOT     := experts small.glue small.sampling small.routing small.grouped small.dense parallel triton
+AOT     := experts small.elementwise small.sampling small.routing small.grouped small.dense parallel triton
 define compile
 	@printf '%s\n' $(1:%='hopper --part %') $(AOT) | xargs -P 2 -I{} sh -c 'log=$$( \
 	  .venv-gpu/bin/python -m tools.aot.{} --only "$(ONLY)" 2>&1); code=$$?; echo "tools.aot.{} exits with $$code"; \
@@ -187,7 +187,7 @@ gpu-compile-sample: .venv-gpu/installed  ## a few of the same, and the graphs of
 	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6
 	.venv-gpu/bin/python -m tools.aot.hopper --sample --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.experts --sample --only $(SAMPLE)
-	.venv-gpu/bin/python -m tools.aot.small.glue --only $(SAMPLE)
+	.venv-gpu/bin/python -m tools.aot.small.elementwise --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.small.sampling --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.small.routing --only $(SAMPLE)
 	.venv-gpu/bin/python -m tools.aot.small.grouped --only $(SAMPLE) --gpu a100

@@ -1,4 +1,4 @@
-"""Options of an engine on a command line: --engine kernels=glue=mosaic max_num_seqs=64."""
+"""Options of an engine on a command line: --engine kernels=elementwise=mosaic max_num_seqs=64."""
 
 import argparse
 import json

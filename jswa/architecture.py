@@ -89,7 +89,7 @@ class Temperature:
 
 
 @dataclass(frozen=True)
-class Gate:
+class AttentionGate:
     """Gate on the attention output before the output projection: output · activation(x · w + bias).
 
     Attributes:
@@ -137,7 +137,7 @@ class AttentionConfig:
     sinks: bool = False
     v_scale: float = 1.0
     temperature: Temperature | None = None
-    gate: Gate | None = None
+    gate: AttentionGate | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     kv_from: int | None = None

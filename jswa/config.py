@@ -77,8 +77,8 @@ class EngineConfig:
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         kernels: Run these kernels, for tests and measurements. auto chooses by device and model (docs/kernels.md has
             the table); xla is plain XLA for all operations, reference is float32 where there is one. Or name some, as
-            in attention=triton,experts=xla: operations are attention, experts, linear, glue, routing and sampling, and
-            auto chooses the others. A named kernel that cannot run is an error.
+            in attention=triton,experts=xla: operations are attention, experts, linear, elementwise, routing and
+            sampling, and auto chooses the others. A named kernel that cannot run is an error.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
             this costs nothing for most models; on Hopper models with plain weights keep their batch shapes. Elsewhere
             every step has one, which is slow.
@@ -191,13 +191,13 @@ class HostMemory(NamedTuple):
     """The second prefix cache, in host memory.
 
     Attributes:
-        blocks: of the size of the arena's, one of which is not used, as block 0 is not on the device.
+        slabs: of the size of the arena's, one of which is not used, as slab 0 is not on the device.
         slots_per_step: slots that are copied to the device with each step, or a few more.
         tokens_per_slot: tokens that could be computed in the time in which a slot is copied to the device.
         seconds_per_token: time in which a token is computed.
     """
 
-    blocks: int
+    slabs: int
     slots_per_step: int
     tokens_per_slot: float
     seconds_per_token: float = 0.0
@@ -211,7 +211,7 @@ class Limits:
     max_rows: int
     max_tokens: int
     page_size: int
-    num_blocks: int = field(default=0)
+    num_slabs: int = field(default=0)
     step_sizes: tuple[int, ...] = ()
     one_bucket: bool = False
     deterministic: bool = False

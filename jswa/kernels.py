@@ -1,6 +1,6 @@
 """Which kernels run: one table, tried from top to bottom, and `resolve`, which goes through it. Imports no jax.
 
-An operation is what a step is made of: attention, the experts' products, linear layers, the glue between them (norms,
+An operation is what a step is made of: attention, the experts' products, linear layers, elementwise operations (norms,
 residuals, rotary embedding, KV writes), routing (which experts get a token), sampling. Each row of `TABLE` is a kernel
 of one operation: what it needs, when `auto` takes it, and what it promises. Whether a kernel serves a model is told by
 the kernels themselves (`jswa.exec.served`). Names are those of `pallas_kernels`.
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from jswa.errors import ConfigError
-from pallas_kernels import Attention, Experts, Glue, Linear, Routing, Sampling, Sums
+from pallas_kernels import Attention, Elementwise, Experts, Linear, Routing, Sampling, Sums
 
-Operation = Literal["attention", "experts", "linear", "glue", "routing", "sampling"]
+Operation = Literal["attention", "experts", "linear", "elementwise", "routing", "sampling"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 Library = Literal["cpu", "hopper"]  # kernels that together compute each row alone
 
@@ -33,7 +33,7 @@ class Kernels(NamedTuple):
     experts: Experts = "xla"
     sms: int | None = None
     linear: Linear = "xla"
-    glue: Glue = "xla"
+    elementwise: Elementwise = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     sums: Sums = "xla"
@@ -51,7 +51,7 @@ class Kernels(NamedTuple):
 PORTABLE = Kernels()
 
 
-class Facts(NamedTuple):
+class DeviceFacts(NamedTuple):
     """What the choice depends on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Need(NamedTuple):
     """
 
     name: str
-    met: Callable[[Facts], bool]
+    met: Callable[[DeviceFacts], bool]
     limit: str
     advice: bool = False
 
@@ -182,9 +182,9 @@ TABLE = (
     Kernel("linear", "cpu", _ON_CPU, alone_with=_CPU),
     Kernel("linear", "mosaic", (HOPPER, BFLOAT16), None, _HOPPER, wgmma=True),
     Kernel("linear", "xla"),
-    Kernel("glue", "cpu", _ON_CPU, alone_with=_CPU),
-    Kernel("glue", "mosaic", _ON_HOPPER, (ONE_DEVICE, NOT_DETERMINISTIC), _HOPPER),
-    Kernel("glue", "xla", alone_with=_CPU),  # where `sums` are the library's
+    Kernel("elementwise", "cpu", _ON_CPU, alone_with=_CPU),
+    Kernel("elementwise", "mosaic", _ON_HOPPER, (ONE_DEVICE, NOT_DETERMINISTIC), _HOPPER),
+    Kernel("elementwise", "xla", alone_with=_CPU),  # where `sums` are the library's
     Kernel("routing", "triton", (AMPERE, TRITON, ONE_DEVICE), (*_ON_HOPPER, NOT_DETERMINISTIC)),
     Kernel("routing", "xla", alone_with=_CPU | _HOPPER),
     Kernel("sampling", "triton", (AMPERE, TRITON, ONE_DEVICE), alone_with=_HOPPER),
@@ -195,7 +195,8 @@ Rows = Mapping[Operation, Kernel]
 _ROWS = {(kernel.operation, kernel.name): kernel for kernel in TABLE}
 _EVERYWHERE = ("xla", "reference")  # name a kernel of each operation
 # Options of earlier versions, and the operations that they were for.
-_FORMER = {f"{'moe' if operation == 'experts' else operation}_backend": operation for operation in OPERATIONS}
+_FORMER_NAMES = {"experts": "moe", "elementwise": "glue"}
+_FORMER = {f"{_FORMER_NAMES.get(operation, operation)}_backend": operation for operation in OPERATIONS}
 _NAMES = {operation: [kernel.name for kernel in TABLE if kernel.operation == operation] for operation in OPERATIONS}
 
 
@@ -225,7 +226,9 @@ def named_in(text: object) -> dict[Operation, str]:
     """
     found: dict[Operation, str] = {}
     if not isinstance(text, str):
-        raise ConfigError("kernels", text, "must be auto, xla, reference, or pairs such as attention=xla,glue=xla")
+        raise ConfigError(
+            "kernels", text, "must be auto, xla, reference, or pairs such as attention=xla,elementwise=xla"
+        )
     for word in [] if text == "auto" else text.split(","):
         operation, equals, name = word.strip().partition("=")
         if not equals and operation in _EVERYWHERE:
@@ -241,7 +244,7 @@ def named_in(text: object) -> dict[Operation, str]:
     return found
 
 
-class Served(NamedTuple):
+class ServedKernels(NamedTuple):
     """What kernels can do with a model.
 
     Attributes:
@@ -253,7 +256,7 @@ class Served(NamedTuple):
     alone: Callable[[Kernels], bool] = lambda _: True
 
 
-def resolve(asked: str, facts: Facts, served: Served = Served()) -> Kernels:  # noqa: B008 (it is immutable)
+def resolve(asked: str, facts: DeviceFacts, served: ServedKernels = ServedKernels()) -> Kernels:  # noqa: B008 (it is immutable)
     """Return the kernels to run: the named ones, and else the first of each operation that can run here.
 
     A deterministic engine gets batch-invariant kernels, if there is one of each operation that the model can have.
@@ -279,7 +282,7 @@ def resolve(asked: str, facts: Facts, served: Served = Served()) -> Kernels:  # 
     return _record(chosen, facts)
 
 
-def _record(chosen: Mapping[Operation, Kernel], facts: Facts) -> Kernels:
+def _record(chosen: Mapping[Operation, Kernel], facts: DeviceFacts) -> Kernels:
     """Return rows as a record, with what adds along rows: the library that computes all rows alone, if one does."""
     names: dict[str, Any] = {operation: kernel.name for operation, kernel in chosen.items()}
     kernels = Kernels(sms=facts.sms, **names)
@@ -289,7 +292,7 @@ def _record(chosen: Mapping[Operation, Kernel], facts: Facts) -> Kernels:
     return kernels._replace(sums="triton" if alone else "xla")
 
 
-def _of_name(kernel: Kernel, facts: Facts, served: Served) -> Kernel:
+def _of_name(kernel: Kernel, facts: DeviceFacts, served: ServedKernels) -> Kernel:
     """Return a kernel that is named. Raises ConfigError if it cannot run."""
     missing = next((need.limit.format(facts) for need in kernel.needs if not need.met(facts)), None)
     if missing is None and facts.deterministic and kernel.mixes:
@@ -301,7 +304,7 @@ def _of_name(kernel: Kernel, facts: Facts, served: Served) -> Kernel:
     return kernel
 
 
-def _batch_invariant(named: Rows, facts: Facts, served: Served) -> Iterator[dict[Operation, Kernel]]:
+def _batch_invariant(named: Rows, facts: DeviceFacts, served: ServedKernels) -> Iterator[dict[Operation, Kernel]]:
     """Yield the rows of each library that has one of every operation, the named ones among them, for this model."""
     for library in get_args(Library):
         chosen = dict[Operation, Kernel]()
@@ -319,7 +322,7 @@ def _batch_invariant(named: Rows, facts: Facts, served: Served) -> Iterator[dict
             yield chosen
 
 
-def _firsts(named: Rows, facts: Facts, served: Served) -> dict[Operation, Kernel]:
+def _firsts(named: Rows, facts: DeviceFacts, served: ServedKernels) -> dict[Operation, Kernel]:
     """Return the named rows, and the first of each other operation that `auto` may take."""
     told = dict[str, dict[str, str]]()
     chosen = dict(named)
@@ -340,6 +343,6 @@ def _firsts(named: Rows, facts: Facts, served: Served) -> dict[Operation, Kernel
     return chosen
 
 
-def _uninterpreted(facts: Facts, kernel: Kernel, named: Rows) -> Facts:
+def _uninterpreted(facts: DeviceFacts, kernel: Kernel, named: Rows) -> DeviceFacts:
     """Return the facts for a kernel: nobody interprets one that he has not named."""
     return facts if kernel.operation in named else facts._replace(interpreted=False)

@@ -14,8 +14,8 @@ from jswa.cache.prefix.stats import CacheStats
 from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import InvalidPrompt
-from jswa.frontend.batch import Batch
 from jswa.frontend.driver import Driver
+from jswa.frontend.generate_call import GenerateCall
 from jswa.frontend.operations import operate
 from jswa.frontend.outputs import CallOptions, asked_form
 from jswa.plan import RequestOptions
@@ -256,7 +256,7 @@ class LLM:
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
         options = CallOptions(RequestOptions(priority, cache_salt, lora), whole=not stream)
-        batch = Batch(
+        call = GenerateCall(
             self.driver,
             self.tokenizer,
             split_prompts(prompts),
@@ -265,7 +265,7 @@ class LLM:
             self.default_sampling,
             options,
         )
-        return batch.stream() if stream else batch.collect(show=use_tqdm)
+        return call.stream() if stream else call.collect(show=use_tqdm)
 
     def chat(
         self,
@@ -319,8 +319,10 @@ class LLM:
         form = asked_form(sampling_params, sampling)
         answering = Answering(answers, list(variables["tools"] or ()), form=form)
         options = CallOptions(RequestOptions(cache_salt=cache_salt, lora=lora), answering)
-        batch = Batch(self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options)
-        return batch.stream() if stream else batch.collect(show=use_tqdm)
+        call = GenerateCall(
+            self.driver, self.tokenizer, prompts, sampling_params, sampling, self.default_sampling, options
+        )
+        return call.stream() if stream else call.collect(show=use_tqdm)
 
     def _read_by(self, tools: Sequence[object] | None, wanted: str | None) -> AnswerTemplate | None:
         """Return how chats are read. Raises InvalidPrompt if that does not tell how calls of the tools are read."""

@@ -12,8 +12,8 @@ from typing import Literal
 Attention = Literal["reference", "xla", "cpu", "mosaic", "mosaic_splits", "mosaic_whole", "triton", "triton_whole"]
 Experts = Literal["reference", "xla", "cpu", "mosaic", "mosaic_overlap", "triton"]
 Linear = Literal["xla", "cpu", "mosaic", "fp8"]
-Glue = Literal["xla", "cpu", "mosaic"]
+Elementwise = Literal["xla", "cpu", "mosaic"]
 Routing = Literal["xla", "triton"]  # "xla" is that of jswa
-# "xla" is that of jswa; so is "cpu", but for sums, which the library of CPU kernels adds (`glue.sums`).
+# "xla" is that of jswa; so is "cpu", but for sums, which the library of CPU kernels adds (`elementwise.sums`).
 Sampling = Literal["xla", "triton", "cpu"]
 Sums = Literal["xla", "cpu", "triton"]

@@ -37,10 +37,10 @@ class NoSamplingKernel(NoKernel):
     operation = "sampling"
 
 
-class NoGlueKernel(NoKernel):
+class NoElementwiseKernel(NoKernel):
     """The chosen implementation of norms, rotary embedding and KV writes cannot serve these shapes or types."""
 
-    operation = "glue"
+    operation = "elementwise"
 
 
 class NoRoutingKernel(NoKernel):

@@ -28,7 +28,7 @@ from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
@@ -42,10 +42,10 @@ PUBLISHED = Settings(clients=10, rounds=10, request=300, output=3000, parallel=1
 SHORT = replace(PUBLISHED, rounds=6, request=30, output=300)  # a tenth of the length, for a small model on a CPU
 ARENAS: dict[str, Callable[[KVLayout, int], int]] = {  # pool slots per conversation of n tokens
     "room for all KV of all layers": lambda layout, n: (
-        layout.full_pages(n) + layout.pages_per_block * (layout.touch(n) + 1)
+        layout.full_pages(n) + layout.pages_per_slab * (layout.touch(n) + 1)
     ),
     "all texts and two windows each": lambda layout, n: (
-        layout.full_pages(n) + 2 * layout.pages_per_block * layout.window_pages(n)
+        layout.full_pages(n) + 2 * layout.pages_per_slab * layout.window_pages(n)
     ),
     "three quarters of the texts": lambda layout, n: 3 * layout.full_pages(n) // 4,
 }
@@ -57,7 +57,7 @@ def keep_while_decoding(cache: CacheManager) -> None:
     known = np.zeros(len(cache.table.owners), np.int64)
     open_at, slide_all = cache.open_at, cache.slide_all
 
-    def opened(match: Match, salt: str = "", length: int = 0) -> Lease | None:
+    def opened(match: PrefixMatch, salt: str = "", length: int = 0) -> Lease | None:
         lease = open_at(match, salt, length)
         if lease is not None:
             known[lease.row] = length
@@ -116,7 +116,7 @@ class Meter:
             "ttft_steps_p90": float(np.percentile(self.first, 90)),
             "local_tokens_most": self.most,
             "local_tokens_mean": self.total / self.steps,
-            "local_share_most": self.most // layout.page_size * layout.pages_per_block / stats.total_slots,
+            "local_share_most": self.most // layout.page_size * layout.pages_per_slab / stats.total_slots,
             "steps": self.steps,
         }
 
@@ -143,16 +143,16 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Run both variants alternately in each of the named `ARENAS`.
 
-    `limits.num_blocks` is the number of blocks that the runner has, 0 if it does not matter.
+    `limits.num_slabs` is the number of slabs that the runner has, 0 if it does not matter.
     """
     layout = KVLayout.of(model, limits.page_size)
     length = settings.rounds * (settings.request + settings.output)
     found = []
     for arena in arenas:
         slots = settings.clients * ARENAS[arena](layout, length)
-        blocks = 1 + math.ceil(slots / layout.pages_per_block)
-        assert blocks <= limits.num_blocks or not limits.num_blocks
-        one = replace(limits, num_blocks=blocks)
+        slabs = 1 + math.ceil(slots / layout.pages_per_slab)
+        assert slabs <= limits.num_slabs or not limits.num_slabs
+        one = replace(limits, num_slabs=slabs)
         runs: dict[str, list[dict[str, Any]]] = {"on": [], "off": []}
         for _ in range(repeats):
             for key, passes in runs.items():
@@ -161,7 +161,7 @@ def compare(
         texts = [run_.pop("texts") for passes in runs.values() for run_ in passes]
         equal = sum(len({found_[request] for found_ in texts}) == 1 for request in texts[0])
         shown = {"settings": asdict(settings), "texts": len(texts[0]), "equal_texts": equal}
-        found.append({"model": name, "arena": arena, "blocks": blocks, **shown, **runs})
+        found.append({"model": name, "arena": arena, "slabs": slabs, **shown, **runs})
     return found
 
 
@@ -176,8 +176,8 @@ def with_tiny(settings: Settings, arenas: list[str], repeats: int) -> list[dict[
     model, params = load_checkpoint(TINY, jnp.dtype("float32"))
     layout, length = KVLayout.of(model, 16), settings.rounds * (settings.request + settings.output)
     slots = settings.clients * max(ARENAS[name](layout, length) for name in arenas)
-    blocks = 1 + math.ceil(slots / layout.pages_per_block)
-    limits = Limits(length, settings.parallel, 512, 16, num_blocks=blocks)
+    slabs = 1 + math.ceil(slots / layout.pages_per_slab)
+    limits = Limits(length, settings.parallel, 512, 16, num_slabs=slabs)
     runner = Runner(model, params, layout, limits)
     _warm(Engine(model, limits, layout, runner))
     return compare("tiny", model, limits, runner, settings, arenas, repeats)

@@ -72,11 +72,11 @@ def once_per_layer() -> Iterator[None]:
         config: StepConfig,
         indices: StepIndices,
         layer: int,
-        lane: Float[Array, "1 blocks elems"],
+        lane: Float[Array, "1 slabs elems"],
         q: Float[Array, "T H D"],
         *rest: Any,
         last: bool,
-    ) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+    ) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
         state: DeviceState
         inputs, state = top.args
         with named_scope("indices"):
@@ -185,7 +185,7 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, model.vocab_size, prompt).astype(np.int32) for _ in range(limits.max_rows)]
     passes: dict[str, list[dict[str, Any]]] = {name: [] for name in both}
-    lanes: dict[str, list[Float[np.ndarray, "1 blocks elems"]]] = {}
+    lanes: dict[str, list[Float[np.ndarray, "1 slabs elems"]]] = {}
     for number in range(repeats + 1):
         for name, runner in both.items():
             passes[name].append(generate(Engine(model, limits, layout, runner), prompts, output))
@@ -222,7 +222,7 @@ def compare(model: ModelConfig, limits: Limits, prompt: int, output: int, repeat
 
 def results(repeats: int = 5, steps: int = 200) -> list[dict[str, Any]]:
     """Return all that the table shows, except what is compiled for a GPU."""
-    limits = {rows: Limits(512, rows, 256, 16, num_blocks=2_000, prefix_cache=False) for rows in (16, 64)}
+    limits = {rows: Limits(512, rows, 256, 16, num_slabs=2_000, prefix_cache=False) for rows in (16, 64)}
     return [compare(gemma3(26), one, 64, 64, repeats, steps) for one in limits.values()]
 
 

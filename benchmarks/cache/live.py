@@ -20,7 +20,7 @@ from benchmarks.cache.replay import Engine, Infinite, replay
 from benchmarks.cache.traces import Mix, expand
 from jswa.cache.layout import KVLayout
 from jswa.config import HostMemory, Limits
-from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
+from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
 PAGE, RUNNING = 64, 16
 MODELS = ["gpt-oss-20b", "gemma-3-27b", "MiMo-V2-Flash"]
@@ -49,13 +49,13 @@ def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
     requests = expand(mix.lines())
     longest = max(len(request.prompt) + len(request.output) for request in requests)
     layout = KVLayout.of(model_of(model), PAGE)
-    blocks = blocks_of_tokens(model, layout, mix.pool)
-    both = int((1 + host) * blocks)
-    behind = HostMemory(1 + int(host * blocks), slots_per_step=256, tokens_per_slot=8.0) if host else None
-    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + blocks, host=behind))
+    slabs = slabs_of_tokens(model, layout, mix.pool)
+    both = int((1 + host) * slabs)
+    behind = HostMemory(1 + int(host * slabs), slots_per_step=256, tokens_per_slot=8.0) if host else None
+    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_slabs=1 + slabs, host=behind))
     found = replay(engine, requests, running=RUNNING, strict=True)
     engine.scheduler.check()
-    knowing = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_blocks=1 + both))
+    knowing = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_slabs=1 + both))
     Foresight(knowing.scheduler.cache.prefix, requests, knowing.begun)
     return {
         "share": mix.share,
@@ -64,7 +64,7 @@ def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
         "model": model,
         "requests": len(requests),
         "ideal": replay(Infinite(), requests, running=1).hit_rate,
-        "bound": hit_bound(requests, layout, both * layout.pages_per_block, RUNNING),
+        "bound": hit_bound(requests, layout, both * layout.pages_per_slab, RUNNING),
         "offline": replay(knowing, requests, running=RUNNING, strict=True).hit_rate,
         "jswa": found.hit_rate,
         **_host_figures(engine),

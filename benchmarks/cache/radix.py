@@ -31,7 +31,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
+from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
 PAGE = 64
 LRU_PAGE = 16
@@ -85,8 +85,8 @@ WORKLOADS = {
 def engine(model: str, tokens: int, running: int, longest: int, *, hybrid: bool = True) -> Engine:
     """Return jswa with a pool of the bytes of `tokens` tokens kept on all layers. Not `hybrid`: it ignores windows."""
     layout = KVLayout.of(model_of(model, hybrid=hybrid), PAGE)
-    blocks = 1 + blocks_of_tokens(model, layout, tokens)
-    return Engine(layout, Limits(longest, running, 8192, PAGE, num_blocks=blocks))
+    slabs = 1 + slabs_of_tokens(model, layout, tokens)
+    return Engine(layout, Limits(longest, running, 8192, PAGE, num_slabs=slabs))
 
 
 def compare(name: str, work: Workload, models: list[str]) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def compare(name: str, work: Workload, models: list[str]) -> list[dict[str, Any]
                 "workload": name,
                 "model": model,
                 "pool_tokens": work.tokens,
-                "pool_gib": cache.scheduler.limits.num_blocks * cache.scheduler.layout.block_bytes(2) / 2**30,
+                "pool_gib": cache.scheduler.limits.num_slabs * cache.scheduler.layout.slab_bytes(2) / 2**30,
                 "ideal": ideal.hit_rate,
                 "full_lru": full.hit_rate,
                 "full_jswa": blind,
@@ -153,7 +153,7 @@ def operations(model: str, *, prompt: int = 4096, shared: int = 2048, requests: 
     """
     layout = KVLayout.of(model_of(model), PAGE)
     windows = 10**6 // prompt * 2 * layout.window_pages(prompt)
-    manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_block + windows + 200, prompt // PAGE + 2, 1)
+    manager = CacheManager(layout, 10**6 // PAGE // layout.pages_per_slab + windows + 200, prompt // PAGE + 2, 1)
     rng = np.random.default_rng(0)
     prefixes = [rng.integers(0, 100_000, shared, dtype=np.int32) for _ in range(20)]
     times: dict[str, list[float]] = {}
@@ -237,7 +237,7 @@ def burst(model: str, *, hit: bool, prompt: int = 32, rows: int = 256, bursts: i
         texts = rng.integers(0, 100_000, (rows, prompt), dtype=np.int32)
         if hit:
             texts[:, : len(start)] = start
-        assert manager.make_room(rows * pages * (1 + layout.pages_per_block))
+        assert manager.make_room(rows * pages * (1 + layout.pages_per_slab))
         if hit:
             _run(manager, start)
         leases: list[Lease] = []

@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     model = dataclasses.replace(gemma3_27b(), vocab_size=args.vocab, eos_token_ids=(2,))
-    limits = Limits(4096, args.rows, 2048, 64, num_blocks=20_000, prefix_cache=False)
+    limits = Limits(4096, args.rows, 2048, 64, num_slabs=20_000, prefix_cache=False)
     clock = Clock(args.step_ms / 1e3, args.vocab)
     grammars = Grammars(wide_tokenizer(args.vocab, args.ranks), args.vocab, (2,))
     engine = Engine(model, limits, KVLayout.of(model, 64), clock, grammars=grammars)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from jswa.cache.disk.records import Geometry, Record
+from jswa.cache.disk.records import DiskRecord, RecordGeometry
 from jswa.cache.disk.store import DiskStore
 from jswa.exec.host.memory import host_contents
 from jswa.exec.host.pages import HostPages
@@ -77,15 +77,17 @@ def first_token(llm: LLM, length: int) -> tuple[float, float]:
 def open_store(runner: Runner, folder: Path) -> DiskStore:
     """Return files for the pages of a runner, more than are written here."""
     layout = runner.layout
-    shape = layout.page_size, layout.pages_per_block, layout.num_lanes * layout.devices
-    geometry = Geometry("benchmark", *shape, layout.block_elems // layout.pages_per_block, np.dtype(runner.kv_dtype))
+    shape = layout.page_size, layout.pages_per_slab, layout.num_lanes * layout.devices
+    geometry = RecordGeometry(
+        "benchmark", *shape, layout.slab_elems // layout.pages_per_slab, np.dtype(runner.kv_dtype)
+    )
     return DiskStore(folder, 2**36, geometry)
 
 
 def save_of(store: DiskStore, slots: Int[np.ndarray, " n"], number: int) -> Save:
     """Return the writing of slots as full pages of a text of their own."""
     keys = tuple(("full", b"%08d%08d" % (number, page)) for page in range(len(slots)))
-    record = Record(store.geometry.identity, b"r" * 16, keys[0][1], keys, None)
+    record = DiskRecord(store.geometry.identity, b"r" * 16, keys[0][1], keys, None)
     return Save(slots, partial(store.put, record))
 
 

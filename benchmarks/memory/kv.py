@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import result_file
 from jswa.cache.layout import KVLayout
-from jswa.commands.capacity import Row, table
+from jswa.commands.capacity import CapacityRow, table
 from jswa.model.hf.config import parse_config
 from tools.cases.hub_configs import CONFIGS
 
@@ -24,7 +24,7 @@ MEMORY = 75 * GIB
 _PAGE, _ITEMSIZE = 64, 2
 
 
-def rows_of(model: str, lengths: tuple[int, ...]) -> list[Row]:
+def rows_of(model: str, lengths: tuple[int, ...]) -> list[CapacityRow]:
     """Return the rows of `jswa capacity` for a released model, at these lengths."""
     config = parse_config(CONFIGS[model], weights=False)
     layout = KVLayout.of(config, _PAGE)

@@ -153,7 +153,7 @@ def fits(of: Setting, load: Load, memory: float) -> bool:
     ends = matrices.head * (1 if of.model.tie_embeddings else 2) * of.formats.ends
     dense = (matrices.qkv + matrices.o + matrices.mlp) * of.formats.weights + matrices.router * 16
     weights = (ends + dense + expert_numbers(of.model) * of.formats.of_experts) / 8
-    row = layout.resident_slots(load.context) / layout.pages_per_block * layout.block_bytes(1) * of.formats.kv / 8
+    row = layout.resident_slots(load.context) / layout.pages_per_slab * layout.slab_bytes(1) * of.formats.kv / 8
     return weights + load.rows * row <= memory * EngineConfig.gpu_memory_utilization * 0.98
 
 

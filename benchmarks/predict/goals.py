@@ -18,7 +18,7 @@ from benchmarks.predict.figures import known
 from benchmarks.predict.step import DEFAULT, Backends, Drawing, Load, Predicted, Setting, Work, predict, works_of
 from tools import gates
 
-_GLUED = "glue on mosaic, sampling on triton"
+_ELEMENTWISE = "elementwise on mosaic, sampling on triton"
 _OSS, _GEMMA = "gpt-oss-20b, 4 layers", "gemma-3-27b, 6 layers"
 # Kernels of a draw on Triton beside those of greedy rows, and readings of the logits, of which it needs parts.
 _DRAW_KERNELS, _DRAW_PASSES = 6, 1
@@ -53,13 +53,13 @@ class Goal:
         return self.seconds or roof / self.share
 
 
-_WIDE = f"{_OSS}, 256 rows, mxfp4, {_GLUED}, routing on triton, experts on mosaic_overlap"
-_EIGHT_BITS = f"{_GEMMA}, 64 rows, fp8, fp8 KV, {_GLUED}, linear layers on mosaic"
+_WIDE = f"{_OSS}, 256 rows, mxfp4, {_ELEMENTWISE}, routing on triton, experts on mosaic_overlap"
+_EIGHT_BITS = f"{_GEMMA}, 64 rows, fp8, fp8 KV, {_ELEMENTWISE}, linear layers on mosaic"
 GOALS = (
     Goal("gpt-oss-20b", "mxfp4", Load(256, 1536), _WIDE, 6.8e-3),
     Goal("gpt-oss-20b", "mxfp4", Load(256, 1536, 1, "top-p"), _WIDE, 7.2e-3),
-    Goal("gpt-oss-20b", "mxfp4", Load(1, 1536), f"{_OSS}, 1 rows, mxfp4, {_GLUED}, routing on triton", 1.4e-3),
-    Goal("gemma-3-27b", "bf16", Load(64, 8192), f"{_GEMMA}, 64 rows, {_GLUED}", share=0.88),
+    Goal("gpt-oss-20b", "mxfp4", Load(1, 1536), f"{_OSS}, 1 rows, mxfp4, {_ELEMENTWISE}, routing on triton", 1.4e-3),
+    Goal("gemma-3-27b", "bf16", Load(64, 8192), f"{_GEMMA}, 64 rows, {_ELEMENTWISE}", share=0.88),
     Goal("gemma-3-27b", "fp8, fp8 KV", Load(64, 8192), _EIGHT_BITS, 18e-3),
 )
 

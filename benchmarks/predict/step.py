@@ -37,7 +37,7 @@ Drawing = Literal["none", "greedy", "temperature", "top-p"]
 COMPILED = result_file.ROOT / "benchmarks" / "results" / "predicted" / "compiled.json"
 PAGE = 64  # tokens, as `tools.aot` compiles for
 SCOPES = (
-    *("embedding", "qkv", "attention full", "attention local", "o", "router", "experts", "mlp", "norm and glue"),
+    *("embedding", "qkv", "attention full", "attention local", "o", "router", "experts", "mlp", "norm and elementwise"),
     *("head", "sampling", "between steps"),
 )
 _PER_STEP = 15  # kernels of a step outside of its layers, counted in the compiled step of gpt-oss-20b (64 rows)
@@ -193,8 +193,8 @@ def works_of(of: Setting, load: Load) -> tuple[Work, ...]:
     if mlps:
         found.append(_product("mlp", matrices.mlp, 2 * len(mlps), bits, tokens))
     working = _WORKING_DENSE * layers + (_WORKING_MOE - _WORKING_DENSE + small.routing + small.gather) * len(moes)
-    glue = max(of.kernels * layers - working, 0) + _PER_STEP
-    found.append(Work("norm and glue", small=(glue, 2.0 * tokens * _glue_numbers(model))))
+    elementwise = max(of.kernels * layers - working, 0) + _PER_STEP
+    found.append(Work("norm and elementwise", small=(elementwise, 2.0 * tokens * _elementwise_numbers(model))))
     if load.drawing != "none":
         logits = 4.0 * load.rows * model.vocab_size
         head = _product("head", matrices.head, 1, of.formats.ends, load.rows)
@@ -284,7 +284,7 @@ def _dense_mlps(model: ModelConfig) -> list[MlpConfig]:
     return [layer.mlp for layer in model.layers if isinstance(layer.mlp, MlpConfig)] + shared
 
 
-def _glue_numbers(model: ModelConfig) -> int:
+def _elementwise_numbers(model: ModelConfig) -> int:
     """Return the numbers that the small kernels of all layers read and write for a token.
 
     Norms with residuals, rope and KV write, and the activation of dense MLPs.

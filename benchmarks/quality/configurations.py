@@ -224,14 +224,14 @@ def preempted(outcome: Outcome, llm: LLM, asked: Sequence[Question], cold: Outco
 
 
 def small_engine(engine: Engine, group: Sequence[Question]) -> Engine:
-    """Return an engine on the programs and arena of another, idle engine, limited to few of its blocks."""
+    """Return an engine on the programs and arena of another, idle engine, limited to few of its slabs."""
     layout, limits = engine.layout, engine.limits
     prompt = max(len(q.ids) for q in group) + 1
     longest = min(limits.max_model_len, max(_grown(q).length for q in group))
     two = layout.resident_slots(prompt) + peak_slots(layout, limits.max_tokens, prompt)
     slots = max(two, peak_slots(layout, limits.max_tokens, longest))
-    blocks = min(limits.num_blocks, 1 + -(-slots // layout.pages_per_block))
-    return Engine(engine.model, dataclasses.replace(limits, num_blocks=blocks), layout, engine.runner)
+    slabs = min(limits.num_slabs, 1 + -(-slots // layout.pages_per_slab))
+    return Engine(engine.model, dataclasses.replace(limits, num_slabs=slabs), layout, engine.runner)
 
 
 class Preemptions:

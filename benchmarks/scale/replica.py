@@ -21,7 +21,7 @@ from benchmarks.scale.step_time import StepTime
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.plan import Request, RequestOptions, StepPlan
-from jswa.sched.draft import lease_of
+from jswa.sched.batch import lease_of
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import PrefixHit, SamplingParams
@@ -212,7 +212,7 @@ def _steady(replica: Replica) -> int:
         steps = min(steps, sequence.limit - 1 - sequence.num_known)
     layout = scheduler.layout
     pages = len(rows) * (steps // layout.page_size + 1)
-    return steps if scheduler.cache.available_slots > pages * (1 + layout.pages_per_block) else 0
+    return steps if scheduler.cache.available_slots > pages * (1 + layout.pages_per_slab) else 0
 
 
 def _run(replica: Replica, now: float, steps: int) -> _Run:

@@ -71,7 +71,7 @@ def fleet_of(
     limits = Limits(longest, rows, tokens, PAGE)
     time = step_time(part, limits, bits=served.bits, expert_bits=served.expert_bits, device=device, assumed=assumed)
     memory = device.memory * assumed.memory - assumed.scratch - time.held
-    limits = Limits(longest, rows, tokens, PAGE, num_blocks=int(memory // layout.block_bytes(2)))
+    limits = Limits(longest, rows, tokens, PAGE, num_slabs=int(memory // layout.slab_bytes(2)))
     return Fleet(layout, limits, time)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks.speed.multiturn import AnsweredStep
-from jswa.cache.capacity import useful_blocks
+from jswa.cache.capacity import useful_slabs
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
@@ -89,7 +89,7 @@ def engine_of(geometry: str, rows: int, length: int, device: NoDevice) -> Engine
     model = model_of(geometry)
     layout = KVLayout.of(model, 64)
     limits = Limits(length, rows, 8_192, 64)
-    return Engine(model, replace(limits, num_blocks=useful_blocks(layout, limits)), layout, device)
+    return Engine(model, replace(limits, num_slabs=useful_slabs(layout, limits)), layout, device)
 
 
 def main() -> int:

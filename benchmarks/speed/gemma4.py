@@ -78,7 +78,7 @@ def capacity() -> dict[str, Any]:
         found = {}
         for form, model in (("folded", released(name)), ("whole", unfolded(released(name)))):
             layout = KVLayout.of(model, 64)
-            slots = (MEMORY // layout.block_bytes(2) - 1) * layout.pages_per_block
+            slots = (MEMORY // layout.slab_bytes(2) - 1) * layout.pages_per_slab
             held = {length: rows_held(layout, slots, length) * length for length in (32768, 131072)}
             assert layout.full is not None
             found[form] = {"kib_per_token": layout.full.num_layers * layout.full.elems * 2 / 1024, "tokens": held}
@@ -89,13 +89,13 @@ def capacity() -> dict[str, Any]:
 def throughput(model: ModelConfig, params: Params, arena_bytes: int, repeats: int) -> list[dict[str, float]]:
     """Return the figures of `repeats` runs of 16 prompts of 256 tokens, with 64 tokens generated for each."""
     layout = KVLayout.of(model, 16)
-    blocks = arena_bytes // layout.block_bytes(4)
-    limits = Limits(512, 16, 128, page_size=16, num_blocks=blocks, prefix_cache=False)
+    slabs = arena_bytes // layout.slab_bytes(4)
+    limits = Limits(512, 16, 128, page_size=16, num_slabs=slabs, prefix_cache=False)
     engine = Engine(model, limits, layout, Runner(model, params, layout, limits), seed=0)
     engine.stepping.runner = timed = TimedRunner(engine.runner)
     prompts = [np.random.default_rng(i).integers(3, 4096, 256).tolist() for i in range(16)]
     run(engine, timed, prompts[:1], 4)
-    held = rows_held(layout, blocks * layout.pages_per_block, 320)
+    held = rows_held(layout, slabs * layout.pages_per_slab, 320)
     return [{**run(engine, timed, prompts, 64), "rows_held": held} for _ in range(repeats)]
 
 
@@ -103,15 +103,15 @@ def prefill_seconds(model: ModelConfig, params: Params, repeats: int, *, every: 
     """Return seconds of prefill steps of 512 tokens in one row. If `every`, all layers run all tokens."""
     layout, bucket = KVLayout.of(model, 16), Bucket(512, 1, decode=False)
     config = StepConfig(model, layout, bucket, PackSpec.of(bucket, page_size=16, max_rows=1))
-    limits = Limits(1024, 1, 512, page_size=16, num_blocks=256)
+    limits = Limits(1024, 1, 512, page_size=16, num_slabs=256)
     state = init_state(layout, limits, model.vocab_size, FLOAT32)
     packed = np.zeros(config.pack.size, np.int32)
     inputs = unpack(packed, config.pack)
     inputs.rows[0, COLUMNS.index("count")] = 512
     for entries, pages in ((inputs.full_pages, range(32)), (inputs.local_pages, range(32))):
         entries[:, 0] = 1  # a row that does not exist: the entry is ignored
-        block = layout.pages_per_block if entries is inputs.full_pages else 100
-        entries[:32] = [(0, page, block + page) for page in pages]
+        slab = layout.pages_per_slab if entries is inputs.full_pages else 100
+        entries[:32] = [(0, page, slab + page) for page in pages]
 
     @partial(jax.jit, donate_argnums=1)
     def program(params: Params, state: Any, packed: Any) -> Any:

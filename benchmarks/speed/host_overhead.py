@@ -93,9 +93,9 @@ def decode(rows: int, context: int, *, blocked: bool) -> dict[str, float]:
     `blocked`: one more row id is free, but the request that waits for it finds no memory.
     """
     layout = KVLayout.of(gemma3_27b(), PAGE)
-    row = -(-layout.resident_slots(context + PAGE + STEPS) // layout.pages_per_block)
-    blocks = rows * row + 400
-    steps = Steps(Limits(2**20, rows + blocked, max(rows, 8192), PAGE, num_blocks=blocks))
+    row = -(-layout.resident_slots(context + PAGE + STEPS) // layout.pages_per_slab)
+    slabs = rows * row + 400
+    steps = Steps(Limits(2**20, rows + blocked, max(rows, 8192), PAGE, num_slabs=slabs))
     for i in range(rows):
         steps.add(np.full(context + i % PAGE, i, np.int32), 20_000)  # no two rows share a prefix
     while steps.scheduler.stats().waiting or any(lease.window_ends for lease in steps.scheduler.cache.leases):
@@ -113,7 +113,7 @@ def decode(rows: int, context: int, *, blocked: bool) -> dict[str, float]:
 def burst(requests: int) -> float:
     """Return median µs of a plan that admits so many requests of 30 tokens at once."""
     found, rng = [], np.random.default_rng(0)
-    steps = Steps(Limits(2**18, requests, max(8192, 32 * requests), PAGE, num_blocks=60 * requests))
+    steps = Steps(Limits(2**18, requests, max(8192, 32 * requests), PAGE, num_slabs=60 * requests))
     for _ in range(_CROWDS):
         for _ in range(requests):
             steps.add(rng.integers(0, 200_000, 30).astype(np.int32), 2)
@@ -129,7 +129,7 @@ def burst(requests: int) -> float:
 def arrivals(rows: int) -> dict[str, float]:
     """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full."""
     rng = np.random.default_rng(0)
-    steps = Steps(Limits(2**18, rows, 2048, PAGE, num_blocks=rows * 130))
+    steps = Steps(Limits(2**18, rows, 2048, PAGE, num_slabs=rows * 130))
     samples: list[list[float]] = []
     while len(samples) < 10 * STEPS:
         while steps.scheduler.stats().waiting < 2:

@@ -29,7 +29,7 @@ from jswa.engine import Engine
 from jswa.llm import LLM
 from jswa.plan import RowMask, StepLogprobs, StepPlan
 from jswa.types import PrefixHit, SamplingParams
-from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
+from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
 SAMPLE_EVERY = 20  # steps between two samples of the pages
 
@@ -195,7 +195,7 @@ def geometry_engine(name: str, settings: Settings, tokens: int) -> Engine:
     model = model_of(name)
     layout = KVLayout.of(model, 64)
     longest = settings.rounds * (settings.request + settings.output)
-    limits = Limits(longest, settings.parallel, 8192, 64, num_blocks=1 + blocks_of_tokens(name, layout, tokens))
+    limits = Limits(longest, settings.parallel, 8192, 64, num_slabs=1 + slabs_of_tokens(name, layout, tokens))
     return Engine(model, limits, layout, NoDevice())
 
 

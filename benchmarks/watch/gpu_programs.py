@@ -27,7 +27,7 @@ def figures() -> dict[str, float]:
         from tools.aot.steps import facts_of
 
         fast = StepSpec(
-            "gpt-oss-20b", 2, 0, rows=1, quantization="mxfp4", glue="mosaic", sampling="triton", routing="triton"
+            "gpt-oss-20b", 2, 0, rows=1, quantization="mxfp4", elementwise="mosaic", sampling="triton", routing="triton"
         )
         specs = {"2 layers of gemma-3-27b": StepSpec("gemma-3-27b", 2, 0, rows=8), "2 of gpt-oss-20b, fast": fast}
         found: dict[str, float] = {}

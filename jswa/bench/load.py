@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from jswa.bench.report import Record, limits_of, plot, report, summary
+from jswa.bench.report import RequestRecord, limits_of, plot, report, summary
 from jswa.errors import ConfigError
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
@@ -103,7 +103,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
     return found
 
 
-async def run(config: BenchConfig) -> tuple[list[Record], float]:
+async def run(config: BenchConfig) -> tuple[list[RequestRecord], float]:
     """Send all requests. Return their records and the seconds that the run took.
 
     Raises ConfigError if a request of the warm-up fails.
@@ -117,19 +117,19 @@ async def run(config: BenchConfig) -> tuple[list[Record], float]:
         path = "/v1/chat/completions" if config.endpoint == "chat" else "/v1/completions"
         asked = [{"model": model, **body} for body in bodies(config)]
         for index in range(config.warmup):
-            warm = await _send(client, path, asked[index % len(asked)], Record(0.0), time.perf_counter())
+            warm = await _send(client, path, asked[index % len(asked)], RequestRecord(0.0), time.perf_counter())
             if warm.error is not None:
                 raise ConfigError("base_url", config.base_url, f"failed the warm-up request: {warm.error}")
         gate = asyncio.Semaphore(config.max_concurrency or len(asked))
         begin = time.perf_counter()
 
-        async def one(body: dict[str, Any], at: float) -> Record:
+        async def one(body: dict[str, Any], at: float) -> RequestRecord:
             await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
             # In the closed loop a request starts when it is sent, in the open loop when it should have been sent.
             closed = config.request_rate == float("inf")
             async with gate:
                 start = time.perf_counter() if closed else begin + at
-                return await _send(client, path, body, Record(start - begin), start)
+                return await _send(client, path, body, RequestRecord(start - begin), start)
 
         times = arrivals(len(asked), config.request_rate, config.seed)
         records = await asyncio.gather(*(one(body, at) for body, at in zip(asked, times, strict=True)))
@@ -144,7 +144,9 @@ async def _first_model(client: httpx2.AsyncClient) -> str:
         raise ConfigError("base_url", str(client.base_url), f"lists no model: {type(error).__name__}") from error
 
 
-async def _send(client: httpx2.AsyncClient, path: str, body: dict[str, Any], record: Record, start: float) -> Record:
+async def _send(
+    client: httpx2.AsyncClient, path: str, body: dict[str, Any], record: RequestRecord, start: float
+) -> RequestRecord:
     """Send one request and fill in its record; times are in seconds since `start`."""
     try:
         async with client.stream("POST", path, json=body) as response:
@@ -164,7 +166,7 @@ async def _send(client: httpx2.AsyncClient, path: str, body: dict[str, Any], rec
     return record
 
 
-def _add_event(record: Record, event: dict[str, Any], now: float) -> None:
+def _add_event(record: RequestRecord, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         if choice.get("text") or (choice.get("delta") or {}).get("content"):
             record.chunks.append(now)

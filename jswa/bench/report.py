@@ -13,7 +13,7 @@ _NAMES = ("ttft", "tpot", "itl", "e2el")
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """One request. Times are in seconds: `arrival` since the start of the run, the others since the arrival.
 
     In the open loop, the arrival is the scheduled one, even if `max_concurrency` delays the request: otherwise a server
@@ -67,7 +67,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def values_of(records: Sequence[Record]) -> dict[str, list[float]]:
+def values_of(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
     """Return all latencies of the requests that succeeded, in seconds, by name."""
     good = [record for record in records if record.error is None]
     return {
@@ -78,7 +78,7 @@ def values_of(records: Sequence[Record]) -> dict[str, list[float]]:
     }
 
 
-def summary(records: Sequence[Record], seconds: float, slos: Mapping[str, float]) -> dict[str, Any]:
+def summary(records: Sequence[RequestRecord], seconds: float, slos: Mapping[str, float]) -> dict[str, Any]:
     """Return the figures of a run that took `seconds`, with latencies in milliseconds; `slos`: limits in seconds."""
     good = [record for record in records if record.error is None]
     prompt, generated = sum(r.prompt_tokens for r in good), sum(r.completion_tokens for r in good)
@@ -126,7 +126,7 @@ def report(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def plot(records: Sequence[Record], file: Path) -> None:
+def plot(records: Sequence[RequestRecord], file: Path) -> None:
     """Plot the latency distributions, and TTFT over the run, to `file`. Raises ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure

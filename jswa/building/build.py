@@ -15,7 +15,7 @@ import numpy as np
 from jswa.architecture import ModelConfig
 from jswa.building.machine import choose, require_weights
 from jswa.building.parts import Built, build_parts
-from jswa.cache.disk.records import Geometry
+from jswa.cache.disk.records import RecordGeometry
 from jswa.cache.disk.store import DiskStore, lock_folder
 from jswa.cache.disk.texts import DiskCache
 from jswa.cache.view import geometry_of
@@ -83,7 +83,7 @@ def _build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | No
     if switches.dump_plans is not None:
         # Line buffered: if the engine fails, the file has the steps that led there.
         trace = switches.dump_plans.open("w", encoding="utf-8", buffering=1)
-        geometry = geometry_of(built.layout, built.limits.num_blocks, built.limits.max_rows)._asdict()
+        geometry = geometry_of(built.layout, built.limits.num_slabs, built.limits.max_rows)._asdict()
         write_header(trace, model=str(folder), options=dataclasses.asdict(_on_one_host(options)), geometry=geometry)
     model = _with_end_token(built.model, tokenizer)
     engine = Engine(
@@ -132,12 +132,12 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[byt
     layout, runner = built.layout, built.runner
     bits = persist.bits_of(built.limits)
     identity = persist.identity(built.model, runner.params, layout, runner.kv_dtype, "", deterministic=bits)
-    geometry = Geometry(
+    geometry = RecordGeometry(
         hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         layout.page_size,
-        layout.pages_per_block,
+        layout.pages_per_slab,
         layout.num_lanes * layout.devices,
-        layout.block_elems // layout.pages_per_block,
+        layout.slab_elems // layout.pages_per_slab,
         np.dtype(runner.kv_dtype),
     )
     store = DiskStore(*found, geometry, lock=lock)

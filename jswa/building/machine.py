@@ -15,7 +15,7 @@ from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
 from jswa.exec.mesh import make_mesh
 from jswa.exec.served import what_serves
 from jswa.exec.sizing import require_memory, unpacked_by_default
-from jswa.kernels import Facts, Kernels, resolve
+from jswa.kernels import DeviceFacts, Kernels, resolve
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
 from jswa.model.weights.converted import is_converted
@@ -81,12 +81,12 @@ def choose(folder: Path, options: EngineConfig, device: jax.Device) -> tuple[Qua
     return mode, resolve(options.kernels, facts_of(options, device, packed_experts=packed), served)
 
 
-def facts_of(options: EngineConfig, device: jax.Device, *, packed_experts: bool = False) -> Facts:
+def facts_of(options: EngineConfig, device: jax.Device, *, packed_experts: bool = False) -> DeviceFacts:
     """Return what the choice of kernels depends on. `packed_experts`: whether experts are held in MXFP4 or NVFP4."""
     on_gpu = device.platform == "gpu"
     capability = getattr(device, "compute_capability", None) if on_gpu else None
     compiler = find_ptxas() if on_gpu else None
-    return Facts(
+    return DeviceFacts(
         device.platform,
         None if capability is None else float(capability),
         dtype_of(options, device).name,

@@ -80,7 +80,7 @@ class _Loaded(NamedTuple):
     model: ModelConfig
     params: Params
     drafter: Drafter | None
-    adapters: lora_files.Adapters
+    adapters: lora_files.AdapterWeights
     stager: WeightsStager
 
 

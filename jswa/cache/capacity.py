@@ -17,7 +17,7 @@ def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
     """
     chunk = min(max_tokens, length)
     local = layout.touch(min(length, layout.reach.size - 1 + chunk)) if layout.reach is not None else 0
-    return layout.full_pages(length) + layout.pages_per_block * local
+    return layout.full_pages(length) + layout.pages_per_slab * local
 
 
 def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
@@ -26,11 +26,11 @@ def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
     return bisect.bisect_right(lengths, total_slots, key=lambda n: peak_slots(layout, limits.max_tokens, n))
 
 
-def useful_blocks(layout: KVLayout, limits: Limits) -> int:
-    """Return the blocks that all rows can use: each at max_model_len, one step's reserve, the zero block."""
+def useful_slabs(layout: KVLayout, limits: Limits) -> int:
+    """Return the slabs that all rows can use: each at max_model_len, one step's reserve, the zero slab."""
     rows = limits.max_rows * layout.resident_slots(limits.max_model_len)
     reserve = layout.step_reserve_slots(limits.max_tokens, limits.max_rows)
-    return 1 + math.ceil((rows + reserve) / layout.pages_per_block)
+    return 1 + math.ceil((rows + reserve) / layout.pages_per_slab)
 
 
 def rows_held(layout: KVLayout, total_slots: int, length: int) -> int:
@@ -41,24 +41,24 @@ def rows_held(layout: KVLayout, total_slots: int, length: int) -> int:
 def ideal_fraction(layout: KVLayout, length: int) -> float:
     """Return the bytes that a row of `length` tokens must keep over the bytes that it takes here.
 
-    The difference is padding of blocks to a common unit, unused layers of local pages, and the rest of the last page.
+    The difference is padding of slabs to a common unit, unused layers of local pages, and the rest of the last page.
     """
     ideal = 0
     if layout.full is not None:
         ideal += layout.full.num_layers * layout.full.elems * length
     if layout.local is not None and layout.reach is not None:
         ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.size)
-    taken = layout.resident_slots(length) / layout.pages_per_block * layout.num_lanes * layout.block_elems
+    taken = layout.resident_slots(length) / layout.pages_per_slab * layout.num_lanes * layout.slab_elems
     return ideal / taken
 
 
 def padding(layout: KVLayout) -> float:
-    """Return the share of a block that no layer uses, as a local page, or as full pages if there are none."""
+    """Return the share of a slab that no layer uses, as a local page, or as full pages if there are none."""
     kind = layout.local or layout.full
     if kind is None:
         return 0.0
     used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
-    return 1 - used / layout.block_elems
+    return 1 - used / layout.slab_elems
 
 
 class ResidentSlots:
@@ -66,7 +66,7 @@ class ResidentSlots:
 
     def __init__(self, layout: KVLayout) -> None:
         longest = 0 if layout.reach is None else layout.reach.size
-        windows = [layout.pages_per_block * layout.window_pages(length) for length in range(longest + 1)]
+        windows = [layout.pages_per_slab * layout.window_pages(length) for length in range(longest + 1)]
         self._windows, self._page, self._has_full = np.array(windows), layout.page_size, layout.full is not None
 
     def __call__(self, lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:

@@ -1,7 +1,7 @@
-"""Where the KV of every layer lies in the arena: lanes, blocks and the two page views (docs/design/kv-memory.md).
+"""Where the KV of every layer lies in the arena: lanes, slabs and the two page views (docs/design/kv-memory.md).
 
-    lane 0   [ block 0 | block 1 | block 2 | … ]      one array per lane, the same block ids in all lanes
-    block    local page: p tokens of each local layer of the lane
+    lane 0   [ slab 0 | slab 1 | slab 2 | … ]      one array per lane, the same slab ids in all lanes
+    slab     local page: p tokens of each local layer of the lane
              or m full pages: p tokens each of the lane's one full layer
 
 A page id is one number that is valid in every lane, so a table has one entry per page, not per layer.
@@ -29,7 +29,7 @@ class KindLayout:
     row: int
     v_head_dim: int
     layers_per_page: int
-    pages_per_block: int
+    pages_per_slab: int
 
     @property
     def elems(self) -> int:
@@ -53,7 +53,7 @@ class KVLayout:
     Attributes:
         page_size: tokens per page (p).
         num_lanes: arrays of the arena (G).
-        block_elems: elements of one block in one lane.
+        slab_elems: elements of one slab in one lane.
         reach: what a local layer sees; None without local layers.
         full, local: the page view of each kind, None where the model has no such layer.
         layers: one entry per model layer.
@@ -64,7 +64,7 @@ class KVLayout:
 
     page_size: int
     num_lanes: int
-    block_elems: int
+    slab_elems: int
     reach: Reach | None
     full: KindLayout | None
     local: KindLayout | None
@@ -74,23 +74,23 @@ class KVLayout:
     draft_layers: tuple[LayerKV, ...] = ()
 
     @property
-    def draft_block_elems(self) -> tuple[int, ...]:
-        """Elements of one block in each lane of a drafter."""
-        return tuple(self.pages_per_block * self.page_size * kind.elems for kind in self.drafts)
+    def draft_slab_elems(self) -> tuple[int, ...]:
+        """Elements of one slab in each lane of a drafter."""
+        return tuple(self.pages_per_slab * self.page_size * kind.elems for kind in self.drafts)
 
     @cached_property
-    def pages_per_block(self) -> int:
-        """Full pages of one block (m); 1 without full layers, so that a slot is a block then."""
-        return self.full.pages_per_block if self.full else 1
+    def pages_per_slab(self) -> int:
+        """Full pages of one slab (m); 1 without full layers, so that a slot is a slab then."""
+        return self.full.pages_per_slab if self.full else 1
 
     @cached_property
     def page_slots(self) -> int:
         """Slots of a page of each kind."""
-        return (self.full is not None) + self.pages_per_block * (self.local is not None)
+        return (self.full is not None) + self.pages_per_slab * (self.local is not None)
 
-    def block_bytes(self, itemsize: int) -> int:
-        """Return the bytes of one block over all lanes, on each device."""
-        return (self.num_lanes * self.block_elems + sum(self.draft_block_elems)) * itemsize
+    def slab_bytes(self, itemsize: int) -> int:
+        """Return the bytes of one slab over all lanes, on each device."""
+        return (self.num_lanes * self.slab_elems + sum(self.draft_slab_elems)) * itemsize
 
     def touch(self, tokens: int) -> int:
         """Return the pages that hold any run of `tokens` consecutive tokens, however it lies on the page grid."""
@@ -109,13 +109,13 @@ class KVLayout:
 
     def resident_slots(self, length: int) -> int:
         """Return the slots of a row between two steps: the one formula of sizing and admission."""
-        return self.full_pages(length) + self.pages_per_block * self.window_pages(length)
+        return self.full_pages(length) + self.pages_per_slab * self.window_pages(length)
 
     def step_reserve_slots(self, tokens: int, prefill_rows: int) -> int:
         """Return the slots that one step's prefill chunks take beyond the rows' windows, for all rows together."""
         if self.local is None:
             return 0
-        return self.pages_per_block * (-(-tokens // self.page_size) + prefill_rows)
+        return self.pages_per_slab * (-(-tokens // self.page_size) + prefill_rows)
 
     @staticmethod
     def of(model: ModelConfig, page_size: int, drafter: Sequence[AttentionConfig] = ()) -> "KVLayout":
@@ -142,7 +142,7 @@ class KVLayout:
         unit = math.lcm(*(e for e in elems.values() if e))
         widest = max(local_per_lane * elems["local"], elems["full"])
         token_elems = unit * math.ceil(widest / unit)
-        pages_per_block = token_elems // elems["full"] if full else 1
+        pages_per_slab = token_elems // elems["full"] if full else 1
         own = [a for a in drafter if a.kind == "full"]
         if own and not full:
             raise UnsupportedModel("a drafter with full layers needs a model that has full layers too")
@@ -150,13 +150,13 @@ class KVLayout:
         return KVLayout(
             page_size=page_size,
             num_lanes=lanes,
-            block_elems=page_size * token_elems,
+            slab_elems=page_size * token_elems,
             reach=reach,
-            full=_kind(full, layers_per_page=1, pages_per_block=pages_per_block) if full else None,
-            local=_kind(local, layers_per_page=token_elems // elems["local"], pages_per_block=1) if local else None,
+            full=_kind(full, layers_per_page=1, pages_per_slab=pages_per_slab) if full else None,
+            local=_kind(local, layers_per_page=token_elems // elems["local"], pages_per_slab=1) if local else None,
             layers=placed[: len(model.layers)],
             devices=model.devices,
-            drafts=tuple(_kind([a], layers_per_page=1, pages_per_block=pages_per_block) for a in own),
+            drafts=tuple(_kind([a], layers_per_page=1, pages_per_slab=pages_per_slab) for a in own),
             draft_layers=_place_drafts(drafter, placed[len(model.layers) :]),
         )
 
@@ -185,7 +185,7 @@ def _elems(layer: AttentionConfig) -> int:
     return layer.num_kv_heads * (layer.stored_head_dim + layer.v_head_dim)
 
 
-def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_block: int) -> KindLayout:
+def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_slab: int) -> KindLayout:
     first = layers[0]
     return KindLayout(
         len(layers),
@@ -193,7 +193,7 @@ def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_bloc
         row=first.stored_head_dim + first.v_head_dim,
         v_head_dim=first.v_head_dim,
         layers_per_page=layers_per_page,
-        pages_per_block=pages_per_block,
+        pages_per_slab=pages_per_slab,
     )
 
 

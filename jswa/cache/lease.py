@@ -62,7 +62,7 @@ class LeaseTable:
         layout, pages = self.layout, self.covered // self.layout.page_size
         if layout.local is None:
             return np.maximum(pages, self.shared)
-        slots: Int[np.ndarray, " rows"] = layout.pages_per_block * (pages - self.first_local)
+        slots: Int[np.ndarray, " rows"] = layout.pages_per_slab * (pages - self.first_local)
         return slots if layout.full is None else slots + np.maximum(pages, self.shared)
 
     def full_pages(self) -> Int[np.ndarray, " rows"]:
@@ -215,7 +215,7 @@ class Lease:
         layout, table, row = self.table.layout, self.table, self.row
         pages = table.covered.item(row) // layout.page_size
         slots = max(pages, table.shared.item(row)) if layout.full else 0
-        return slots + layout.pages_per_block * (pages - table.first_local.item(row)) if layout.local else slots
+        return slots + layout.pages_per_slab * (pages - table.first_local.item(row)) if layout.local else slots
 
     @property
     def unpublished(self) -> int:

@@ -16,13 +16,13 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.demand import Demand
-from jswa.cache.host.recall import Found, HostCache, NewPages
+from jswa.cache.host.recall import HostCache, HostMatch, NewPages
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.moves import Move, destinations
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.cache import NO_MATCH, Match, PrefixCache, window_ends
+from jswa.cache.prefix.cache import NO_MATCH, PrefixCache, PrefixMatch, window_ends
 from jswa.cache.prefix.radix import tree_key
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
@@ -50,7 +50,7 @@ class CacheManager:
     def __init__(
         self,
         layout: KVLayout,
-        num_blocks: int,
+        num_slabs: int,
         width: int,
         rows: int,
         *,
@@ -59,7 +59,7 @@ class CacheManager:
         memory: HostMemory | None = None,
     ) -> None:
         self.layout = layout
-        self.pool = PagePool(num_blocks, layout.pages_per_block)
+        self.pool = PagePool(num_slabs, layout.pages_per_slab)
         self.prefix = PrefixCache(layout, self.pool)
         self.hits = HitCounter()
         self.moves: list[Move] = []
@@ -88,20 +88,20 @@ class CacheManager:
         """Return the key of a request's tree (`root_key`) for the weights that run now: others have other trees."""
         return tree_key(root, self.version)
 
-    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
+    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> PrefixMatch:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         return self.prefix.match(self.tree_key(salt), tokens, limit) if self._sharing else _DISABLED
 
     def available_without(self, closed: Collection[Lease]) -> int:
         """Return `available_slots` as they would be if leases were closed."""
-        pool, slots = self.pool, self.available_slots - self.pool.pages_per_block * self._windows.idle_pages()
-        for kind, size in (("full", 1), ("local", pool.pages_per_block)):
+        pool, slots = self.pool, self.available_slots - self.pool.pages_per_slab * self._windows.idle_pages()
+        for kind, size in (("full", 1), ("local", pool.pages_per_slab)):
             cached = getattr(pool, f"{kind}_cached")
             freed = (getattr(pool, f"{kind}_owners") > cached) & (owners_without(pool, kind, closed) == cached)
             slots += size * int(np.count_nonzero(freed))
-        return slots + pool.pages_per_block * self._windows.idle_pages(closed)
+        return slots + pool.pages_per_slab * self._windows.idle_pages(closed)
 
-    def leased_slots(self, match: Match, closed: Collection[Lease] = ()) -> int:
+    def leased_slots(self, match: PrefixMatch, closed: Collection[Lease] = ()) -> int:
         """Return the slots of a match that other rows, but for closed ones, hold too: sharing them takes none."""
         if not match.path:
             return 0
@@ -109,7 +109,7 @@ class CacheManager:
         full = np.count_nonzero(owners_without(self.pool, "full", closed)[match.full[:whole]] > 1)
         own = self._copied_local(match)
         local = np.count_nonzero(owners_without(self.pool, "local", closed)[match.local[: len(match.local) - own]] > 1)
-        return int(full) + self.pool.pages_per_block * int(local)
+        return int(full) + self.pool.pages_per_slab * int(local)
 
     def open(self) -> Lease:
         """Return a lease without pages. The caller must `close` it."""
@@ -117,7 +117,7 @@ class CacheManager:
         assert lease is not None
         return lease
 
-    def open_at(self, match: Match, salt: str = "", length: int = 0) -> Lease | None:
+    def open_at(self, match: PrefixMatch, salt: str = "", length: int = 0) -> Lease | None:
         """Return a lease on the pages of a match, for a row with `length` known tokens. The caller must `close` it.
 
         None, and no change, if there is no room to copy a partly filled page. Raises EngineError if no row is free.
@@ -149,7 +149,7 @@ class CacheManager:
         first = row * table.full.shape[1]
         full = range(first + max(before, table.shared.item(row)), first + pages) if layout.full else range(0)
         local = range(first + before, first + pages) if layout.local else range(0)
-        slots = len(full) + len(local) * pool.pages_per_block
+        slots = len(full) + len(local) * pool.pages_per_slab
         if slots > pool.free_slots and not self.make_room(slots):
             return False
         table.covered[row] = pages * page
@@ -277,15 +277,15 @@ class CacheManager:
         self.pool.compact()
         self._follow_moves()
 
-    def recall(self, found: Found) -> bool:
+    def recall(self, found: HostMatch) -> bool:
         """Begin to take a text back from host memory; False, and no change, if there is no room on the device."""
 
         def allocate(full: int, local: int) -> NewPages | None:
-            if not self._windows.make_room(full + local * self.pool.pages_per_block):
+            if not self._windows.make_room(full + local * self.pool.pages_per_slab):
                 return None
-            blocks = self.pool.alloc_local(local)
+            slabs = self.pool.alloc_local(local)
             self._follow_moves()
-            return NewPages(self.pool.alloc_full(full), blocks)
+            return NewPages(self.pool.alloc_full(full), slabs)
 
         return self.host is not None and self.host.begin(found, self.epoch, allocate)
 
@@ -312,11 +312,11 @@ class CacheManager:
         if self._sharing:
             check_cursors(self.layout, self.prefix, self._leases)
 
-    def _copied_local(self, match: Match) -> int:
+    def _copied_local(self, match: PrefixMatch) -> int:
         """Return 1 if the row will write to the last local page of the match and needs a copy of it, else 0."""
         return int(len(match.local) > 0 and match.resume.boundary % self.layout.page_size > 0)
 
-    def _share(self, lease: Lease, match: Match) -> bool:
+    def _share(self, lease: Lease, match: PrefixMatch) -> bool:
         """Give a lease the pages of a match, or copies of those that it will write to; False if there is no room."""
         at, table, row, page = match.resume, self.table, lease.row, self.layout.page_size
         lease.full_write_from, lease.local_visible_from = at.full_to, at.local_visible_from
@@ -350,7 +350,7 @@ class CacheManager:
 
     def _room_for_copies(self, full: Int[np.ndarray, " n"], local: Int[np.ndarray, " m"]) -> bool:
         """Make room for copies of pages of the cache, which are not evicted for it; False if that is impossible."""
-        slots = len(full) + len(local) * self.pool.pages_per_block
+        slots = len(full) + len(local) * self.pool.pages_per_slab
         if slots <= self.pool.free_slots:
             return True
         self.pool.retain_full(full)
@@ -363,7 +363,7 @@ class CacheManager:
 
     def _copy_local(self, lease: Lease) -> None:
         """Replace the last local page of a lease by a copy."""
-        m, pages = self.pool.pages_per_block, lease.local.held
+        m, pages = self.pool.pages_per_slab, lease.local.held
         source, target = int(pages[-1]), int(self.pool.alloc_local(1)[0])
         pages[-1] = target
         self._follow_moves()
@@ -393,7 +393,7 @@ class CacheManager:
         moves = self.pool.drain_moves()
         for source, target in moves:
             self.prefix.tree.rename(source, target)
-        renamed = destinations(moves, self.pool.num_blocks * self.pool.pages_per_block)
+        renamed = destinations(moves, self.pool.num_slabs * self.pool.pages_per_slab)
         self.table.rename(renamed)
         if self.host is not None:
             self.host.rename(renamed)

@@ -36,7 +36,7 @@ def destinations(moves: list[tuple[int, int]], slots: int) -> Int[np.ndarray, " 
 
 
 def slots_of(
-    full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_block: int
+    full: Int[np.ndarray, " n"], local: Int[np.ndarray, " k"], pages_per_slab: int
 ) -> Int[np.ndarray, " slots"]:
     """Return the slots of full pages, then those of local pages."""
-    return np.concatenate([full, (local[:, None] * pages_per_block + np.arange(pages_per_block)).reshape(-1)])
+    return np.concatenate([full, (local[:, None] * pages_per_slab + np.arange(pages_per_slab)).reshape(-1)])

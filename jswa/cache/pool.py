@@ -1,17 +1,17 @@
-"""Which blocks and pages of the arena are free, and how many owners the others have. It holds ids, no memory.
+"""Which slabs and pages of the arena are free, and how many owners the others have. It holds ids, no memory.
 
-A block is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
-blocks are *holes*. A slot is 1/m of a block: free_slots = m · free blocks + holes.
+A slab is free, or one local page, or m full pages of which some may be free. Free full pages inside partly used
+slabs are *holes*. A slot is 1/m of a slab: free_slots = m · free slabs + holes.
 
 Owners are leases and the prefix cache: `alloc_*` gives a page its first owner, `retain_*` adds one, `free_*` removes
 one and frees the page with the last. The cache marks its pages (`cache_*`, `uncache_*`); a page that only the cache
 owns is *evictable*.
 
 Laws (`check`):
-* conservation: free slots + m · local pages + full pages = slots of all blocks but block 0;
+* conservation: free slots + m · local pages + full pages = slots of all slabs but slab 0;
 * evictable pages are those of the cache with one owner;
-* compaction: free_slots ≥ m ⇒ at most m - 1 page moves free one block;
-* after `compact`, holes ≤ 2 % of all slots (or fewer than m, too few to free a block).
+* compaction: free_slots ≥ m ⇒ at most m - 1 page moves free one slab;
+* after `compact`, holes ≤ 2 % of all slots (or fewer than m, too few to free a slab).
 
 Moves are recorded in `moves` and must be carried out on the device, in order, before anything is written to the
 new ids; the caller rewrites the ids it holds (`drain_moves`).
@@ -33,16 +33,16 @@ def _index(ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
 
 
 class PagePool:
-    """Free lists of one arena of `num_blocks` blocks with `pages_per_block` (m) full pages each.
+    """Free lists of one arena of `num_slabs` slabs with `pages_per_slab` (m) full pages each.
 
     Read-only for others, by page id: `full_owners`, `local_owners` (number of owners), `full_cached` and `local_cached`
     (whether the prefix cache is an owner). `allocated` counts the slots that were ever allocated. `reserved` counts the
     slots that the cache manager, which sets it, will allocate soon: they are not free for others.
     """
 
-    def __init__(self, num_blocks: int, pages_per_block: int) -> None:
-        self.num_blocks = num_blocks
-        self.pages_per_block = pages_per_block
+    def __init__(self, num_slabs: int, pages_per_slab: int) -> None:
+        self.num_slabs = num_slabs
+        self.pages_per_slab = pages_per_slab
         self.holes = 0
         self.num_local = 0
         self.num_full = 0
@@ -51,84 +51,84 @@ class PagePool:
         self.moves: list[tuple[int, int]] = []
         self.evictable_full = 0
         self.evictable_local = 0
-        self.full_owners = np.zeros(num_blocks * pages_per_block, np.int32)
-        self.local_owners = np.zeros(num_blocks, np.int32)
-        self.full_cached = np.zeros(num_blocks * pages_per_block, bool)
-        self.local_cached = np.zeros(num_blocks, bool)
-        # A stack of free blocks, and full pages in use by block (not if m = 1). Few numbers cost less in lists.
-        self._free = list(range(num_blocks - 1, 0, -1))
-        self._live = [0] * num_blocks
-        self._fullest_first = range(pages_per_block - 1, 0, -1)
-        # Partly used blocks by their number of live pages. A block is listed anew whenever that number changes and its
+        self.full_owners = np.zeros(num_slabs * pages_per_slab, np.int32)
+        self.local_owners = np.zeros(num_slabs, np.int32)
+        self.full_cached = np.zeros(num_slabs * pages_per_slab, bool)
+        self.local_cached = np.zeros(num_slabs, bool)
+        # A stack of free slabs, and full pages in use by slab (not if m = 1). Few numbers cost less in lists.
+        self._free = list(range(num_slabs - 1, 0, -1))
+        self._live = [0] * num_slabs
+        self._fullest_first = range(pages_per_slab - 1, 0, -1)
+        # Partly used slabs by their number of live pages. A slab is listed anew whenever that number changes and its
         # old entries stay: an entry is valid if the number is still that of its list.
-        self._partial: list[list[int]] = [[] for _ in range(pages_per_block + 1)]
+        self._partial: list[list[int]] = [[] for _ in range(pages_per_slab + 1)]
         self._entries = 0
-        self._bound = max(pages_per_block, int(MAX_HOLES * self.total_slots) + 1)
+        self._bound = max(pages_per_slab, int(MAX_HOLES * self.total_slots) + 1)
 
     @property
     def total_slots(self) -> int:
-        """Slots of all blocks except the block of zeros."""
-        return (self.num_blocks - 1) * self.pages_per_block
+        """Slots of all slabs except the slab of zeros."""
+        return (self.num_slabs - 1) * self.pages_per_slab
 
     @property
     def free_slots(self) -> int:
         """Slots that can still be allocated, holes included, but for those that are reserved."""
-        return len(self._free) * self.pages_per_block + self.holes - self.reserved
+        return len(self._free) * self.pages_per_slab + self.holes - self.reserved
 
     @property
     def evictable_slots(self) -> int:
         """Slots of pages that only the cache owns."""
-        return self.evictable_full + self.pages_per_block * self.evictable_local
+        return self.evictable_full + self.pages_per_slab * self.evictable_local
 
     def alloc_local(self, count: int) -> Int[np.ndarray, " count"]:
-        """Allocate `count` whole blocks as local pages.
+        """Allocate `count` whole slabs as local pages.
 
         The caller has checked `free_slots ≥ m · count`. Raises EngineError if fewer slots are free, the reserved ones
         included.
         """
         if count > len(self._free):
-            if count * self.pages_per_block > self.free_slots + self.reserved:
-                raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_block} a block")
+            if count * self.pages_per_slab > self.free_slots + self.reserved:
+                raise EngineError(f"alloc_local({count}) with {self.free_slots} slots, {self.pages_per_slab} a slab")
             while len(self._free) < count:
-                self._empty_one_block()
-        blocks = np.array(self._pop_blocks(count), np.intp)
-        self.local_owners[blocks] = 1
+                self._empty_one_slab()
+        slabs = np.array(self._pop_slabs(count), np.intp)
+        self.local_owners[slabs] = 1
         self.num_local += count
-        self.allocated += count * self.pages_per_block
-        return blocks
+        self.allocated += count * self.pages_per_slab
+        return slabs
 
     def alloc_full(self, count: int, *, scattered: bool = False) -> Int[np.ndarray, " count"]:
-        """Allocate `count` full pages: whole blocks for the whole-block part, holes of shared blocks for the rest.
+        """Allocate `count` full pages: whole slabs for the whole-slab part, holes of shared slabs for the rest.
 
         The caller has seen `free_slots ≥ count`. `scattered`: the pages are for rows that end at different times; they
-        fill holes before they take blocks. Raises EngineError if fewer pages are free.
+        fill holes before they take slabs. Raises EngineError if fewer pages are free.
         """
-        m, left = self.pages_per_block, count
+        m, left = self.pages_per_slab, count
         if count > len(self._free) * m + self.holes:
             raise EngineError(f"alloc_full({count}) with {self.free_slots} free slots")
         pages: list[int] = []
         if count >= m and not (scattered and self.holes):
-            pages = self._fill_blocks(min(count // m, len(self._free)))
+            pages = self._fill_slabs(min(count // m, len(self._free)))
             left -= len(pages)
         while left and self.holes:
             pages += self._fill_holes(left)
             left = count - len(pages)
         if left >= m:
-            pages += self._fill_blocks(left // m)  # none were filled before: there were holes
+            pages += self._fill_slabs(left // m)  # none were filled before: there were holes
             left %= m
         if left:
-            pages += self._begin_block(left)
+            pages += self._begin_slab(left)
         ids = np.array(pages, np.intp)
         self.full_owners[ids] = 1
         self.num_full += count
         self.allocated += count
         return ids
 
-    def retain_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def retain_local(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Add an owner to local pages that have one."""
-        if not len(blocks):
+        if not len(slabs):
             return
-        at = _index(blocks)
+        at = _index(slabs)
         owners = self.local_owners[at]
         self.evictable_local -= int(np.count_nonzero(self.local_cached[at] & (owners == 1)))
         self.local_owners[at] = owners + 1
@@ -142,9 +142,9 @@ class PagePool:
         self.evictable_full -= int(np.count_nonzero(self.full_cached[at] & (owners == 1)))
         self.full_owners[at] = owners + 1
 
-    def cache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def cache_local(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Make the cache an owner of local pages that a lease owns."""
-        at = _index(blocks)
+        at = _index(slabs)
         self.local_cached[at] = True
         self.local_owners[at] += 1
 
@@ -154,9 +154,9 @@ class PagePool:
         self.full_cached[at] = True
         self.full_owners[at] += 1
 
-    def uncache_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def uncache_local(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Remove the cache as an owner of local pages."""
-        at = _index(blocks)
+        at = _index(slabs)
         self.local_cached[at] = False
         self.evictable_local -= self._release_local(at)[1]
 
@@ -166,18 +166,18 @@ class PagePool:
         self.full_cached[at] = False
         self.evictable_full -= self._release_full(at)[1]
 
-    def evict_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def evict_local(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Free local pages that the cache alone owns, given as an array of indexes.
 
         Raises EngineError, and frees none, if rows own any of them.
         """
-        if self.local_owners[blocks].tobytes() != _ONE * len(blocks):
-            raise EngineError(f"evict_local of local pages that rows own: {blocks}")
-        self.local_cached[blocks] = False
-        self.local_owners[blocks] = 0
-        self.evictable_local -= len(blocks)
-        self.num_local -= len(blocks)
-        self._free += blocks.tolist()
+        if self.local_owners[slabs].tobytes() != _ONE * len(slabs):
+            raise EngineError(f"evict_local of local pages that rows own: {slabs}")
+        self.local_cached[slabs] = False
+        self.local_owners[slabs] = 0
+        self.evictable_local -= len(slabs)
+        self.num_local -= len(slabs)
+        self._free += slabs.tolist()
 
     def evict_full(self, pages: Int[np.ndarray, " n"]) -> None:
         """Free full pages that the cache alone owns, given as an array of indexes.
@@ -191,32 +191,32 @@ class PagePool:
         self.evictable_full -= len(pages)
         self._free_pages(pages)
 
-    def free_local(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def free_local(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Remove an owner of local pages; pages without owners become free."""
-        at = _index(blocks)
+        at = _index(slabs)
         owners, gone = self._release_local(at)
         if gone < len(at):
             self.evictable_local += int(np.count_nonzero(self.local_cached[at] & (owners == 1)))
 
     def free_full(self, pages: Int[np.ndarray, " n"]) -> None:
-        """Remove an owner of full pages; a block without pages becomes free."""
+        """Remove an owner of full pages; a slab without pages becomes free."""
         at = _index(pages)
         owners, gone = self._release_full(at)
         if gone < len(at):
             self.evictable_full += int(np.count_nonzero(self.full_cached[at] & (owners == 1)))
 
-    def _release_local(self, blocks: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
+    def _release_local(self, slabs: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], int]:
         """Remove an owner; return how many each page has left, and how many pages became free."""
-        if not len(blocks):
-            return blocks, 0
-        owners = self.local_owners[blocks] - 1
+        if not len(slabs):
+            return slabs, 0
+        owners = self.local_owners[slabs] - 1
         least = int(owners.min())
         if least < 0:
-            raise EngineError(f"free_local of blocks that are not local pages: {blocks}")
-        self.local_owners[blocks] = owners
+            raise EngineError(f"free_local of slabs that are not local pages: {slabs}")
+        self.local_owners[slabs] = owners
         if least:
             return owners, 0
-        gone = blocks[owners == 0]
+        gone = slabs[owners == 0]
         self._free += gone.tolist()
         self.num_local -= len(gone)
         return owners, len(gone)
@@ -238,26 +238,26 @@ class PagePool:
 
     def _free_pages(self, gone: Int[np.ndarray, " n"]) -> None:
         """Free full pages that have no owner any more."""
-        m, free = self.pages_per_block, self._free
+        m, free = self.pages_per_slab, self._free
         self.num_full -= len(gone)
         if m == 1:
             free += gone.tolist()
             return
-        before, blocks, live = len(free), (gone // m).tolist(), self._live
-        for block in blocks:
-            live[block] -= 1
-            if not live[block]:
-                free.append(block)
-        partial = {block for block in blocks if live[block]}
-        for block in partial:
-            self._partial[live[block]].append(block)
+        before, slabs, live = len(free), (gone // m).tolist(), self._live
+        for slab in slabs:
+            live[slab] -= 1
+            if not live[slab]:
+                free.append(slab)
+        partial = {slab for slab in slabs if live[slab]}
+        for slab in partial:
+            self._partial[live[slab]].append(slab)
         self.holes += len(gone) - m * (len(free) - before)
         self._count_entries(len(partial))
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
         while self.holes >= self._bound:
-            self._empty_one_block()
+            self._empty_one_slab()
 
     def drain_moves(self) -> list[tuple[int, int]]:
         """Return the page moves (source, destination) since the last call, in order."""
@@ -266,19 +266,19 @@ class PagePool:
 
     def check(self) -> None:
         """Assert the laws that hold between any two calls."""
-        m = self.pages_per_block
+        m = self.pages_per_slab
         held = self.full_owners > 0
         live = held.reshape(-1, m).sum(axis=1)
         assert m == 1 or self._live == live.tolist()
-        assert not live[0], "block 0 was handed out"
-        assert not self.local_owners[0], "block 0 was handed out"
+        assert not live[0], "slab 0 was handed out"
+        assert not self.local_owners[0], "slab 0 was handed out"
         free = (live == 0) & (self.local_owners == 0)
-        assert np.array_equal(np.sort(self._free), 1 + np.flatnonzero(free[1:])), "a free block is lost"
-        assert not np.any((live > 0) & (self.local_owners > 0)), "a block is a local page and has full pages"
+        assert np.array_equal(np.sort(self._free), 1 + np.flatnonzero(free[1:])), "a free slab is lost"
+        assert not np.any((live > 0) & (self.local_owners > 0)), "a slab is a local page and has full pages"
         assert self.num_local == np.count_nonzero(self.local_owners)
         assert self.num_full == int(live.sum())
         partial = np.flatnonzero((live > 0) & (live < m)).tolist()
-        assert all(block in self._partial[live[block]] for block in partial), "a partly used block is not listed"
+        assert all(slab in self._partial[live[slab]] for slab in partial), "a partly used slab is not listed"
         assert self._entries >= sum(map(len, self._partial))
         assert self.holes == int((m - live[partial]).sum())
         assert np.all(self.full_owners >= 0)
@@ -289,41 +289,41 @@ class PagePool:
         assert self.evictable_local == int((self.local_cached & (self.local_owners == 1)).sum())
         assert self.free_slots + m * self.num_local + self.num_full == self.total_slots, "slots are not conserved"
 
-    def _pop_blocks(self, count: int) -> list[int]:
+    def _pop_slabs(self, count: int) -> list[int]:
         left = len(self._free) - count
-        blocks = self._free[left:]
+        slabs = self._free[left:]
         del self._free[left:]
-        return blocks
+        return slabs
 
-    def _fill_blocks(self, count: int) -> list[int]:
-        """Take all pages of `count` free blocks. The caller sets their owners."""
-        m = self.pages_per_block
+    def _fill_slabs(self, count: int) -> list[int]:
+        """Take all pages of `count` free slabs. The caller sets their owners."""
+        m = self.pages_per_slab
         pages: list[int] = []
-        for block in self._pop_blocks(count):
-            self._live[block] = m
-            pages += range(block * m, block * m + m)
+        for slab in self._pop_slabs(count):
+            self._live[slab] = m
+            pages += range(slab * m, slab * m + m)
         return pages
 
     def _fill_holes(self, most: int) -> list[int]:
-        """Take at most `most` holes of the fullest partly used block, so that emptier blocks drain."""
-        m = self.pages_per_block
-        block = self._partial_block(self._fullest_first)
-        owners = self.full_owners[block * m : block * m + m].tolist()
-        pages = [page for page, count in enumerate(owners, start=block * m) if not count]
-        self._set_live(block, m - len(pages) + most if most < len(pages) else m)
+        """Take at most `most` holes of the fullest partly used slab, so that emptier slabs drain."""
+        m = self.pages_per_slab
+        slab = self._partial_slab(self._fullest_first)
+        owners = self.full_owners[slab * m : slab * m + m].tolist()
+        pages = [page for page, count in enumerate(owners, start=slab * m) if not count]
+        self._set_live(slab, m - len(pages) + most if most < len(pages) else m)
         del pages[most:]
         self.holes -= len(pages)
         return pages
 
-    def _begin_block(self, count: int) -> list[int]:
-        """Take the first `count` pages of a free block."""
-        block = self._free.pop()
-        self.holes += self.pages_per_block - count
-        self._set_live(block, count)
-        return list(range(block * self.pages_per_block, block * self.pages_per_block + count))
+    def _begin_slab(self, count: int) -> list[int]:
+        """Take the first `count` pages of a free slab."""
+        slab = self._free.pop()
+        self.holes += self.pages_per_slab - count
+        self._set_live(slab, count)
+        return list(range(slab * self.pages_per_slab, slab * self.pages_per_slab + count))
 
-    def _partial_block(self, levels: range) -> int:
-        """Return a partly used block of the first level that has one, and drop stale entries before it."""
+    def _partial_slab(self, levels: range) -> int:
+        """Return a partly used slab of the first level that has one, and drop stale entries before it."""
         for live in levels:
             listed = self._partial[live]
             while listed:
@@ -331,33 +331,33 @@ class PagePool:
                     return listed[-1]
                 listed.pop()
                 self._entries -= 1
-        raise EngineError(f"no block has one of the {self.holes} holes")
+        raise EngineError(f"no slab has one of the {self.holes} holes")
 
-    def _set_live(self, block: int, live: int) -> None:
-        self._live[block] = live
-        if 0 < live < self.pages_per_block:
-            self._partial[live].append(block)
+    def _set_live(self, slab: int, live: int) -> None:
+        self._live[slab] = live
+        if 0 < live < self.pages_per_slab:
+            self._partial[live].append(slab)
             self._count_entries(1)
 
     def _count_entries(self, more: int) -> None:
-        """Count new entries; list all partly used blocks anew if most entries may be stale."""
+        """Count new entries; list all partly used slabs anew if most entries may be stale."""
         self._entries += more
-        if self._entries > 2 * self.num_blocks + _STALE:
+        if self._entries > 2 * self.num_slabs + _STALE:
             self._partial, self._entries = [[] for _ in self._partial], 0
-            for block, live in enumerate(self._live):
-                if 0 < live < self.pages_per_block:
-                    self._partial[live].append(block)
+            for slab, live in enumerate(self._live):
+                if 0 < live < self.pages_per_slab:
+                    self._partial[live].append(slab)
                     self._entries += 1
 
-    def _empty_one_block(self) -> None:
-        """Move the pages of the least used partial block to holes of others: at most m - 1 moves, m fewer holes."""
-        m = self.pages_per_block
+    def _empty_one_slab(self) -> None:
+        """Move the pages of the least used partial slab to holes of others: at most m - 1 moves, m fewer holes."""
+        m = self.pages_per_slab
         if self.holes < m:
-            raise EngineError(f"compaction with {self.holes} holes of {m} a block: no block can be emptied")
-        block = self._partial_block(range(1, m))
-        sources = (block * m + np.flatnonzero(self.full_owners[block * m : block * m + m])).tolist()
-        # The block is empty before its pages move, so that they do not move within it.
-        self._live[block] = 0
+            raise EngineError(f"compaction with {self.holes} holes of {m} a slab: no slab can be emptied")
+        slab = self._partial_slab(range(1, m))
+        sources = (slab * m + np.flatnonzero(self.full_owners[slab * m : slab * m + m])).tolist()
+        # The slab is empty before its pages move, so that they do not move within it.
+        self._live[slab] = 0
         self.holes -= m - len(sources)
         targets: list[int] = []
         while len(targets) < len(sources):
@@ -366,4 +366,4 @@ class PagePool:
         for table in (self.full_owners, self.full_cached):
             table[targets] = table[sources]
             table[sources] = 0
-        self._free.append(block)
+        self._free.append(slab)

@@ -12,17 +12,17 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Node
 
-# Codes of slots. A local page takes all slots of its block, each of which has its code.
+# Codes of slots. A local page takes all slots of its slab, each of which has its code.
 FREE, FULL, SHARED, CACHED, LOCAL, LOCAL_SHARED, KEPT = range(7)
 _MOST_CHILDREN = 40  # of a node, the newest
 
 
-class Geometry(NamedTuple):
+class ArenaGeometry(NamedTuple):
     """Sizes that never change. `window`: tokens that a local layer sees, 0 without such layers."""
 
     page_size: int
-    pages_per_block: int
-    num_blocks: int
+    pages_per_slab: int
+    num_slabs: int
     max_rows: int
     window: int
     chunked: bool
@@ -33,7 +33,7 @@ class CacheView(NamedTuple):
     """One moment.
 
     Attributes:
-        slots: a code for each slot of the arena, those of the block of zeros first.
+        slots: a code for each slot of the arena, those of the slab of zeros first.
         host: likewise for the slots of host memory, which only the cache holds; empty if there is none.
         rows: for each row with pages: row id, tokens launched, full pages at its start that it shares with the cache,
             page position of its window, page position behind its pages.
@@ -43,7 +43,7 @@ class CacheView(NamedTuple):
         seconds: how long it took to look.
     """
 
-    geometry: Geometry
+    geometry: ArenaGeometry
     slots: UInt8[np.ndarray, " slots"]
     host: UInt8[np.ndarray, " host_slots"]
     rows: Int[np.ndarray, "R 5"]
@@ -52,12 +52,12 @@ class CacheView(NamedTuple):
     seconds: float
 
 
-def geometry_of(layout: KVLayout, num_blocks: int, max_rows: int) -> Geometry:
+def geometry_of(layout: KVLayout, num_slabs: int, max_rows: int) -> ArenaGeometry:
     """Return the sizes of an arena."""
     reach = layout.reach
     window, chunked = (0, False) if reach is None else (reach.size, reach.chunked)
-    return Geometry(
-        layout.page_size, layout.pages_per_block, num_blocks, max_rows, window, chunked, layout.full is not None
+    return ArenaGeometry(
+        layout.page_size, layout.pages_per_slab, num_slabs, max_rows, window, chunked, layout.full is not None
     )
 
 
@@ -69,7 +69,7 @@ def view(cache: CacheManager, launched: Int[np.ndarray, " rows"], edges: int) ->
     """
     begin = time.perf_counter()
     layout, table = cache.layout, cache.table
-    geometry = geometry_of(layout, cache.pool.num_blocks, len(launched))
+    geometry = geometry_of(layout, cache.pool.num_slabs, len(launched))
     slots = _slots(cache.pool)
     host = np.zeros(0, np.uint8) if cache.host is None else _slots(cache.host.tier.pool)
     held = table.covered.nonzero()[0]
@@ -83,7 +83,7 @@ def view(cache: CacheManager, launched: Int[np.ndarray, " rows"], edges: int) ->
 def _slots(pool: PagePool) -> UInt8[np.ndarray, " slots"]:
     slots = _codes(pool.full_owners, pool.full_cached)
     local = _codes(pool.local_owners, pool.local_cached)
-    slots.reshape(-1, pool.pages_per_block)[:] += (local + CACHED * (local > 0).view(np.uint8))[:, None]
+    slots.reshape(-1, pool.pages_per_slab)[:] += (local + CACHED * (local > 0).view(np.uint8))[:, None]
     return slots
 
 

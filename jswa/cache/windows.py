@@ -89,7 +89,7 @@ class Windows:
     def available_slots(self) -> int:
         """Return the slots that are free, or can be freed without preempting a row."""
         slots = self._pool.free_slots + self._pool.evictable_slots
-        return slots + self._pool.pages_per_block * self.idle_pages() if self.waiting else slots
+        return slots + self._pool.pages_per_slab * self.idle_pages() if self.waiting else slots
 
     def make_room(self, slots: int) -> bool:
         """Free pages that wait, and evict, until `slots` slots are free; False, and no change, if that is impossible.

@@ -34,7 +34,7 @@ _INGRESS_REQUESTS = 100_000  # the ingress refuses nothing: the engines have the
 _ANY_MATCH = 1e-6  # share of a text that must match: one block is enough (`server/cluster/relay.py` makes the blocks)
 
 
-class Asked(NamedTuple):
+class ReplicaRequest(NamedTuple):
     """A request to a replica. Ray's router reads the prefix key from `prompt`."""
 
     prompt: str
@@ -111,7 +111,7 @@ class Engine:
         self._replica = load_server("cluster.relay").Replica(app)
         self._name: str = serve.get_replica_context().replica_id.unique_id
 
-    async def respond(self, asked: Asked) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def respond(self, asked: ReplicaRequest) -> AsyncGenerator[list[dict[str, Any]]]:
         """Yield the messages of an answer, in batches as they arrive."""
         async for pieces in self._replica.messages(asked.scope, asked.body):
             yield pieces
@@ -145,7 +145,7 @@ class _Replicas:
         self, prefix: str | None, scope: Mapping[str, Any], body: bytes
     ) -> AsyncGenerator[list[dict[str, Any]]]:
         respond = self._handle.options(stream=True).respond
-        asked = Asked(prefix or "", scope, body)
+        asked = ReplicaRequest(prefix or "", scope, body)
         # The router looks for a prompt among positional arguments only.
         response = respond.remote(asked=asked) if prefix is None else respond.remote(asked)
         ended = False

@@ -27,7 +27,7 @@ _GROUP_PAGE = 16  # tokens per page in vLLM
 
 
 @dataclass(frozen=True)
-class Row:
+class CapacityRow:
     """KV of sequences (rows) of one length, in tokens: bytes per row, and the rows that fit in memory, with fractions.
 
     Attributes:
@@ -81,7 +81,7 @@ def report(
     head = f"{'tokens':>8} {'KV here':>10} {'ideal':>10} {'share':>7} {'all full':>10}   rows in {_gib(memory)} GiB:"
     lines = [
         f"{config.family}: {kinds}{window}",
-        f"{layout.num_lanes} lanes, blocks of {layout.block_bytes(itemsize)} bytes: {layout.pages_per_block} full "
+        f"{layout.num_lanes} lanes, slabs of {layout.slab_bytes(itemsize)} bytes: {layout.pages_per_slab} full "
         f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
         f"{head} here, all full, SGLang's pools (ratio {_FIXED_RATIO}), vLLM's groups",
     ]
@@ -103,20 +103,20 @@ def report(
 
 def table(
     model: ModelConfig, layout: KVLayout, *, itemsize: int, memory: int, lengths: Sequence[int] = LENGTHS
-) -> list[Row]:
+) -> list[CapacityRow]:
     """Return one Row per length. `memory` in bytes; `itemsize`: bytes per element of KV."""
     attention = [layer.attention for layer in model.layers if layer.attention.kv_from is None]
     # Other engines store keys and values without folding: bytes of one token in all layers of a kind.
     full = sum(_elems(a) for a in attention if a.kind == "full") * itemsize
     local = sum(_elems(a) for a in attention if a.kind == "local") * itemsize
-    block = layout.block_bytes(itemsize)
-    slots = (memory // block - 1) * layout.pages_per_block
+    slab = layout.slab_bytes(itemsize)
+    slots = (memory // slab - 1) * layout.pages_per_slab
     rows = []
     for length in lengths:
         resident = layout.resident_slots(length)
-        here = math.ceil(resident * block / layout.pages_per_block)
+        here = math.ceil(resident * slab / layout.pages_per_slab)
         rows.append(
-            Row(
+            CapacityRow(
                 length,
                 bytes_here=here,
                 bytes_ideal=round(ideal_fraction(layout, length) * here),

@@ -14,7 +14,7 @@ from jswa.types import AnswerEvent, SamplingParams
 _SECONDS = 600  # between two events of a stream
 
 
-class Event(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A piece of an answer; `calls` are those of tools. The counts of prompt tokens come with the last one."""
 
     text: str
@@ -50,7 +50,7 @@ def generate_at(url: str, model: str, prompts: Sequence[str], params: SamplingPa
         print(json.dumps(row, ensure_ascii=False) if as_json else f"{prompt}{text}\n")
 
 
-def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Iterator[Event]:
+def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Iterator[AnswerPiece]:
     """Yield the pieces of a prompt's continuation. Raises RemoteError."""
     return _events(url, "/completions", {"model": model, "prompt": prompt, **_sampling(params)})
 
@@ -61,7 +61,7 @@ def answer(
     messages: Sequence[Mapping[str, Any]],
     params: SamplingParams,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> Iterator[Event]:
+) -> Iterator[AnswerPiece]:
     """Yield the pieces of the answer to a conversation. Raises RemoteError."""
     body = {"model": model, "messages": list(messages), **_sampling(params)}
     return _events(url, "/chat/completions", {**body, "tools": list(tools)} if tools else body)
@@ -77,7 +77,7 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return found
 
 
-def _events(url: str, path: str, body: dict[str, Any]) -> Iterator[Event]:
+def _events(url: str, path: str, body: dict[str, Any]) -> Iterator[AnswerPiece]:
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with _asked(url, path, asked) as lines:
         try:
@@ -89,7 +89,7 @@ def _events(url: str, path: str, body: dict[str, Any]) -> Iterator[Event]:
             raise RemoteError(f"{url}{path}: the stream broke off ({type(error).__name__}: {error})") from error
 
 
-def _event(found: dict[str, Any]) -> Event:
+def _event(found: dict[str, Any]) -> AnswerPiece:
     if "error" in found:
         raise RemoteError(_message(found))
     usage = found.get("usage") or {}
@@ -102,7 +102,7 @@ def _event(found: dict[str, Any]) -> Event:
     )
     calls = list(_calls(delta.get("tool_calls") or []))
     prompt_tokens = usage.get("prompt_tokens") or 0
-    return Event(text or "", choice.get("finish_reason"), prompt_tokens, cached, reasoning or "", calls)
+    return AnswerPiece(text or "", choice.get("finish_reason"), prompt_tokens, cached, reasoning or "", calls)
 
 
 def _calls(deltas: list[dict[str, Any]]) -> Iterator[AnswerEvent]:

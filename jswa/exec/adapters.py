@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int32
 
 from jswa.config import LoraRoom
 from jswa.exec.compile.store import ProgramStore, compiled, named
-from jswa.exec.launches import SET_ADAPTER, Launch
+from jswa.exec.launches import SET_ADAPTER, ProgramLaunch
 from jswa.exec.mesh import mesh_of, on_mesh, put, specs_of
 from jswa.model.binding import run_dtype
 from jswa.model.lora import Pairs, adapted_names, adapter_params
@@ -61,7 +61,7 @@ class AdapterRoom:
                 programs[kind] = compiled(store, named(write_slot), jax.jit(run, donate_argnums=0), arguments)
             self._matrices.append((name, _Matrix(names, shapes, programs[kind])))
 
-    def launches(self, slot: int, number: int, pairs: Pairs) -> Iterator[Launch]:
+    def launches(self, slot: int, number: int, pairs: Pairs) -> Iterator[ProgramLaunch]:
         """Yield the launches that write an adapter to a slot, one for each matrix.
 
         Matrices that the adapter does not change are left alone: none of their columns has its number.
@@ -69,14 +69,14 @@ class AdapterRoom:
         for index, (name, _) in enumerate(self._matrices):
             if name in pairs:
                 a, b = (one.astype(np.float32) for one in pairs[name])  # exact; `run` converts them back
-                yield Launch(SET_ADAPTER, (np.array((index, slot, number), np.int32), a, b))
+                yield ProgramLaunch(SET_ADAPTER, (np.array((index, slot, number), np.int32), a, b))
 
-    def idle_launches(self) -> Iterator[Launch]:
+    def idle_launches(self) -> Iterator[ProgramLaunch]:
         """Yield the launches that clear the first slot, for an engine that has no adapter yet."""
         for index, (_, matrix) in enumerate(self._matrices):
             (rows, _), (_, columns), _ = (one.shape for one in matrix.shapes)
             nothing = np.zeros((rows, 0), np.float32), np.zeros((0, columns), np.float32)
-            yield Launch(SET_ADAPTER, (np.array((index, 0, NOBODY), np.int32), *nothing))
+            yield ProgramLaunch(SET_ADAPTER, (np.array((index, 0, NOBODY), np.int32), *nothing))
 
     def run(self, params: Params, arrays: tuple[Any, ...]) -> Params:
         """Run a launch; return the parameters with the new arrays. The old ones are donated."""

@@ -12,19 +12,21 @@ from jaxtyping import Int, Shaped
 
 from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.drafts.lookup import text_batches
-from jswa.exec.programs.extras import bit_lines, extras_batches, mask_batches
+from jswa.exec.programs.logits_state import bit_lines, logits_state_batches, mask_batches
 from jswa.exec.programs.pages import move_batches, row_batches
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import StepOutputs
-from jswa.plan import ExtrasEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
+from jswa.plan import LogitsEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
 from jswa.speculation import Speculation
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
-COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_EXTRAS, SET_BITS, SET_MASKS, SET_ADAPTER, SET_TEXTS, PREPARE, STEP = range(10)
+(
+    COPY_PAGES, MOVE_PAGES, SET_ROWS, SET_LOGITS_STATE, SET_BITS, SET_MASKS, SET_ADAPTER, SET_TEXTS, PREPARE, STEP,
+) = range(10)  # fmt: skip
 _TYPES = (np.dtype(np.int32), np.dtype(np.float32))
 
 
-class Launch(NamedTuple):
+class ProgramLaunch(NamedTuple):
     """A program and its arguments. PREPARE runs no program: it asks the other hosts to compile one."""
 
     program: int
@@ -38,41 +40,41 @@ def plan_launches(
     pages_per_row: int,
     vocab: int,
     speculation: Speculation | None = None,
-) -> list[Launch]:
-    """Return the launches of a plan: moves, table rows (32 a launch), extras and texts, then the programs of its step.
+) -> list[ProgramLaunch]:
+    """Return a plan's launches: moves, table rows (32 a launch), logits state and texts, then the programs of its step.
 
     `steps`: by number, a program of whole steps; or one of first halves, behind the one of its drafts if it has any.
     """
     (max_rows,) = {spec.max_rows for spec in steps.values()}
     out = list(move_launches(plan.moves, num_pages))
-    out += [Launch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, max_rows)]
-    out += extras_launches(plan.extras, plan.masks, max_rows, vocab)
+    out += [ProgramLaunch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, max_rows)]
+    out += logits_launches(plan.logits_state, plan.masks, max_rows, vocab)
     if speculation is not None and plan.texts:
         batches = text_batches(plan.texts, speculation.history, speculation.reference, max_rows)
-        out += [Launch(SET_TEXTS, (batch,)) for batch in batches]
-    return [*out, *(Launch(STEP + number, (pack(plan, spec),)) for number, spec in steps.items())]
+        out += [ProgramLaunch(SET_TEXTS, (batch,)) for batch in batches]
+    return [*out, *(ProgramLaunch(STEP + number, (pack(plan, spec),)) for number, spec in steps.items())]
 
 
-def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[Launch]:
+def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[ProgramLaunch]:
     """Yield the launches that move pages."""
     for batch in move_batches(moves, num_pages):
-        yield Launch(MOVE_PAGES if (batch[0] != batch[2]).any() else COPY_PAGES, (batch,))
+        yield ProgramLaunch(MOVE_PAGES if (batch[0] != batch[2]).any() else COPY_PAGES, (batch,))
 
 
-def extras_launches(
-    entries: Sequence[ExtrasEntry], masks: Sequence[RowMask], max_rows: int, vocab: int
-) -> Iterator[Launch]:
-    """Yield the launches that set rows of the extras tables: mostly one for all rows that begin in a step."""
+def logits_launches(
+    entries: Sequence[LogitsEntry], masks: Sequence[RowMask], max_rows: int, vocab: int
+) -> Iterator[ProgramLaunch]:
+    """Yield the launches that set rows of the logits state: mostly one for all rows that begin in a step."""
     for line in bit_lines(entries, vocab):
-        yield Launch(SET_BITS, (line,))
+        yield ProgramLaunch(SET_BITS, (line,))
     if entries or any(isinstance(mask.words, Words) for mask in masks):
-        for batch in extras_batches(entries, masks, max_rows):
-            yield Launch(SET_EXTRAS, (batch,))
+        for batch in logits_state_batches(entries, masks, max_rows):
+            yield ProgramLaunch(SET_LOGITS_STATE, (batch,))
     for masks_of_rows in mask_batches(masks, max_rows):
-        yield Launch(SET_MASKS, (masks_of_rows,))
+        yield ProgramLaunch(SET_MASKS, (masks_of_rows,))
 
 
-def encode(launches: Iterable[Launch]) -> bytes:
+def encode(launches: Iterable[ProgramLaunch]) -> bytes:
     """Encode launches as int32 words: program and number of arrays, then type, shape and contents of each array."""
     words: list[Int[np.ndarray, " n"]] = []
     for program, arrays in launches:
@@ -83,7 +85,7 @@ def encode(launches: Iterable[Launch]) -> bytes:
     return np.concatenate(words).tobytes()
 
 
-def decode(message: bytes) -> list[Launch]:
+def decode(message: bytes) -> list[ProgramLaunch]:
     """Decode the launches of a message. The arrays are views of the message."""
     words, out, at = np.frombuffer(message, np.int32), [], 0
     while at < len(words):
@@ -96,7 +98,7 @@ def decode(message: bytes) -> list[Launch]:
             size = int(np.prod(shape, dtype=np.int64))
             arrays.append(words[at : at + size].view(_TYPES[kind]).reshape(shape))
             at += size
-        out.append(Launch(program, tuple(arrays)))
+        out.append(ProgramLaunch(program, tuple(arrays)))
     return out
 
 

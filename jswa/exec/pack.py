@@ -78,7 +78,7 @@ def padding(spec: PackSpec) -> Int[np.ndarray, " size"]:
 def _padding(spec: PackSpec) -> Int[np.ndarray, " size"]:
     packed = np.zeros(spec.size, np.int32)
     inputs = unpack(packed, spec)
-    for column in ("row_id", "extras"):
+    for column in ("row_id", "logits_state"):
         inputs.column(column)[:] = spec.max_rows
     for section in (inputs.full_pages, inputs.local_pages):
         section[:, 0] = spec.max_rows

@@ -19,10 +19,10 @@ from jswa.config import Limits
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.buckets import bucket_table
 from jswa.exec.compile.ending import compile_beside
+from jswa.exec.compile.limiter import together
 from jswa.exec.compile.program import no_drafts, step_input
 from jswa.exec.compile.steps import StepPrograms, described
 from jswa.exec.compile.store import ProgramStore
-from jswa.exec.compile.turns import together
 from jswa.exec.launches import (
     COPY_PAGES,
     MOVE_PAGES,
@@ -32,11 +32,11 @@ from jswa.exec.launches import (
     SET_ROWS,
     SET_TEXTS,
     STEP,
-    Launch,
     Pending,
+    ProgramLaunch,
     decode,
     encode,
-    extras_launches,
+    logits_launches,
     move_launches,
     plan_launches,
 )
@@ -48,7 +48,7 @@ from jswa.exec.programs.step import Half, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
 from jswa.exec.side_programs import (
     compile_copy_pages,
-    compile_extras,
+    compile_logits_state,
     compile_rename_pages,
     compile_set_masks,
     compile_set_rows,
@@ -113,7 +113,7 @@ class Runner:
         self.buckets = bucket_table(limits, on_gpu=on_gpu, fewest_rows=few, tail=model.has_tail)
         self._model = model
         self._kernels = kernels
-        self._num_pages = limits.num_blocks * layout.pages_per_block
+        self._num_pages = limits.num_slabs * layout.pages_per_slab
         self._preparing = Lock()
         self._broadcast = broadcast
         self._copies: tuple[jax.stages.Compiled, jax.stages.Compiled] | None = None  # to the host, and back
@@ -131,12 +131,12 @@ class Runner:
         try:
             first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
             steps = {number: pool.submit(self._steps.compile, number) for number in first}
-            extras, texts = self._shapes["extras"], self._shapes["texts"]
+            logits_state, texts = self._shapes["for_logits"], self._shapes["texts"]
             self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
             self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
             self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
-            self._extras = pool.submit(compile_extras, extras, store).result()
-            self._set_masks = pool.submit(compile_set_masks, extras, store).result()
+            self._logits_state = pool.submit(compile_logits_state, logits_state, store).result()
+            self._set_masks = pool.submit(compile_set_masks, logits_state, store).result()
             self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
             self.compiled.update((number, future.result()) for number, future in steps.items())
         finally:
@@ -184,7 +184,7 @@ class Runner:
                 if isinstance(idle, Half):
                     self._half = [self._put(idle), Beside()]
                 self._drafts = self._put(no_drafts(config))
-                self._run([Launch(STEP + number, () if isinstance(idle, Half) else (idle,))])
+                self._run([ProgramLaunch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
         _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
@@ -194,11 +194,11 @@ class Runner:
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan, or the first half of its step if it has late masks, and return at once.
 
-        Uploads once, and once per batch of moves, of table rows, or extras.
+        Uploads once, and once per batch of moves, of table rows, or logits state.
         """
         numbers = self._steps.choose(plan)
         begin = numbers[:-1] or numbers  # without a second half
-        vocab, limits = self._model.vocab_size, self.limits
+        vocab, limits, rows = self._model.vocab_size, self.limits, self.limits.max_rows
         sizes = self._num_pages, limits.pages_per_row, vocab, limits.speculation
         outputs = self._send(plan_launches(plan, {number: self.configs[number].pack for number in begin}, *sizes))
         drafts = self._drafts if plan.late and len(begin) > 1 else None
@@ -206,13 +206,13 @@ class Runner:
             drafts.copy_to_host_async()
 
         def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
-            outputs = self._send([*extras_launches((), masks, limits.max_rows, vocab), Launch(STEP + numbers[-1], ())])
+            outputs = self._send([*logits_launches((), masks, rows, vocab), ProgramLaunch(STEP + numbers[-1], ())])
             assert outputs is not None
             return outputs
 
         return Pending(plan, finish(()) if len(numbers) > 1 and not plan.late else outputs, finish, drafts)
 
-    def _send(self, launches: list[Launch]) -> StepOutputs | None:
+    def _send(self, launches: list[ProgramLaunch]) -> StepOutputs | None:
         """Run launches here and on the other hosts; return the outputs of the step among them, on their way here."""
         if self._broadcast is not None:
             self._broadcast(encode(launches))
@@ -275,7 +275,7 @@ class Runner:
     def _announce(self, number: int) -> None:
         """Have the other hosts compile a step program too."""
         if self._broadcast is not None:
-            self._broadcast(encode([Launch(PREPARE, (np.int32(number),))]))
+            self._broadcast(encode([ProgramLaunch(PREPARE, (np.int32(number),))]))
 
     @property
     def kv_dtype(self) -> np.dtype:
@@ -338,7 +338,7 @@ class Runner:
     def _put(self, tree: Any) -> Any:
         return put(tree, self._mesh)
 
-    def _run(self, launches: Sequence[Launch]) -> StepOutputs | None:
+    def _run(self, launches: Sequence[ProgramLaunch]) -> StepOutputs | None:
         """Run launches in order; return the outputs of the step among them, if there is one."""
         for number in [program - STEP for program, _ in launches if program >= STEP]:
             self._steps.compiled_in_steps += number not in self.compiled and self._steps.compile_now(number)
@@ -373,12 +373,12 @@ class Runner:
             full, local, length = self._set_rows[len(placed[0])](tables, *placed)
             self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
         elif program == SET_MASKS:
-            extras = self._set_masks[len(placed[0])](self.state["extras"], *placed)
-            self.state = {**self.state, "extras": extras}
+            logits_state = self._set_masks[len(placed[0])](self.state["for_logits"], *placed)
+            self.state = {**self.state, "for_logits": logits_state}
         elif program == SET_TEXTS:
             self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
         else:
-            self.state = {**self.state, "extras": self._extras[program](self.state["extras"], *placed)}
+            self.state = {**self.state, "for_logits": self._logits_state[program](self.state["for_logits"], *placed)}
 
     def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
         """Run a step, its drafts or one of its halves; only a whole step and a second half have outputs."""

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
 from jswa.forms.base.names import linear_in_16_bits, matrices_on_xla
-from jswa.kernels import Kernel, Kernels, Served
+from jswa.kernels import Kernel, Kernels, ServedKernels
 from jswa.model.binding import param_shapes
-from jswa.model.glue.products import adds_experts
-from jswa.model.glue.projection import require_served
-from jswa.model.glue.routing import require_routed
+from jswa.model.fused.products import adds_experts
+from jswa.model.fused.projection import require_served
+from jswa.model.routing import require_routed
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.experts.dense import fits
 from pallas_kernels.sampling.api import MOST_TOKENS
 
 
-def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, plain: bool) -> Served:
+def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, plain: bool) -> ServedKernels:
     """Return what kernels can do with a model, as far as its config tells.
 
     Args:
@@ -32,13 +32,13 @@ def what_serves(model: ModelConfig, dtype: jnp.dtype, kv_dtype: jnp.dtype, *, pl
         fit = all(fits(*shapes[name].shape) for name in linear_in_16_bits(shapes))
         return plain and kv_dtype == dtype and fit and computes_rows_alone(kernels, shapes, model)
 
-    return Served(lambda kernel: unserved(kernel, model, kv_dtype), alone)
+    return ServedKernels(lambda kernel: unserved(kernel, model, kv_dtype), alone)
 
 
 def unserved(kernel: Kernel, model: ModelConfig, kv_dtype: jnp.dtype) -> str | None:
     """Return why a kernel cannot serve a model, as far as its config tells; None if it can, as far as that goes."""
     try:
-        if kernel.operation == "glue" and kernel.name != "xla":
+        if kernel.operation == "elementwise" and kernel.name != "xla":
             require_served(model, "cpu" if kernel.name == "cpu" else "mosaic")
             if kernel.name == "cpu" and kv_dtype.itemsize == 1:
                 return "writes no KV of 8 bits"
@@ -55,7 +55,7 @@ def computes_rows_alone(kernels: Kernels, params: Mapping[str, Any], model: Mode
     """Return whether the numbers of a row depend on nothing else in its step: not on how many rows there are either.
 
     This is so if batch-invariant kernels add up all that is added along a row: the library of CPU kernels, or the
-    kernels for Hopper, in a model whose experts are added by the glue's. XLA does the rest number by number.
+    kernels for Hopper, in a model whose experts elementwise kernels add. XLA does the rest number by number.
     """
     if not kernels.batch_invariant:
         return False

@@ -1,4 +1,4 @@
-"""Compiles the programs beside the step: they copy pages, and set rows of page tables and extras."""
+"""Compiles the programs beside the step: they copy pages, and set rows of page tables and the logits state."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,11 +10,27 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.exec.compile.store import ProgramStore, compiled, named
-from jswa.exec.launches import COPY_PAGES, MOVE_PAGES, SET_BITS, SET_EXTRAS, SET_MASKS, SET_ROWS, SET_TEXTS, Launch
+from jswa.exec.launches import (
+    COPY_PAGES,
+    MOVE_PAGES,
+    SET_BITS,
+    SET_LOGITS_STATE,
+    SET_MASKS,
+    SET_ROWS,
+    SET_TEXTS,
+    ProgramLaunch,
+)
 from jswa.exec.mesh import mesh_of, on_mesh, specs_of
 from jswa.exec.programs.drafts.lookup import ROWS as TEXT_ROWS
 from jswa.exec.programs.drafts.lookup import Texts, set_texts, text_batches
-from jswa.exec.programs.extras import MASKS, Extras, extras_batches, set_bits, set_extras, set_masks
+from jswa.exec.programs.logits_state import (
+    MASKS,
+    LogitsState,
+    logits_state_batches,
+    set_bits,
+    set_logits_state,
+    set_masks,
+)
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import RowText
@@ -30,7 +46,7 @@ def compile_rename_pages(
     layout: KVLayout, state: DeviceState, store: ProgramStore | None = None
 ) -> jax.stages.Compiled:
     """Compile `rename_pages` ahead of time. The table is donated."""
-    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    pages = state["lanes"][0].shape[1] * layout.pages_per_slab
     return _compile(store, partial(rename_pages, num_pages=pages), state["full_table"], np.zeros((3, WIDTH), np.int32))
 
 
@@ -49,17 +65,22 @@ def _row_counts(max_rows: int) -> list[int]:
     return [1 << n for n in range((min(ROWS, max_rows) - 1).bit_length() + 1)]
 
 
-def compile_extras(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
-    """Compile the programs that set rows of the extras tables, by their number. The tables are donated."""
-    (batch,) = extras_batches((), (), len(extras["seen"]))
-    line = np.zeros(2 + extras["mask"].shape[1], np.int32)
-    return {SET_EXTRAS: _compile(store, set_extras, extras, batch), SET_BITS: _compile(store, set_bits, extras, line)}
+def compile_logits_state(
+    logits_state: LogitsState, store: ProgramStore | None = None
+) -> dict[int, jax.stages.Compiled]:
+    """Compile the programs that set rows of the logits state, by their number. The tables are donated."""
+    (batch,) = logits_state_batches((), (), len(logits_state["seen"]))
+    line = np.zeros(2 + logits_state["mask"].shape[1], np.int32)
+    return {
+        SET_LOGITS_STATE: _compile(store, set_logits_state, logits_state, batch),
+        SET_BITS: _compile(store, set_bits, logits_state, line),
+    }
 
 
-def compile_set_masks(extras: Extras, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
+def compile_set_masks(logits_state: LogitsState, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
     """Compile `set_masks` ahead of time, for each number of masks that a batch may have. The tables are donated."""
-    width = 2 + extras["mask"].shape[1]
-    return {size: _compile(store, set_masks, extras, np.zeros((size, width), np.int32)) for size in MASKS}
+    width = 2 + logits_state["mask"].shape[1]
+    return {size: _compile(store, set_masks, logits_state, np.zeros((size, width), np.int32)) for size in MASKS}
 
 
 def compile_set_texts(texts: Texts, store: ProgramStore | None = None) -> dict[int, jax.stages.Compiled]:
@@ -85,27 +106,27 @@ def _compile(
     return compiled(store, named(function), jax.jit(run, donate_argnums=0), (state, *arguments))
 
 
-def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[Launch]:
+def idle_launches(layout: KVLayout, state: DeviceState) -> Iterator[ProgramLaunch]:
     """Yield a launch of each program that changes nothing: every entry names a page or a row that does not exist."""
-    pages = state["lanes"][0].shape[1] * layout.pages_per_block
+    pages = state["lanes"][0].shape[1] * layout.pages_per_slab
     max_rows, width = state["full_table"].shape
     moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
-    yield Launch(COPY_PAGES, (moves,))
-    yield Launch(MOVE_PAGES, (moves,))
+    yield ProgramLaunch(COPY_PAGES, (moves,))
+    yield ProgramLaunch(MOVE_PAGES, (moves,))
     for size in _row_counts(max_rows):
         rows = np.zeros((size, 1 + 2 * width), np.int32)
         rows[:, 0] = max_rows + np.arange(size)
-        yield Launch(SET_ROWS, (rows,))
-    (batch,) = extras_batches((), (), max_rows)
-    yield Launch(SET_EXTRAS, (batch,))
-    words = state["extras"]["mask"].shape[1]
+        yield ProgramLaunch(SET_ROWS, (rows,))
+    (batch,) = logits_state_batches((), (), max_rows)
+    yield ProgramLaunch(SET_LOGITS_STATE, (batch,))
+    words = state["for_logits"]["mask"].shape[1]
     line = np.zeros(2 + words, np.int32)
     line[0] = max_rows
-    yield Launch(SET_BITS, (line,))
+    yield ProgramLaunch(SET_BITS, (line,))
     for size in MASKS:
         masks = np.zeros((size, 2 + words), np.int32)
         masks[:, 0] = max_rows
-        yield Launch(SET_MASKS, (masks,))
+        yield ProgramLaunch(SET_MASKS, (masks,))
     if state["texts"] is not None:
         for batch in _idle_texts(state["texts"]):
-            yield Launch(SET_TEXTS, (batch,))
+            yield ProgramLaunch(SET_TEXTS, (batch,))

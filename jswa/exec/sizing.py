@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
-from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_blocks
+from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_slabs
 from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
 from jswa.exec.buckets import Bucket, bucket_table, in_units
+from jswa.exec.compile.limiter import side_by_side, together
 from jswa.exec.compile.program import step_scratch
 from jswa.exec.compile.store import ProgramStore
-from jswa.exec.compile.turns import side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.forms.base.form import Counts, Form
+from jswa.forms.base.form import Form, ScaleCounts
 from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.forms.mxfp4 import MXFP4
@@ -165,7 +165,7 @@ def _matrix_bytes(name: str, one: jax.ShapeDtypeStruct, scheme: Scheme | None, k
         return int(math.prod(one.shape)) * int(one.dtype.itemsize)
     inputs, in_tiles = int(one.shape[-2]), kernel == ("mosaic_overlap" if is_stack else "mosaic")
     group = min(scheme.group or inputs, BLOCK if in_tiles else inputs)
-    return form.nbytes(name, one.shape, Counts(-(-inputs // group)))
+    return form.nbytes(name, one.shape, ScaleCounts(-(-inputs // group)))
 
 
 def claim_memory(share: float) -> None:
@@ -218,7 +218,7 @@ def largest_block(device: jax.Device) -> int:
 
 def require_room(limits: Limits, layout: KVLayout, itemsize: int, devices: Collection[jax.Device]) -> None:
     """Raise ConfigError if the arena does not fit on one of these GPUs, or one of its lanes into no free block."""
-    lane = limits.num_blocks * layout.block_elems * itemsize
+    lane = limits.num_slabs * layout.slab_elems * itemsize
     for device in devices:
         stats = device.memory_stats() or {}
         if not {"bytes_limit", "bytes_in_use"} <= stats.keys():
@@ -255,7 +255,7 @@ def gpu_step(
     """
     rows, tokens = GPU_STEP
     if memory >= _LARGE_GPU:
-        slot = layout.block_bytes(itemsize) / layout.pages_per_block
+        slot = layout.slab_bytes(itemsize) / layout.pages_per_slab
         row = slot * layout.resident_slots(min(_ROW_TOKENS, model.max_position))
         rows = next((count for count in (1_024, 512) if count * row <= _ROWS_SHARE * room), rows)
         tokens = _MIXTURE_TOKENS if any(layer.moe for layer in model.layers) else tokens
@@ -282,12 +282,12 @@ def scratch_bytes(
 
     These are one of prompts, one of decode rows, and those with drafts of `most_logits`.
 
-    They do not depend on the size of the arena, so the steps are compiled with an arena of two blocks.
+    They do not depend on the size of the arena, so the steps are compiled with an arena of two slabs.
 
     Args:
         store: keeps the figures for later starts.
     """
-    smallest = dataclasses.replace(limits, num_blocks=2)
+    smallest = dataclasses.replace(limits, num_slabs=2)
     state = state_shapes(layout, smallest, model.vocab_size, kv_dtype, mesh_of(next(iter(params.values()))))
     table = bucket_table(limits, on_gpu=True, tail=model.has_tail)
     held = table[-1] if limits.one_bucket else None
@@ -334,17 +334,17 @@ def most_logits(buckets: tuple[Bucket, ...], vocab: int) -> list[Bucket]:
 
 
 def table_bytes(model: ModelConfig, layout: KVLayout, limits: Limits) -> int:
-    """Return the bytes of the state beside the arena, on each device: page tables and extras of all rows."""
-    state = state_shapes(layout, dataclasses.replace(limits, num_blocks=1), model.vocab_size, jnp.dtype(jnp.int8))
+    """Return the bytes of the state beside the arena, on each device: page tables and logits state of all rows."""
+    state = state_shapes(layout, dataclasses.replace(limits, num_slabs=1), model.vocab_size, jnp.dtype(jnp.int8))
     size = state_bytes({**state, "lanes": []})
-    _log.info("page tables and extras of %d rows take %.2f GiB", limits.max_rows, size / 2**30)
+    _log.info("page tables and logits state of %d rows take %.2f GiB", limits.max_rows, size / 2**30)
     return size
 
 
 def size_arena(
     limits: Limits, layout: KVLayout, options: EngineConfig, memory: int, itemsize: int, *, on_gpu: bool = False
 ) -> Limits:
-    """Choose the number of blocks; shorten an open max_model_len to what fits. Raises ConfigError.
+    """Choose the number of slabs; shorten an open max_model_len to what fits. Raises ConfigError.
 
     With a prefix cache the arena takes all of its memory. On a CPU, whose memory others share, it takes no more than
     rows can use, unless the user asked for more.
@@ -355,11 +355,11 @@ def size_arena(
     if not on_gpu and memory > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         limit = f"this machine has {there} bytes of memory: give less, or leave the option out"
         raise ConfigError("kv_cache_memory_bytes", memory, limit)
-    num_blocks = memory // layout.block_bytes(itemsize)
+    num_slabs = memory // layout.slab_bytes(itemsize)
     if not limits.prefix_cache or (options.kv_cache_memory_bytes is None and not on_gpu):
-        num_blocks = min(num_blocks, useful_blocks(layout, limits))
-    total_slots = (num_blocks - 1) * layout.pages_per_block
-    capacity = row_capacity(layout, limits, total_slots) if num_blocks > 1 else 0
+        num_slabs = min(num_slabs, useful_slabs(layout, limits))
+    total_slots = (num_slabs - 1) * layout.pages_per_slab
+    capacity = row_capacity(layout, limits, total_slots) if num_slabs > 1 else 0
     if capacity < (options.max_model_len or 2):
         raise ConfigError(
             "max_model_len" if options.max_model_len else "kv_cache_memory_bytes",
@@ -369,21 +369,19 @@ def size_arena(
         )
     if capacity < limits.max_model_len:
         _log.warning("max_model_len: %d, what the KV memory holds, not %d", capacity, limits.max_model_len)
-    limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_blocks=int(num_blocks))
+    limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_slabs=int(num_slabs))
     _log_capacity(limits, layout, itemsize)
     return limits
 
 
 def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
-    slots = (limits.num_blocks - 1) * layout.pages_per_block
+    slots = (limits.num_slabs - 1) * layout.pages_per_slab
     lengths = sorted({min(2**n, limits.max_model_len) for n in (11, 13, 15, 17)})
     held = ", ".join(
         f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
         for n in lengths
     )
     each = "" if layout.devices == 1 else f" on each of {layout.devices} devices"
-    gib = limits.num_blocks * layout.block_bytes(itemsize) / 2**30
+    gib = limits.num_slabs * layout.slab_bytes(itemsize) / 2**30
     share = 100 * padding(layout)
-    _log.info(
-        "KV arena: %.2f GiB in %d blocks%s, padding %.1f %%; tokens: %s", gib, limits.num_blocks, each, share, held
-    )
+    _log.info("KV arena: %.2f GiB in %d slabs%s, padding %.1f %%; tokens: %s", gib, limits.num_slabs, each, share, held)

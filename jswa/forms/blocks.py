@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jswa.forms.base.form import Counts, Form, Place, Spec
+from jswa.forms.base.form import Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import BLOCK_SCALES, LINEAR, TILES
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from jswa.kernels import refused
@@ -21,12 +21,12 @@ from pallas_kernels.experts.eight_bits import DEEP, TILE, BlockTiles8
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize
 
 
-def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     tiles = BlockTiles8(arrays[TILES], arrays[BLOCK_SCALES])
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(name: str, shape: tuple[int, ...], counts: Counts) -> dict[str, Spec] | None:
+def _specs(name: str, shape: tuple[int, ...], counts: ScaleCounts) -> dict[str, Spec] | None:
     *lead, inputs, outputs = shape
     values, told = {"values": Spec(shape, ("uint8",))}, counts.groups and counts.shares
     if not told:

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
+from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import TILES
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from jswa.kernels import refused
-from pallas_kernels.cpu.products import Panels, Rows
+from pallas_kernels.cpu.products import Panels, RowMajor
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.dense import DenseTiles
@@ -24,21 +24,21 @@ from pallas_kernels.fp8 import Fp8Rows
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 
-def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     values, scales = arrays["values"], arrays["scales"]
     if place.name == "embed":
         rows = QuantizedRows(values, scales)
-        return Rows(rows) if place.linear == "cpu" else rows
+        return RowMajor(rows) if place.linear == "cpu" else rows
     matrix = Quantized(values, scales)
     return Panels(matrix, place.shape[-1]) if values.ndim > len(place.shape) else matrix
 
 
-def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     tiles = Tiles8(arrays[TILES], arrays["scales"])
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(name: str, shape: tuple[int, ...], _: Counts) -> dict[str, Spec]:
+def _specs(name: str, shape: tuple[int, ...], _: ScaleCounts) -> dict[str, Spec]:
     scales = shape[:1] if name == "embed" else (*shape[:-2], shape[-1])
     return {"values": Spec(shape, ("int8", "uint8")), "scales": Spec(scales, ("float32",))}
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jswa.forms.base.form import FLOATS, LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
+from jswa.forms.base.form import FLOATS, LINEARS, NO_DEFAULTS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import CODES, GROUP_OF, INT4_TILES, SCALES, ZEROS
 from jswa.forms.base.panels import Room, in_panels, placed
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
@@ -25,17 +25,17 @@ from pallas_kernels.experts.mxfp4 import BLOCK, TILE
 from pallas_kernels.int4 import Int4
 
 
-def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     matrix = Int4(arrays[CODES], arrays[SCALES], arrays[ZEROS], arrays.get(GROUP_OF))
     return Panels(matrix, place.shape[-1]) if matrix.codes.ndim > len(place.shape) else matrix
 
 
-def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     tiles = Int4Tiles(arrays[INT4_TILES])
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(_: str, shape: tuple[int, ...], counts: Counts) -> dict[str, Spec] | None:
+def _specs(_: str, shape: tuple[int, ...], counts: ScaleCounts) -> dict[str, Spec] | None:
     *lead, inputs, outputs = shape
     if not 0 < counts.groups <= inputs or inputs % 2:
         return None

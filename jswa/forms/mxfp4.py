@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jswa.errors import CheckpointError
-from jswa.forms.base.form import Counts, Form, Spec
+from jswa.forms.base.form import Form, ScaleCounts, Spec
 from jswa.forms.base.tiles import Shards, expert_by_expert
 from jswa.kernels import refused
 from pallas_kernels.experts import mxfp4
@@ -18,18 +18,18 @@ from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.mxfp4 import BLOCK, TILE, WORD_LINES, Mxfp4, Mxfp4Joined, Mxfp4Tiles
 
 
-def _specs(_: str, shape: tuple[int, ...], __: Counts) -> dict[str, Spec]:
+def _specs(_: str, shape: tuple[int, ...], __: ScaleCounts) -> dict[str, Spec]:
     *lead, inputs, outputs = shape
     blocks, scales = (*lead, outputs, inputs // 2), (*lead, outputs, inputs // BLOCK)
     return {"blocks": Spec(blocks, ("uint8",)), "scales": Spec(scales, ("uint8",))}
 
 
-def _specs_of_tiles(_: str, shape: tuple[int, ...], __: Counts) -> dict[str, Spec]:
+def _specs_of_tiles(_: str, shape: tuple[int, ...], __: ScaleCounts) -> dict[str, Spec]:
     tiles = _tiles(shape)
     return {"scales": Spec((*tiles, TILE), ("int16",)), "words": Spec((*tiles, 4, 128), ("int32",))}
 
 
-def _specs_of_joined(_: str, shape: tuple[int, ...], __: Counts) -> dict[str, Spec]:
+def _specs_of_joined(_: str, shape: tuple[int, ...], __: ScaleCounts) -> dict[str, Spec]:
     return {"joined": Spec((*_tiles(shape), WORD_LINES + 1, TILE), ("int16",))}
 
 

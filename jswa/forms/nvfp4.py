@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Counts, Form, Place, Spec
+from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.panels import Room, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from jswa.kernels import refused
@@ -26,17 +26,17 @@ CODES, SCALES, FACTORS, TILES = "nvfp4_codes", "nvfp4_scales", "nvfp4_output_sca
 ENDS = CODES, SCALES, FACTORS
 
 
-def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     matrix = Nvfp4(*(arrays[end] for end in ENDS))
     return Panels(matrix, place.shape[-1]) if matrix.codes.ndim > len(place.shape) else matrix
 
 
-def _bound_tiles(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     tiles = Nvfp4Tiles(arrays[TILES], arrays[FACTORS])
     return tiles if place.is_stack else DenseTiles(tiles, place.sms)
 
 
-def _specs(_: str, shape: tuple[int, ...], __: Counts) -> dict[str, Spec]:
+def _specs(_: str, shape: tuple[int, ...], __: ScaleCounts) -> dict[str, Spec]:
     *lead, inputs, outputs = shape
     return {
         CODES: Spec((*lead, inputs // 2, outputs), ("uint8",)),

@@ -5,14 +5,14 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import FLOATS, Form, Place, Spec
+from jswa.forms.base.form import FLOATS, Form, MatrixPlace, Spec
 from jswa.forms.base.names import runs_on_mosaic
 from jswa.forms.base.panels import Room, in_panels
-from pallas_kernels.cpu.products import Panels, Rows
+from pallas_kernels.cpu.products import Panels, RowMajor
 from pallas_kernels.experts.dense import DensePlain, fits
 
 
-def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     matrix, shape = arrays[""], place.shape
     if place.name == "embed":
         return _embedding(place, matrix)
@@ -21,10 +21,10 @@ def _bound(place: Place, arrays: Mapping[str, Array]) -> Any:
     return Panels(matrix, shape[-1]) if matrix.ndim > len(shape) else matrix
 
 
-def _embedding(place: Place, matrix: Array) -> Any:
+def _embedding(place: MatrixPlace, matrix: Array) -> Any:
     """Return an embedding for the implementation that multiplies by it if it is the head too."""
     if place.linear == "cpu":
-        return Rows(matrix)
+        return RowMajor(matrix)
     on_hopper = place.linear == "mosaic" and place.alone and fits(*place.shape)
     return DensePlain(matrix, place.sms, outputs_first=True) if on_hopper else matrix
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jswa.forms.base.form import Form, Place, key_of
+from jswa.forms.base.form import Form, MatrixPlace, key_of
 from jswa.forms.base.names import LINEAR
 from jswa.forms.blocks import BLOCK_TILES, BLOCKS
 from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
@@ -34,7 +34,7 @@ FORMS: tuple[Form, ...] = (
 ENDS_OF_ARRAYS = frozenset(end for form in FORMS for end in (*form.ends, *form.optional) if end)
 
 
-def matrix_at(place: Place, params: Mapping[str, Array]) -> Any:
+def matrix_at(place: MatrixPlace, params: Mapping[str, Array]) -> Any:
     """Return a parameter as the model reads it: an array, or the record of its form.
 
     Raises KeyError if `params` lacks it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jswa.grammar.forms import (
-    Family,
+    AnswerFamily,
     Reasoning,
     ToolError,
     content_or_calls,
@@ -74,7 +74,7 @@ def text_of(asked: Asked, special: Mapping[str, int], ends: Collection[int]) -> 
     if chat is None:
         assert spec is not None
         return grammar_text(spec, special)
-    family = None if chat.writes is None else Family(chat.writes, special, frozenset(ends))
+    family = None if chat.writes is None else AnswerFamily(chat.writes, special, frozenset(ends))
     if spec is not None and (family is None or not chat.tools):
         return shaped_content(family, spec, chat.reasoning)
     assert family is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jswa.grammar.schema import SchemaError, check_schema, read_json
-from jswa.grammar.size.limits import Counts
+from jswa.grammar.size.limits import SchemaCounts
 from jswa.grammar.texts import ANY_TEXT, SPACED, grammar_behind, literal, schema_rule
 from jswa.grammar.values import Rules
 from jswa.text.answers.writes import CallText, Region, Writes
@@ -17,7 +17,7 @@ _SPACE = "/[ \\n]{0,2}/"
 _HOLES = re.compile(r"(\{(?:space|name|arguments|number)\})")
 
 
-class Family(NamedTuple):
+class AnswerFamily(NamedTuple):
     """What the grammars of one model's answers are made of.
 
     Attributes:
@@ -39,7 +39,9 @@ class ToolError(SchemaError):
         self.index = index
 
 
-def forced_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: Reasoning, *, parallel: bool) -> str:
+def forced_calls(
+    family: AnswerFamily, tools: Sequence[Mapping[str, Any]], reasoning: Reasoning, *, parallel: bool
+) -> str:
     """Return the grammar, in Lark, of answers that call some of these tools, and say nothing besides.
 
     Args:
@@ -52,7 +54,9 @@ def forced_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: 
     return "\n".join([f"start: {_thoughts(family, reasoning, lines)} calls", *lines])
 
 
-def strict_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: Reasoning, *, parallel: bool) -> str:
+def strict_calls(
+    family: AnswerFamily, tools: Sequence[Mapping[str, Any]], reasoning: Reasoning, *, parallel: bool
+) -> str:
     """Return the grammar of answers that may have content, and whose calls are right.
 
     Raises SchemaError and ToolError as `forced_calls` does.
@@ -71,7 +75,7 @@ def strict_calls(family: Family, tools: Sequence[Mapping[str, Any]], reasoning: 
 
 
 def content_or_calls(
-    family: Family,
+    family: AnswerFamily,
     spec: StructuredOutputsParams,
     tools: Sequence[Mapping[str, Any]],
     reasoning: Reasoning,
@@ -89,7 +93,7 @@ def content_or_calls(
     return grammar_behind(f"{thoughts} (calls | {begin}", spec, f"{end})", lines)
 
 
-def shaped_content(family: Family | None, spec: StructuredOutputsParams, reasoning: Reasoning) -> str:
+def shaped_content(family: AnswerFamily | None, spec: StructuredOutputsParams, reasoning: Reasoning) -> str:
     """Return the grammar of answers whose content has a form, behind any reasoning. Raises SchemaError.
 
     Args:
@@ -103,7 +107,7 @@ def shaped_content(family: Family | None, spec: StructuredOutputsParams, reasoni
     return grammar_behind(f"{thoughts} {begin}", spec, end, lines)
 
 
-def _thoughts(family: Family, reasoning: Reasoning, lines: list[str]) -> str:
+def _thoughts(family: AnswerFamily, reasoning: Reasoning, lines: list[str]) -> str:
     """Return the rule of the reasoning before the rest of an answer; add the rules that it needs."""
     region = family.writes.reasoning
     if region is None or reasoning == "done":
@@ -118,7 +122,7 @@ def _thoughts(family: Family, reasoning: Reasoning, lines: list[str]) -> str:
     return again if may_begin else ""
 
 
-def _inside(family: Family, region: Region, lines: list[str]) -> str:
+def _inside(family: AnswerFamily, region: Region, lines: list[str]) -> str:
     """Return the rule of free text up to the end of its region."""
     if _begins_with_token(family, region.end):
         return f"{ANY_TEXT} {_text(family, region.end)}"
@@ -127,11 +131,11 @@ def _inside(family: Family, region: Region, lines: list[str]) -> str:
     return f"ended {_text(family, ''.join(tail))}"
 
 
-def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> list[str]:
+def _calls(family: AnswerFamily, tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> list[str]:
     form = family.writes.calls
     if form is None:
         raise SchemaError("", "the response template does not say how calls are written (`writes`)")
-    rules, counts = Rules(form, family.special), Counts()
+    rules, counts = Rules(form, family.special), SchemaCounts()
     lines = []
     for index, tool in enumerate(tools):
         try:
@@ -144,7 +148,7 @@ def _calls(family: Family, tools: Sequence[Mapping[str, Any]], *, parallel: bool
     return [f"calls: {begin} call{more} {end}", *lines, *rules.lines]
 
 
-def _call(family: Family, form: CallText, tool: Mapping[str, Any], rules: Rules, counts: Counts) -> str:
+def _call(family: AnswerFamily, form: CallText, tool: Mapping[str, Any], rules: Rules, counts: SchemaCounts) -> str:
     """Return the rule of a call of one tool."""
     name = str(tool["name"])
     fits = name.isidentifier() if form.values == "python" else re.fullmatch(r"[\w.-]+", name)
@@ -165,7 +169,7 @@ def _closed(schema: Any) -> Mapping[str, Any]:
     return whole
 
 
-def _text(family: Family, text: str, *, arguments: str = "", last: bool = False) -> str:
+def _text(family: AnswerFamily, text: str, *, arguments: str = "", last: bool = False) -> str:
     """Return a text with holes as part of a rule. `last`: nothing follows it, so that tokens that end it are left."""
     holes = {"{space}": _SPACE, "{arguments}": arguments, "{number}": "/[0-9]{1,3}/"}
     parts = [holes[part] if part in holes else literal(part, family.special) for part in _HOLES.split(text) if part]
@@ -178,11 +182,11 @@ def _text(family: Family, text: str, *, arguments: str = "", last: bool = False)
     return " ".join(parts)
 
 
-def _begins_with_token(family: Family, text: str) -> bool:
+def _begins_with_token(family: AnswerFamily, text: str) -> bool:
     return any(text.startswith(token) for token in family.special)
 
 
-def _is_told_by_a_token(family: Family) -> bool:
+def _is_told_by_a_token(family: AnswerFamily) -> bool:
     """Whether calls begin with a token that no other text has."""
     form = family.writes.calls
     return form is not None and _begins_with_token(family, form.begin or form.text)

@@ -16,7 +16,7 @@ from jswa.grammar.exact.lookahead import joined
 from jswa.grammar.exact.notes import count_wholly, is_never, tidy
 from jswa.grammar.patterns import check_pattern
 from jswa.grammar.size.keywords import check_keywords
-from jswa.grammar.size.limits import MAX_BYTES, MAX_DEPTH, MAX_JOINED, Counts
+from jswa.grammar.size.limits import MAX_BYTES, MAX_DEPTH, MAX_JOINED, SchemaCounts
 from jswa.grammar.size.walk import Schema as Schema
 from jswa.grammar.size.walk import escape as escape
 from jswa.grammar.size.walk import parts, parts_first, reachable, reference, target
@@ -28,7 +28,7 @@ _MOST_TRIALS = 300  # schemas that are compiled to find the place of an error
 _TRIAL_SECONDS = 0.5
 
 
-def read_json(value: Any, counts: Counts | None = None) -> Any:
+def read_json(value: Any, counts: SchemaCounts | None = None) -> Any:
     """Return JSON text, or an object that must be JSON, as plain Python values. Raises SchemaError.
 
     Args:
@@ -53,7 +53,7 @@ def read_json(value: Any, counts: Counts | None = None) -> Any:
     return found
 
 
-def check_schema(schema: Any, counts: Counts | None = None) -> Schema:
+def check_schema(schema: Any, counts: SchemaCounts | None = None) -> Schema:
     """Return a schema without what llguidance gets wrong, and in which what can have no end is forbidden.
 
     Args:
@@ -75,7 +75,7 @@ def check_schema(schema: Any, counts: Counts | None = None) -> Schema:
             make_exact(node, at)
             if isinstance(node.get("$ref"), str):
                 node["$ref"] = reference(target(node["$ref"]))
-    check_work(nodes, Counts() if counts is None else counts)
+    check_work(nodes, SchemaCounts() if counts is None else counts)
     for pointer in endless:
         _forbid(schema, pointer)
     found: Schema = schema

@@ -9,7 +9,7 @@ from jswa.grammar.exact.admitted import admitted
 from jswa.grammar.matching.llg import GrammarError, is_gbnf, lark_of
 from jswa.grammar.patterns import check_lark, check_pattern
 from jswa.grammar.schema import Schema, SchemaError, check_schema, read_json
-from jswa.grammar.size.limits import MAX_BYTES, MAX_CHOICES, MAX_LARK, MAX_TAGS, Counts
+from jswa.grammar.size.limits import MAX_BYTES, MAX_CHOICES, MAX_LARK, MAX_TAGS, SchemaCounts
 from jswa.grammar.size.work import check_text
 from jswa.types import StructuredOutputsParams
 
@@ -47,7 +47,7 @@ def grammar_text(spec: StructuredOutputsParams, special: Mapping[str, int]) -> s
     if spec.grammar is None:
         check_pattern(text)
         return _regex_grammar(text)
-    counts = Counts()
+    counts = SchemaCounts()
     text, behind = check_lark(_lark(text))
     for schema, rest in behind:
         text += f"%json {_inner(check_schema(schema, counts))}{rest}"
@@ -197,7 +197,7 @@ def _tags(value: Any, special: Mapping[str, int], spaces: Mapping[str, Any]) -> 
         if len(several) > MAX_TAGS:
             raise SchemaError(f"/{name}", f"has more than {MAX_TAGS} entries")
     rules: dict[str, list[str]] = {trigger: [] for trigger in triggers}
-    longest, counts = sorted(triggers, key=len, reverse=True), Counts()
+    longest, counts = sorted(triggers, key=len, reverse=True), SchemaCounts()
     for i, one in enumerate(structures):
         trigger, rule = _tag(one, f"/structures/{i}", longest, special, spaces, counts)
         rules[trigger].append(rule)
@@ -213,7 +213,7 @@ def _tags(value: Any, special: Mapping[str, int], spaces: Mapping[str, Any]) -> 
 
 
 def _tag(
-    one: Any, at: str, triggers: list[str], special: Mapping[str, int], spaces: Mapping[str, Any], counts: Counts
+    one: Any, at: str, triggers: list[str], special: Mapping[str, int], spaces: Mapping[str, Any], counts: SchemaCounts
 ) -> tuple[str, str]:
     """Return the trigger of a tag, the first of these that fits, and the rule of what follows it."""
     if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("begin", "end")):

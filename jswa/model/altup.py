@@ -12,10 +12,10 @@ from jswa.architecture import AltUp, Norm, PerLayerInput
 from jswa.forms.matrix import plain_of
 from jswa.model.layers import Normalize, linear, zeros
 from pallas_kernels.cpu.experts import grouped_products
+from pallas_kernels.elementwise.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import apart, row_means
 from pallas_kernels.experts.glu import activate
 from pallas_kernels.experts.groups import Groups
-from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart, row_means
 
 _LEAST_MAGNITUDE = 1e-5
 

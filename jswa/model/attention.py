@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
-from jswa.architecture import AttentionConfig, Gate, Norm, Temperature
-from jswa.model.glue.products import linear_parts, weight_of
-from jswa.model.glue.projection import Projection, heads_of, tables_of
+from jswa.architecture import AttentionConfig, AttentionGate, Norm, Temperature
+from jswa.model.fused.products import linear_parts, weight_of
+from jswa.model.fused.projection import Projection, heads_of, tables_of
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
 from jswa.model.lora import AdapterIds
-from pallas_kernels.glue.api import Implementation
-from pallas_kernels.glue.plan import HeadWeights, Parts
+from pallas_kernels.elementwise.api import Implementation
+from pallas_kernels.elementwise.plan import HeadWeights, Parts
 
 
 @runtime_checkable
@@ -103,7 +103,7 @@ class Attention(nnx.Module):
 
         In place of q and kv, `attend` gets a `Projection`, which it norms, rotates and stores with that implementation.
 
-        Raises NoGlueKernel if it cannot serve the layer.
+        Raises NoElementwiseKernel if it cannot serve the layer.
         """
         config = self.config
         heads = heads_of(config)
@@ -157,7 +157,7 @@ def projected(config: AttentionConfig) -> tuple[int, int, int]:
     return q, k, 0 if config.keys_as_values else config.num_kv_heads * config.v_head_dim
 
 
-def gates(config: AttentionConfig, gate: Gate) -> int:
+def gates(config: AttentionConfig, gate: AttentionGate) -> int:
     """Return the number of gates per token."""
     return config.num_heads * (1 if gate.per_head else config.v_head_dim)
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jswa.architecture import ModelConfig
-from jswa.forms.base.form import Counts, Form, Place, key_of
+from jswa.forms.base.form import Form, MatrixPlace, ScaleCounts, key_of
 from jswa.forms.base.names import LINEAR
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import ENDS_OF_ARRAYS, matrix_at
@@ -21,10 +21,10 @@ from jswa.model.lora import with_adapters
 from jswa.model.moe import Experts, Moe
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels import Linear
+from pallas_kernels.elementwise.api import Implementation as Elementwise
+from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.routing.api import Implementation as Routing
-from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.glue.sums import Implementation as Sums
 
 
 def param_shapes(config: ModelConfig, dtype: jnp.dtype, experts: Form = PLAIN) -> dict[str, jax.ShapeDtypeStruct]:
@@ -32,7 +32,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, experts: Form = PLAIN) -
 
     `experts` is the form of the experts' matrices, which must say all of its arrays' sizes; others are plain.
     """
-    plain = shapes_of(lambda: Decoder(config, dtype, Experts()))
+    plain = shapes_of(lambda: Decoder(config, dtype, Experts(), "xla"))
     if experts is PLAIN:
         return plain
     found: dict[str, jax.ShapeDtypeStruct] = {}
@@ -44,7 +44,7 @@ def param_shapes(config: ModelConfig, dtype: jnp.dtype, experts: Form = PLAIN) -
 
 def _arrays(form: Form, name: str, shape: tuple[int, ...]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and types of the arrays that hold a matrix."""
-    specs = form.specs(name, shape, Counts())
+    specs = form.specs(name, shape, ScaleCounts())
     assert specs is not None
     return {
         key_of(name, end): jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.kinds[0]))  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def bind(
     experts: Implementation = "xla",
     sms: int | None = None,
     linear: Linear = "xla",
-    glue: Glue = "xla",
+    elementwise: Elementwise = "xla",
     routing: Routing = "xla",
     sums: Sums = "xla",
 ) -> Decoder:
@@ -84,14 +84,14 @@ def bind(
         experts, sms: the implementation of mixtures of experts, and its device; see `grouped_matmul`.
         linear: the implementation of the products with matrices in 16 bits on Hopper, and with an embedding that is
             the head too. Matrices in panels have the CPU's in any case, and those in tiles Hopper's.
-        glue: the implementation of residuals, norms, rotary embedding and KV writes.
+        elementwise: the implementation of residuals, norms, rotary embedding and KV writes.
         routing: the implementation of the choice of experts.
         sums: the implementation of sums along rows outside of these. If it is not XLA, and the experts are chosen
             there, routers and head have the implementation of linear layers.
     """
     kernels = Experts(experts, sms, routing)
     alone = sums != "xla" and routing == "xla"
-    made = _filled(_decoder(config, run_dtype(params), kernels, glue), params, None, sms, linear, alone=alone)
+    made = _filled(_decoder(config, run_dtype(params), kernels, elementwise), params, None, sms, linear, alone=alone)
     return _with_sums(sums, made)
 
 
@@ -117,9 +117,9 @@ def _split[M: nnx.Module](make: Callable[[], M]) -> _Unfilled[M]:
 
 
 @lru_cache(maxsize=16)
-def _decoder(config: ModelConfig, dtype: jnp.dtype, experts: Experts, glue: Glue = "xla") -> _Unfilled[Decoder]:
+def _decoder(config: ModelConfig, dtype: jnp.dtype, experts: Experts, elementwise: Elementwise) -> _Unfilled[Decoder]:
     """Return the decoder of a model, made once: that takes 0.3 s for 62 layers, and a program needs two or three."""
-    return _split(lambda: Decoder(config, dtype, experts, glue))
+    return _split(lambda: Decoder(config, dtype, experts, elementwise))
 
 
 def bound[M: nnx.Module](make: Callable[[], M], params: Params) -> M:
@@ -155,7 +155,7 @@ def _filled[M: nnx.Module](
         shape = leaf.get_value()
         if not wanted(name):
             return leaf.replace(shape)
-        own = matrix_at(Place(name, shape.shape, sms, linear, alone), params)
+        own = matrix_at(MatrixPlace(name, shape.shape, sms, linear, alone), params)
         return leaf.replace(with_adapters(name, own, params))
 
     values = {path: filling(_name(path), leaf) for path, leaf in module.leaves}
@@ -184,7 +184,7 @@ def bind_head(
         linear, sums, sms: see `bind`.
     """
     names, kernels = frozenset(head_names(config, params)), Experts(sms=sms)
-    made = _filled(_decoder(config, dtype, kernels), params, names, sms, linear, alone=sums != "xla")
+    made = _filled(_decoder(config, dtype, kernels, "xla"), params, names, sms, linear, alone=sums != "xla")
     return _with_sums(sums, made)
 
 

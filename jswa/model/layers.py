@@ -11,9 +11,9 @@ from jswa.architecture import MlpConfig, Norm, Rope
 from jswa.forms.matrix import Matrix, matrix_of
 from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels.cpu.experts import gated
+from pallas_kernels.elementwise.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import apart, row_means
 from pallas_kernels.experts.glu import Glu, activate, glu
-from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart, row_means
 
 RopeTables = dict[Rope, tuple[Float[Array, "T n"], Float[Array, "T n"]]]
 

@@ -15,11 +15,14 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.architecture import MoeConfig
 from jswa.forms.matrix import head_of
 from jswa.model.collectives import shard_start
-from jswa.model.glue.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
-from jswa.model.glue.routing import Choice, route, router_of, router_parts
+from jswa.model.fused.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
 from jswa.model.lora import AdapterIds
+from jswa.model.routing import Choice, route, router_of, router_parts
 from pallas_kernels.cpu.experts import mixture
+from pallas_kernels.elementwise.api import Implementation as ElementwiseBy
+from pallas_kernels.elementwise.plan import Pairs, Parts
+from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu
@@ -28,9 +31,6 @@ from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
 from pallas_kernels.experts.routing.plan import RouterWeights
 from pallas_kernels.experts.stacks import read_by
-from pallas_kernels.glue.api import Implementation as GlueBy
-from pallas_kernels.glue.plan import Pairs, Parts
-from pallas_kernels.glue.sums import Implementation as Sums
 
 
 class Experts(NamedTuple):
@@ -134,9 +134,9 @@ class Moe(nnx.Module):
         adapters: AdapterIds | None,
         routed: Callable[[Int[Array, "T k"]], None] | None,
         stand_ins: Int[Array, " T"] | None,
-        glue: GlueBy,
+        elementwise: ElementwiseBy,
     ) -> Parts | Pairs:
-        """Return the output as the glue's kernels add it: the results of the experts and the shared one, or a sum."""
+        """Return the output as elementwise kernels add it: the results of the experts and the shared one, or a sum."""
         config, shared = self.config, self.shared
         if not adds_experts(config) or self.kernel.implementation == "cpu":
             return Parts(self(x, adapters, routed=routed, stand_ins=stand_ins)[None])
@@ -145,7 +145,7 @@ class Moe(nnx.Module):
             found = Pairs(self._pairs(x, given), given.rows, None if config.weight_on_input else given.weights)
             if shared is None:
                 return found
-            hidden = hidden_of(shared, x, adapters, glue, self.kernel.sms)
+            hidden = hidden_of(shared, x, adapters, elementwise, self.kernel.sms)
             return found._replace(shared=linear_parts(hidden, shared.down, None, adapters).values)
 
     def _assignment(

@@ -46,7 +46,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp\.shared|side\.moe\.shared|ml
 _END = re.compile(r"(embed|lm_head|head_bias)(?:\.(\w+))?")
 
 
-class Cut(NamedTuple):
+class ShardCut(NamedTuple):
     """How a parameter is split along an axis.
 
     Attributes:
@@ -110,7 +110,7 @@ def _require_whole(name: str, value: int, devices: int) -> None:
         raise ConfigError(_FIELD, devices, f"must divide {name} = {value}")
 
 
-def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) -> Cut | None:
+def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) -> ShardCut | None:
     """Return how a parameter is split, or None if it is replicated.
 
     Arrays of a form need no rule of their own if they have the axes of the matrix, however many inputs or outputs share
@@ -126,21 +126,21 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     if side is None or not shape:
         return None
     if side == "first":
-        return Cut(-1, (((0, shape[-1]),), *((),) * (devices - 1)))
+        return ShardCut(-1, (((0, shape[-1]),), *((),) * (devices - 1)))
     if side == "leading":
-        return Cut(0, _even(shape[0], devices))
+        return ShardCut(0, _even(shape[0], devices))
     if form == "lora_owner" or form == ("lora_a" if side == "outputs" else "lora_b"):
         return None
     if form == "group_of":  # the groups of 4-bit weights do not cross devices: jswa.model.weights.packed.int4
-        return Cut(-1, _even(shape[-1], devices)) if side == "inputs" else None
+        return ShardCut(-1, _even(shape[-1], devices)) if side == "inputs" else None
     if side == "inputs":
-        return None if len(shape) == 1 else Cut(-2, _even(shape[-2], devices))
+        return None if len(shape) == 1 else ShardCut(-2, _even(shape[-2], devices))
     if layer is not None and last in ("qkv", "qkv_bias"):
         columns = _qkv_columns(layer.attention, devices)
-        return Cut(-1, _in_blocks(columns, shape[-1]) if form == "block_scales" else columns)
+        return ShardCut(-1, _in_blocks(columns, shape[-1]) if form == "block_scales" else columns)
     if layer is not None and last == "kv":  # one scale per KV head
-        return Cut(-1, tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices)))
-    return Cut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
+        return ShardCut(-1, tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices)))
+    return ShardCut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
 
 
 def _split_name(name: str, model: ModelConfig) -> tuple[str, str, str, LayerConfig | None]:

@@ -17,15 +17,15 @@ from jswa.forms.matrix import Head, embedding_of, head_of
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
-from jswa.model.glue.products import hidden_of, joined, linear_parts, whole
-from jswa.model.glue.projection import require_served
+from jswa.model.fused.products import hidden_of, joined, linear_parts, whole
+from jswa.model.fused.projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import AdapterIds
 from jswa.model.moe import Experts, Moe
-from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.glue.plan import Pairs, Parts
-from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart
+from pallas_kernels.elementwise.api import Implementation as Elementwise
+from pallas_kernels.elementwise.plan import Pairs, Parts
+from pallas_kernels.elementwise.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import apart
 
 Params = dict[str, Array]
 Tap = Callable[[int, Float[Array, "T M"]], None]
@@ -118,25 +118,27 @@ class Layer(nnx.Module):
         index: int,
         run: LayerInputs,
         following: Normalize | None,
-        glue: Glue,
+        elementwise: Elementwise,
     ) -> tuple[Float[Array, "T M"], Float[Array, "T M"]]:
         """Return the residual stream after this layer, and its norm `following`: that of the next layer.
 
         Args:
             read: the norm of x that this layer's attention reads.
-            glue: the implementation of residuals, norms, rotary embedding and KV writes, which serves the model.
+            elementwise: the implementation of residuals, norms, rotary embedding and KV writes, which serves the model.
         """
-        attended = self.attention.in_parts(read, index, run.positions, run.ropes, run.attend, run.adapters, glue)
+        attended = self.attention.in_parts(read, index, run.positions, run.ropes, run.attend, run.adapters, elementwise)
         attended = whole(attended, x.dtype, self.devices)
-        x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, glue)
+        x, read = joined(self.config.attn_residual, x, attended, self.post_attn, self.pre_mlp, elementwise)
         mlp = self.mlp
         fed: Parts | Pairs
         if isinstance(mlp, Mlp):
-            hidden = hidden_of(mlp, read, run.adapters, glue, self.sms)
+            hidden = hidden_of(mlp, read, run.adapters, elementwise, self.sms)
             fed = linear_parts(hidden, mlp.down, mlp.down_bias, run.adapters)
         else:
-            fed = mlp.branch(read, run.adapters, run.routed, run.stand_ins, glue)
-        return joined(self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, glue)
+            fed = mlp.branch(read, run.adapters, run.routed, run.stand_ins, elementwise)
+        return joined(
+            self.config.mlp_residual, x, whole(fed, x.dtype, self.devices), self.post_mlp, following, elementwise
+        )
 
     def _attend(self, x: Float[Array, "T M"], index: int, run: LayerInputs) -> Float[Array, "T M"]:
         out = self.attention(x, index, run.positions, run.ropes, run.attend, run.adapters)
@@ -179,10 +181,10 @@ class Decoder(nnx.Module):
 
     sums: Sums = "xla"
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, glue: Glue = "xla") -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, experts: Experts, elementwise: Elementwise) -> None:
         self.config = config
         self.dtype = dtype
-        self.glue = glue
+        self.elementwise = elementwise
         d_model, ple, vocab = config.d_model, config.per_layer_input, config.vocab_size // config.devices
         self.embed = zeros(vocab, d_model, dtype=dtype)
         self.embed_norm = Normalize(config.embed_norm, d_model, dtype) if config.embed_norm else None
@@ -221,7 +223,7 @@ class Decoder(nnx.Module):
         ropes = {rope: (apart(cos, self.sums), apart(sin, self.sums)) for rope, (cos, sin) in ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
         run = LayerInputs(positions, ropes, attend, per_layer, adapters, stand_ins=stand_ins)
-        if self.glue != "xla":
+        if self.elementwise != "xla":
             return self._joined(x, run, select, tap, routed)
         if self.streams is not None:
             x = self.streams.split(x)
@@ -253,8 +255,8 @@ class Decoder(nnx.Module):
         tap: Tap | None,
         routed: Routed | None,
     ) -> Float[Array, "N M"]:
-        """Run the layers on the kernels of the glue: each gives the next one its residual stream and the norm of it."""
-        require_served(self.config, self.glue)
+        """Run the layers on the elementwise kernels: each gives the next one its residual stream and the norm of it."""
+        require_served(self.config, self.elementwise)
         layers = list(self.layers)
         following = [*(layer.pre_attn for layer in layers[1:]), self.final_norm]
         read = normed(layers[0].pre_attn, x)
@@ -263,7 +265,7 @@ class Decoder(nnx.Module):
                 tap(index, x)
             own = run if routed is None else run._replace(routed=partial(routed, index))
             with jax.named_scope(f"layer_{index}"):
-                x, read = layer.joined(x, read, index, own, norm, self.glue)
+                x, read = layer.joined(x, read, index, own, norm, self.elementwise)
         if tap is not None:
             tap(len(layers), x)
         return read if select is None else read[select]

@@ -109,7 +109,7 @@ class RequestOptions:
         cache_salt: cached prefixes are shared with requests of the same salt only.
         lora: name of the LoRA adapter; cached prefixes are never shared between adapters.
         tenant, weight: name of the client that shares the engine with others, and its weight. Tenants that ask for more
-            than the engine can run get shares in proportion to their weights (`Turns`).
+            than the engine can run get shares in proportion to their weights (`FairQueue`).
     """
 
     priority: int = 0

@@ -7,7 +7,7 @@ from jswa.plan.request import Request
 
 SAMPLING_ROW = np.dtype([
     ("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"),
-    ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("extras", "i4"), ("prompt_length", "i4"),
+    ("frequency", "f4"), ("key_high", "u4"), ("key_low", "u4"), ("logits_state", "i4"), ("prompt_length", "i4"),
     ("by_place", "i4"), ("top_n_sigma", "f4"),
 ])  # fmt: skip
 SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by their bits

@@ -17,8 +17,8 @@ FROM_DEVICE = -1
 _NO_BANS, _NO_TOKENS = np.zeros((0, 1 + BAN_TOKENS), np.int32), np.zeros(0, np.int32)
 
 
-class ExtrasEntry(NamedTuple):
-    """The extras of a row that begins.
+class LogitsEntry(NamedTuple):
+    """The logits state of a row that begins.
 
     Attributes:
         bias_ids, bias: token ids, and the biases that are added to their logits.
@@ -127,7 +127,7 @@ class StepPlan:
     Attributes:
         rows: a record for each row, columns `COLUMNS`; the properties below are views of the first six.
         tokens: ids to run; FROM_DEVICE for a row whose token the previous step sampled.
-        extras, masks: rows of the extras tables to set before the step, `extras` first.
+        logits_state, masks: rows of the logits state to set before the step, `logits_state` first.
         late: ids of the rows whose masks depend on tokens that the host does not know yet. If there are any, the step
             runs in two halves, and the host sets these masks between them. If the step has drafts, the device returns
             them before the first half.
@@ -150,7 +150,7 @@ class StepPlan:
     local_pages: Int[np.ndarray, "L 3"]
     moves: Int[np.ndarray, "M 3"]
     table_rows: tuple[TableRow, ...] = ()
-    extras: tuple[ExtrasEntry, ...] = ()
+    logits_state: tuple[LogitsEntry, ...] = ()
     masks: tuple[RowMask, ...] = ()
     late: tuple[int, ...] = ()
     logprobs: Logprobs = "none"

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import CheckpointError
-from jswa.plan import BAN_TOKENS, COLUMNS, AllWords, ExtrasEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
+from jswa.plan import BAN_TOKENS, COLUMNS, AllWords, LogitsEntry, Mask, RowMask, RowText, StepPlan, TableRow, Words
 
 
 def write_header(file: IO[str], *, model: str, options: dict[str, Any], geometry: dict[str, Any]) -> None:
@@ -49,10 +49,10 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays: dict[str, Any] = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("extras", "masks", "late", "logprobs", "table_rows", "drafts", "texts")
+        if name not in ("logits_state", "masks", "late", "logprobs", "table_rows", "drafts", "texts")
     }
-    extras = tuple(
-        ExtrasEntry(
+    logits_state = tuple(
+        LogitsEntry(
             entry["row_id"],
             np.array(entry["bias_ids"], np.int32),
             np.array(entry["bias"], np.float32),
@@ -63,7 +63,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
             np.array(entry["recent"], np.int32),
             entry["start"],
         )
-        for entry in fields["extras"]
+        for entry in fields["logits_state"]
     )
     masks = tuple(
         RowMask(row, (Words if "at" in words else AllWords)(**_arrays(words)), place)
@@ -79,7 +79,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     return StepPlan(
         **arrays,
         table_rows=rows,
-        extras=extras,
+        logits_state=logits_state,
         masks=masks,
         late=tuple(fields["late"]),
         logprobs=fields["logprobs"],

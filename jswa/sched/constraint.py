@@ -16,7 +16,7 @@ from jswa.plan import (
     NO_WORDS,
     AllWords,
     Constraint,
-    ExtrasEntry,
+    LogitsEntry,
     Mask,
     RowMask,
     Words,
@@ -226,8 +226,8 @@ class Masks:
     def __len__(self) -> int:
         return len(self._held)
 
-    def admit(self, sequence: Sequence) -> ExtrasEntry | None:
-        """Return the entry of a row that begins in the extras tables, if it needs one."""
+    def admit(self, sequence: Sequence) -> LogitsEntry | None:
+        """Return the entry of a row that begins in the logits state, if it needs one."""
         request, row_id = sequence.request, sequence.row_id
         params, constraint = request.params, request.constraint
         if constraint is None:
@@ -245,7 +245,7 @@ class Masks:
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
-        entry = ExtrasEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
+        entry = LogitsEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)
         if not on_device or not (bans := constraint.bans()).size:
             return entry
         start = sequence.launched

@@ -10,25 +10,25 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, ExtrasEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, LogitsEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
+from jswa.sched.batch import Batch, lease_of
 from jswa.sched.constraint import Masks, forced_tokens, form_error, nothing_allowed
-from jswa.sched.draft import Draft, lease_of
+from jswa.sched.fair_queue import FairQueue, Use
 from jswa.sched.outputs import confirm, count_hit, with_results
 from jswa.sched.rows import Claims, Rows, Slots
 from jswa.sched.sequence import Sequence, Status
-from jswa.sched.turns import Turns, Use
 from jswa.types import FinishReason
 
 
 class Requests:
-    """Owns the sequences, their turns, and the rows with their leases. Iteration yields the running ones by rank.
+    """Owns the sequences, their queue, and the rows with their leases. Iteration yields the running ones by rank.
 
     Attributes:
-        turns: the waiting sequences.
+        queue: the waiting sequences.
         rows: the counters of the running ones, as arrays.
         by_row: the running ones by row id.
         masks, writers: masks that change, and rows whose prompts are being published.
@@ -38,7 +38,7 @@ class Requests:
     """
 
     def __init__(self, cache: CacheManager, limits: Limits, speculative: int = 0) -> None:
-        self.turns = Turns(limits.max_tokens, limits.max_rows, limits.long_prompt)
+        self.queue = FairQueue(limits.max_tokens, limits.max_rows, limits.long_prompt)
         self.rows = Rows(limits.max_rows, speculative)
         self.by_row: list[Sequence | None] = [None] * limits.max_rows
         self.masks = Masks(self.rows)
@@ -94,11 +94,11 @@ class Requests:
         self.slots_of(sequence)
         self._arrivals += 1
         self._unfinished[request.request_id] = sequence
-        self.turns.register(sequence)
+        self.queue.register(sequence)
 
-    def begin(self, sequence: Sequence, lease: Lease, match: Match) -> ExtrasEntry | None:
-        """Make a waiting sequence, whose lease is open at a match, a row; return its extras, if it needs any."""
-        self.turns.admit(sequence)
+    def begin(self, sequence: Sequence, lease: Lease, match: PrefixMatch) -> LogitsEntry | None:
+        """Make a waiting sequence, whose lease is open at a match, a row; return its logits state, if it needs any."""
+        self.queue.admit(sequence)
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
         self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
@@ -185,11 +185,11 @@ class Requests:
     ) -> TokenEvent:
         """End a sequence, and free what it holds."""
         if sequence.status is Status.WAITING:
-            self.turns.remove(sequence)
+            self.queue.remove(sequence)
         self._leave(sequence)
         sequence.status = Status.FINISHED
         del self._unfinished[sequence.request.request_id]
-        self.turns.unregister(sequence)
+        self.queue.unregister(sequence)
         drafts = sequence.drafts if self.rows.speculates else None
         return TokenEvent(sequence.request.request_id, token, reason, stop_reason, error=error, drafts=drafts)
 
@@ -221,7 +221,7 @@ class Requests:
     def requeue(self, sequence: Sequence) -> None:
         """Let a sequence wait again."""
         sequence.status = Status.WAITING
-        self.turns.push(sequence)
+        self.queue.push(sequence)
 
     def apply_row(
         self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], logprobs: StepLogprobs | None, at: int
@@ -306,7 +306,7 @@ class Requests:
         return self.changes, self._cache.epoch, self.rows.prefill_rows(), 0 if host is None else host.changes
 
     def admissible(
-        self, draft: Draft, sequence: Sequence, match: Match, spare: int = 0, victims: Items[Sequence] = ()
+        self, batch: Batch, sequence: Sequence, match: PrefixMatch, spare: int = 0, victims: Items[Sequence] = ()
     ) -> bool:
         """Return whether resident(prompt + 1) + the step's reserve fits unclaimed memory (docs/design/kv-memory.md).
 
@@ -314,9 +314,9 @@ class Requests:
             spare: slots that must be left besides.
             victims: rows that would be preempted first.
         """
-        cache, claims = self._cache, draft.claims
+        cache, claims = self._cache, batch.claims
         if claims is None:
-            claims = draft.claims = Claims(self.rows, cache)
+            claims = batch.claims = Claims(self.rows, cache)
         if victims:
             gone, closed = [row.row_id for row in victims], [lease_of(row) for row in victims]
             need = claims.own(self._limits, self.slots_of(sequence), gone) - cache.leased_slots(match, closed)
@@ -334,7 +334,7 @@ class Requests:
         return found
 
     def check(self) -> None:
-        """Assert the laws of sequences, arrays, leases and turns; for tests."""
+        """Assert the laws of sequences, arrays, leases and the queue; for tests."""
         running = list(self)
         self._cache.check(((lease_of(s), s.launched) for s in running), self._ahead())
         assert running == sorted((s for s in self.by_row if s is not None), key=lambda s: s.rank)
@@ -348,12 +348,12 @@ class Requests:
         assert claims.most is None or claims.claimed() <= claims.most, "rows claim more than their bound"
         self.masks.check(running)
         self.writers.check(running)
-        self.turns.check(self._unfinished.values())
+        self.queue.check(self._unfinished.values())
         for sequence in self._unfinished.values():
             sequence.check(len(self.rows.flights))
-            if sequence.blocked == self.state() and not self.turns.several:
+            if sequence.blocked == self.state() and not self.queue.several:
                 match = match_of(self._cache, sequence)
-                assert not self.admissible(Draft(0), sequence, match), "a request has room, and is not looked at"
+                assert not self.admissible(Batch(0), sequence, match), "a request has room, and is not looked at"
 
     def _ahead(self) -> dict[Lease, tuple[int, int]]:
         """Return, of each row, the end of what it may have run, and of what its pages may cover: at most a page more.
@@ -371,7 +371,7 @@ class Requests:
     def _wait_again(self, sequence: Sequence) -> None:
         if sequence.returning:
             sequence.status = Status.PREEMPTED
-            self.turns.expect(sequence)
+            self.queue.expect(sequence)
         else:
             self.requeue(sequence)
 

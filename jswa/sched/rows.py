@@ -31,8 +31,8 @@ from jswa.sched.token_counts import TokenCounts
 
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
 _RECORD = np.dtype([("first", "i4", len(COLUMNS) - len(SAMPLING)), ("sampling", SAMPLING_ROW)])
-_START, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _LIMIT, _EXTRAS = map(
-    COLUMNS.index, ("start", "full_write_from", "local_visible_from", "limit", "extras")
+_START, _FULL_WRITE_FROM, _LOCAL_VISIBLE_FROM, _LIMIT, _LOGITS_STATE = map(
+    COLUMNS.index, ("start", "full_write_from", "local_visible_from", "limit", "logits_state")
 )
 
 
@@ -148,7 +148,7 @@ class Rows:
                 self.speculative[row] = self._speculative
         own = self._records[row]
         own[:] = record
-        own[0], own[_EXTRAS] = row, self.max_rows if constraint is None else row
+        own[0], own[_LOGITS_STATE] = row, self.max_rows if constraint is None else row
         if lease.full_write_from:  # of a match; without one both are 0
             own[_FULL_WRITE_FROM], own[_LOCAL_VISIBLE_FROM] = lease.full_write_from, lease.local_visible_from
         self.stops.count(request.stop_ids, 1)

@@ -18,7 +18,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.sched.admission.prompts import Prompts
-from jswa.sched.draft import Draft, lease_of, make_plan, plan_copies
+from jswa.sched.batch import Batch, lease_of, make_plan, plan_copies
 from jswa.sched.drafts.drafting import Drafting
 from jswa.sched.drafts.several import append_several
 from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
@@ -44,7 +44,7 @@ class Scheduler:
         self.limits = limits
         self.cache = CacheManager(
             layout,
-            limits.num_blocks,
+            limits.num_slabs,
             limits.pages_per_row,
             limits.max_rows,
             sharing=limits.prefix_cache,
@@ -55,7 +55,7 @@ class Scheduler:
         self._requests = Requests(self.cache, limits, speculative)
         self.drafting = Drafting(self._requests.rows, self.cache, speculative, limits)
         self._requests.grown = self.drafting.look_again
-        self._turns = self._requests.turns
+        self._queue = self._requests.queue
         self._prompts = Prompts(self._requests, self.cache, limits, self.drafting.begin)
         self._in_flight: deque[StepPlan] = deque()
         self._since_ahead = 0  # steps since rows got pages ahead
@@ -106,29 +106,29 @@ class Scheduler:
         return bool(self.sequences or self._in_flight)
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step by turns (`Turns`); None if nothing can run now. Its lengths count as launched."""
+        """Choose the next step by turns (`FairQueue`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
         self._prompts.recalling.settle()
-        draft = Draft(self.limits.max_tokens)
-        if self._turns.several:
-            self._prompts.take_rows(draft)
-        self._plan_running(draft)
-        passed = self._prompts.admit(draft)
-        self._prompts.prefill(draft)
-        if passed and draft.budget > 0:
-            self._prompts.admit(draft)
+        batch = Batch(self.limits.max_tokens)
+        if self._queue.several:
+            self._prompts.take_rows(batch)
+        self._plan_running(batch)
+        passed = self._prompts.admit(batch)
+        self._prompts.prefill(batch)
+        if passed and batch.budget > 0:
+            self._prompts.admit(batch)
         self.cache.allocate()
-        if not len(draft.decode) and not any(draft.prompts.values()):
+        if not len(batch.decode) and not any(batch.prompts.values()):
             return None
         requests = self._requests
         if self.rows.speculates:
-            self.drafting.give(draft, requests.sequences_at, split=bool(len(requests.masks)))
+            self.drafting.give(batch, requests.sequences_at, split=bool(len(requests.masks)))
         texts = self.drafting.texts(requests.by_row)
-        plan, row_ids = make_plan(draft, self.rows, requests.by_row, requests.masks, self.cache, texts)
-        self.rows.launch(row_ids, plan.counts, draft.speculative)
+        plan, row_ids = make_plan(batch, self.rows, requests.by_row, requests.masks, self.cache, texts)
+        self.rows.launch(row_ids, plan.counts, batch.speculative)
         # A prompt that ends needs less memory, and so does one whose window slides, or a row with pages for drafts.
-        requests.changes += bool(draft.prompts) or draft.speculative is not None
+        requests.changes += bool(batch.prompts) or batch.speculative is not None
         self._in_flight.append(plan)
         return plan
 
@@ -227,7 +227,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return rows and memory at this moment."""
-        return SchedulerStats.of(self.cache.pool, len(self._requests), len(self._turns), self.preemptions)
+        return SchedulerStats.of(self.cache.pool, len(self._requests), len(self._queue), self.preemptions)
 
     def check(self) -> None:
         """Assert every law of scheduler, leases and pool; for tests."""
@@ -245,10 +245,10 @@ class Scheduler:
         """
         steps = min(_AHEAD, self.layout.page_size)
         self._since_ahead += 1
-        if self._since_ahead < steps or self._turns.several:
+        if self._since_ahead < steps or self._queue.several:
             return
         self._since_ahead = 0
-        head = self._turns.first() if self.cache.table.free else None
+        head = self._queue.first() if self.cache.table.free else None
         if head is not None and head.blocked != self._requests.state():
             return
         rows, covered = self.rows, self.cache.table.covered
@@ -257,53 +257,53 @@ class Scheduler:
         if len(row_ids) and len(row_ids) * self.layout.page_slots <= self.cache.available_slots:
             self.cache.take_ahead(row_ids)
 
-    def _plan_running(self, draft: Draft) -> None:
+    def _plan_running(self, batch: Batch) -> None:
         """Add the running rows that need one token, and a share of the first prompt, by turns.
 
         The budget has a token for each of these rows.
         """
-        rows, draft.reserved = self.rows, 0
+        rows, batch.reserved = self.rows, 0
         ready = rows.ready()
-        for sequence in draft.prompts:  # which this step has admitted
+        for sequence in batch.prompts:  # which this step has admitted
             ready[sequence.row_id] = False
-        draft.behind = rows.prefill_rows()
-        decode = ready & (rows.known - rows.launched <= 1) if draft.behind else ready
+        batch.behind = rows.prefill_rows()
+        decode = ready & (rows.known - rows.launched <= 1) if batch.behind else ready
         taken = int(np.count_nonzero(decode))
-        draft.budget -= taken
+        batch.budget -= taken
         ends = (decode & (rows.next_positions() >= self.cache.table.covered)).nonzero()[0]  # of their pages
-        rest = (ready ^ decode).nonzero()[0] if draft.behind else _NO_ROWS
-        draft.behind -= len(rest)
+        rest = (ready ^ decode).nonzero()[0] if batch.behind else _NO_ROWS
+        batch.behind -= len(rest)
         if len(ends) and not self.cache.grow_by_page(ends):
             rest = np.concatenate([rest, ends])
         if len(rest):
-            self._plan_in_turns(draft, self._requests.sequences_at(rest), decode)
-        draft.decode = decode.nonzero()[0]
-        draft.budget += taken - len(draft.decode)
-        if self._turns.several:
-            known = rows.known[draft.decode] > rows.launched[draft.decode]
-            self._turns.charge_rows(rows.tenants[draft.decode].tolist(), known.tolist())
+            self._plan_in_turns(batch, self._requests.sequences_at(rest), decode)
+        batch.decode = decode.nonzero()[0]
+        batch.budget += taken - len(batch.decode)
+        if self._queue.several:
+            known = rows.known[batch.decode] > rows.launched[batch.decode]
+            self._queue.charge_rows(rows.tenants[batch.decode].tolist(), known.tolist())
 
-    def _plan_in_turns(self, draft: Draft, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
+    def _plan_in_turns(self, batch: Batch, rows: list[Sequence], decode: Bool[np.ndarray, " max_rows"]) -> None:
         """Get pages for decode rows, and a share of the step for the first prompt; clear rows without in `decode`."""
         share, positions, order = self.limits.long_prompt, self.rows.next_positions(), None
-        if self._turns.several:  # charges of this step do not change it
-            order = self._turns.order([row for row in self._requests if row not in draft.prompts])
-        for sequence in self._turns.order(sorted(rows, key=lambda row: row.rank)):
+        if self._queue.several:  # charges of this step do not change it
+            order = self._queue.order([row for row in self._requests if row not in batch.prompts])
+        for sequence in self._queue.order(sorted(rows, key=lambda row: row.rank)):
             if sequence.lease is None:
                 continue  # preempted for a row before it
             row_id, count = sequence.row_id, 1
             is_prompt = not decode[row_id]
             if is_prompt:
-                left = draft.begin(sequence)
-                count = min(left, share, self._turns.room(sequence, draft.budget, draft.for_others))
+                left = batch.begin(sequence)
+                count = min(left, share, self._queue.room(sequence, batch.budget, batch.for_others))
                 share = 0
             end = int(positions[row_id]) + count
             if count > 0 and end > lease_of(sequence).covered and not self._grow(sequence, end, order, decode):
                 decode[row_id] = False
                 if is_prompt:
-                    draft.drop(sequence)
+                    batch.drop(sequence)
             elif is_prompt and count > 0:
-                self._prompts.add(draft, sequence, count)
+                self._prompts.add(batch, sequence, count)
 
     def _grow(
         self, sequence: Sequence, length: int, order: list[Sequence] | None, decode: Bool[np.ndarray, " max_rows"]

@@ -81,7 +81,7 @@ class StepLog:
         then, tokens, generated = self._then
         self._then = now, self._tokens, self._generated
         seconds, slots, page = max(now - then, 1e-9), max(stats.total_slots, 1), layout.page_size
-        local = stats.local_pages * layout.pages_per_block
+        local = stats.local_pages * layout.pages_per_slab
         _log.info(
             "%d rows running, %d waiting; full tokens: %d, usage %.2f; local tokens: %d, usage %.2f; arena %.1f %% "
             "free, %.1f %% cached; prefix hits %.1f %%; %.0f tokens/s generated, %.0f of prompts",

@@ -20,7 +20,7 @@ from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
 from jswa.running.stepping import StepRunner
 from jswa.storage import persist
-from jswa.storage.page_copies import Contents, Reading, SlotRunner, Writing
+from jswa.storage.page_copies import Contents, SlotReading, SlotRunner, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 
@@ -73,13 +73,13 @@ def save_cache(
     runner, layout = _page_runner(engine, cache_salt), engine.layout
     digest = engine.adapter_digest(lora)
 
-    def begin() -> tuple[Captured, Contents, Reading]:
+    def begin() -> tuple[Captured, Contents, SlotReading]:
         _require_awake(engine)
         cache = engine.scheduler.cache
         taken = capture(cache.prefix, cache.tree_key(root_key(cache_salt, digest)))
         contents = empty_contents(engine, runner, len(taken.slots))
-        sources, total = origins(cache.moves, taken.slots), cache.pool.num_blocks * layout.pages_per_block
-        reading = Reading(runner, layout, sources, contents, total)
+        sources, total = origins(cache.moves, taken.slots), cache.pool.num_slabs * layout.pages_per_slab
+        reading = SlotReading(runner, layout, sources, contents, total)
         engine.stepping.before_launch = reading.before_launch
         return taken, contents, reading
 
@@ -124,7 +124,7 @@ def load_cache(
         except BaseException:
             cache.flush()
             raise
-        total = cache.pool.num_blocks * engine.layout.pages_per_block
+        total = cache.pool.num_slabs * engine.layout.pages_per_slab
         writing = Writing(runner, engine.layout, done.slots, contents, done.rows, total)
         engine.stepping.before_launch = writing.before_launch
         return done.tokens, writing
@@ -146,7 +146,7 @@ def load_cache(
 def empty_contents(engine: Engine, runner: PageRunner, slots: int) -> Contents:
     """Return uninitialized arrays for the contents of slots."""
     layout = engine.layout
-    shape = (slots, layout.block_elems // layout.pages_per_block)
+    shape = (slots, layout.slab_elems // layout.pages_per_slab)
     return [np.empty(shape, runner.kv_dtype) for _ in range(layout.num_lanes * layout.devices)]
 
 

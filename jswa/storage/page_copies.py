@@ -24,7 +24,7 @@ Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane 
 
 @runtime_checkable
 class SlotRunner(Protocol):
-    """A runner that copies slots (1/m block) to the host and back."""
+    """A runner that copies slots (1/m slab) to the host and back."""
 
     @property
     def slots_per_copy(self) -> int:
@@ -53,7 +53,7 @@ class Touched(NamedTuple):
 
 def touched(plan: StepPlan, layout: KVLayout) -> Touched:
     """Return the slots that a step copies or overwrites, and those of cached pages on which its new rows start."""
-    p, m = layout.page_size, layout.pages_per_block
+    p, m = layout.page_size, layout.pages_per_slab
     indices = {row_id: index for index, row_id in enumerate(plan.row_ids.tolist())}
     none = np.zeros(0, np.int32)
     full, local = [none], [none]
@@ -72,7 +72,7 @@ def touched(plan: StepPlan, layout: KVLayout) -> Touched:
     return Touched(np.concatenate(read), np.concatenate(written))
 
 
-class Reading:
+class SlotReading:
     """A copy of slots into rows of `contents`, with the contents that the slots have when this object is made.
 
     Args:

@@ -28,7 +28,7 @@ from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
 from jswa.storage.folders import write_folder
 from jswa.storage.page_copies import Contents
-from jswa.storage.snapshot import Snapshot, check
+from jswa.storage.snapshot import CacheSnapshot, check
 
 FORMAT, VERSION = "jswa prefix cache", 2
 _MANIFEST, _ARRAYS = "manifest.json", "arrays"
@@ -79,7 +79,7 @@ def bits_of(limits: Limits) -> str:
     return f"{shape}, jax {jax.__version__}, {jax.devices()[0].device_kind}"
 
 
-def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Identity) -> None:
+def save(path: str | Path, snapshot: CacheSnapshot, contents: Contents, identity: Identity) -> None:
     """Write a cache. It replaces a cache at `path` once it is complete; any other file there is left alone.
 
     Raises CacheFileError, and leaves `path` as it was.
@@ -96,10 +96,10 @@ def save(path: str | Path, snapshot: Snapshot, contents: Contents, identity: Ide
 
 def load(
     path: str | Path, identity: Identity, layout: KVLayout, dtype: np.dtype, vocab: int
-) -> tuple[Snapshot, Contents]:
+) -> tuple[CacheSnapshot, Contents]:
     """Read a cache and check all of it. Raises CacheFileError with the reason if it is damaged or of another engine."""
 
-    def read() -> tuple[Snapshot, Contents]:
+    def read() -> tuple[CacheSnapshot, Contents]:
         folder = Path(path)
         manifest = _read_manifest(folder)
         _require_same(folder, manifest.get("identity"), identity)
@@ -130,7 +130,7 @@ def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
         raise CacheFileError(f"{path}: the cache {what}: {type(error).__name__}: {reason}") from error
 
 
-def _to_arrays(snapshot: Snapshot, contents: Contents) -> dict[str, np.ndarray]:
+def _to_arrays(snapshot: CacheSnapshot, contents: Contents) -> dict[str, np.ndarray]:
     """Return all arrays by name, as bits. Empty arrays are left out: orbax does not store them."""
     arrays = {
         f.name: getattr(snapshot, f.name).astype(_TYPES.get(f.name, "int64")) for f in dataclasses.fields(snapshot)
@@ -143,20 +143,20 @@ def _to_arrays(snapshot: Snapshot, contents: Contents) -> dict[str, np.ndarray]:
 
 def _from_arrays(
     arrays: dict[str, np.ndarray], layout: KVLayout, dtype: np.dtype, vocab: int
-) -> tuple[Snapshot, Contents]:
+) -> tuple[CacheSnapshot, Contents]:
     """Rebuild snapshot and contents. Raises ValueError for arrays that cannot have been saved."""
     types = _types(layout, dtype)
-    columns = {f.name: arrays.get(f.name, np.zeros(0, types[f.name])) for f in dataclasses.fields(Snapshot)}
+    columns = {f.name: arrays.get(f.name, np.zeros(0, types[f.name])) for f in dataclasses.fields(CacheSnapshot)}
     if any(column.ndim != 1 for column in columns.values()):
         raise ValueError("an array has a wrong shape")
     for name in ("local", "window_branch"):
         columns[name] = columns[name].astype(bool)
-    snapshot = Snapshot(**columns)
+    snapshot = CacheSnapshot(**columns)
     check(snapshot, layout, vocab)
     if arrays["sizes"].tolist() != _sizes(snapshot).tolist():
         raise ValueError("arrays are missing")
-    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_block * int(snapshot.local.sum())
-    shape = (slots, layout.block_elems // layout.pages_per_block)
+    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_slab * int(snapshot.local.sum())
+    shape = (slots, layout.slab_elems // layout.pages_per_slab)
     numbers = range(layout.num_lanes * layout.devices)
     lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in numbers]
     if any(lane.shape != shape for lane in lanes):
@@ -166,7 +166,7 @@ def _from_arrays(
 
 def _types(layout: KVLayout, dtype: np.dtype) -> dict[str, str]:
     """Return the type on disk of every array that a cache may have."""
-    columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(Snapshot)}
+    columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(CacheSnapshot)}
     lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes * layout.devices)}
     return columns | lanes | {"sizes": "int64"}
 
@@ -175,7 +175,7 @@ def _lane(number: int) -> str:
     return f"lane_{number:03}"
 
 
-def _sizes(snapshot: Snapshot) -> np.ndarray:
+def _sizes(snapshot: CacheSnapshot) -> np.ndarray:
     """Return the lengths of the columns: an array that even the cache of an empty tree has."""
     return np.array([len(getattr(snapshot, f.name)) for f in dataclasses.fields(snapshot)], np.int64)
 

@@ -14,7 +14,7 @@ from jswa.cache.moves import slots_of
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Cursor
 from jswa.cache.prefix.radix import RadixTree
-from jswa.storage.snapshot import Edges, Snapshot
+from jswa.storage.snapshot import CacheSnapshot, Edges
 
 _NONE = np.zeros(0, np.int32)
 
@@ -27,43 +27,43 @@ class Restored(NamedTuple):
     rows: Int[np.ndarray, " n"]
 
 
-def restore(cache: CacheManager, salt: str, snapshot: Snapshot) -> Restored:
+def restore(cache: CacheManager, salt: str, snapshot: CacheSnapshot) -> Restored:
     """Publish the text of a checked snapshot that the tree of a salt lacks, as much of it as free memory holds.
 
     Nothing is evicted: if memory is short, the branches used longest ago are left out. The pool may have to move
     pages, so the manager's moves must be carried out on the device before the slots are written.
     """
-    prefix, pool, m = cache.prefix, cache.pool, cache.pool.pages_per_block
+    prefix, pool, m = cache.prefix, cache.pool, cache.pool.pages_per_slab
     has_full, before = cache.layout.full is not None, prefix.tree.num_tokens(salt)
     edges = Edges.of(snapshot, cache.layout.page_size)
     new, last_use = _lacking(prefix.tree, salt, snapshot, edges)
     chosen, local = _choose(snapshot, edges, new, cache.layout, pool.free_slots)
     full = new & np.repeat(chosen, edges.pages) & has_full
-    blocks, pages = np.zeros(len(new), np.int32), np.zeros(len(new), np.int32)
-    blocks[local] = pool.alloc_local(int(local.sum()))
-    cache.compact()  # full pages may have moved to make whole blocks free
+    slabs, pages = np.zeros(len(new), np.int32), np.zeros(len(new), np.int32)
+    slabs[local] = pool.alloc_local(int(local.sum()))
+    cache.compact()  # full pages may have moved to make whole slabs free
     pages[full] = pool.alloc_full(int(full.sum()))
-    cursors = _publish(prefix, salt, snapshot, edges, chosen, pages, blocks)
+    cursors = _publish(prefix, salt, snapshot, edges, chosen, pages, slabs)
     for edge, cursor in cursors.items():
         if cursor.node is not None and new[edges.entries(edge)].any():
             cursor.node.last = max(cursor.node.last, int(last_use[edge]))
             prefix.tree.candidates.refresh(cursor.node)
     # The tree owns the pages now. Pages of text that two edges of the snapshot share are free again.
     pool.free_full(pages[full])
-    pool.free_local(blocks[local])
-    prefix.retention.unpin(blocks[local])
+    pool.free_local(slabs[local])
+    prefix.retention.unpin(slabs[local])
     _add_windows(prefix, snapshot, cursors)
     for cursor in cursors.values():
         prefix.detach(cursor)
     saved_full = len(new) if has_full else 0
     numbers = np.cumsum(snapshot.local) - 1
     rows = [np.flatnonzero(full), saved_full + slots_of(_NONE, numbers[local], m)]
-    slots = slots_of(pages[full], blocks[local], m)
+    slots = slots_of(pages[full], slabs[local], m)
     return Restored(prefix.tree.num_tokens(salt) - before, slots, np.concatenate(rows))
 
 
 def _lacking(
-    tree: RadixTree, salt: str, snapshot: Snapshot, edges: Edges
+    tree: RadixTree, salt: str, snapshot: CacheSnapshot, edges: Edges
 ) -> tuple[Bool[np.ndarray, " entries"], Int[np.ndarray, " edges"]]:
     """Entries whose text the tree does not have to its end, and by edge the last use of the leaf that it extends."""
     new, last_use = np.ones(len(snapshot.local), bool), np.full(len(snapshot.parent), -NEVER)
@@ -81,11 +81,11 @@ def _lacking(
 def _publish(
     prefix: PrefixCache,
     salt: str,
-    snapshot: Snapshot,
+    snapshot: CacheSnapshot,
     edges: Edges,
     chosen: Bool[np.ndarray, " edges"],
     pages: Int[np.ndarray, " entries"],
-    blocks: Int[np.ndarray, " entries"],
+    slabs: Int[np.ndarray, " entries"],
 ) -> dict[int, Cursor]:
     """Publish the chosen edges as rows do that end with them; returns the cursor at the end of each.
 
@@ -96,16 +96,16 @@ def _publish(
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
         known, above = np.zeros(start // p, np.int32), cursors.get(int(snapshot.parent[edge]))
-        new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, blocks[own]]))
+        new = Pages(np.concatenate([known, pages[own]]), np.concatenate([known, slabs[own]]))
         tokens[start:end] = edges.tokens(snapshot, edge)
         cursor = cursors[edge] = publish(prefix, salt, tokens[:end], new, None if above is None else above.node, start)
-        if cursor.node is not None and (pages[own].any() or blocks[own].any()):
+        if cursor.node is not None and (pages[own].any() or slabs[own].any()):
             cursor.node.last, cursor.node.hits = clock - int(snapshot.age[edge]), int(snapshot.hits[edge])
             prefix.tree.candidates.refresh(cursor.node)
     return cursors
 
 
-def _add_windows(prefix: PrefixCache, snapshot: Snapshot, cursors: dict[int, Cursor]) -> None:
+def _add_windows(prefix: PrefixCache, snapshot: CacheSnapshot, cursors: dict[int, Cursor]) -> None:
     """Keep the saved windows whose pages are there."""
     clock = prefix.retention.clock
     columns = (snapshot.window_edge, snapshot.window_end, snapshot.window_branch, snapshot.window_age)
@@ -116,13 +116,13 @@ def _add_windows(prefix: PrefixCache, snapshot: Snapshot, cursors: dict[int, Cur
 
 
 def _choose(
-    snapshot: Snapshot, edges: Edges, new: Bool[np.ndarray, " entries"], layout: KVLayout, room: int
+    snapshot: CacheSnapshot, edges: Edges, new: Bool[np.ndarray, " entries"], layout: KVLayout, room: int
 ) -> tuple[Bool[np.ndarray, " edges"], Bool[np.ndarray, " entries"]]:
     """Edges, and entries whose local pages, fit `room` slots: last used first, each with all above it and its windows.
 
     Local pages that no window needs come last.
     """
-    m, parent = layout.pages_per_block, snapshot.parent.tolist()
+    m, parent = layout.pages_per_slab, snapshot.parent.tolist()
     slots = np.add.reduceat(new.astype(np.int64), edges.first) if len(parent) else np.zeros(0, np.int64)
     slots *= layout.full is not None
     needs = _needs(snapshot, edges, layout.page_size, layout.reach)
@@ -150,7 +150,9 @@ def _choose(
     return chosen, local
 
 
-def _needs(snapshot: Snapshot, edges: Edges, page_size: int, reach: Reach | None) -> list[list[Int[np.ndarray, " n"]]]:
+def _needs(
+    snapshot: CacheSnapshot, edges: Edges, page_size: int, reach: Reach | None
+) -> list[list[Int[np.ndarray, " n"]]]:
     """By edge: the entries of the local pages that each of its windows needs; none where one is missing."""
     needs: list[list[Int[np.ndarray, " n"]]] = [[] for _ in snapshot.parent]
     if reach is None:

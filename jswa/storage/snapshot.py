@@ -21,7 +21,7 @@ _NO_TOKENS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class CacheSnapshot:
     """Text and pages of one salt's tree.
 
     An edge of n tokens has ⌈n / p⌉ entries, one per page, numbered over all edges. With full layers entry i has full
@@ -61,7 +61,7 @@ class Snapshot:
 class Captured(NamedTuple):
     """A snapshot, the arena slots of its pages (all full pages, then all local pages), and its number of tokens."""
 
-    snapshot: Snapshot
+    snapshot: CacheSnapshot
     slots: Int[np.ndarray, " slots"]
     tokens: int
 
@@ -92,29 +92,29 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
         stack.extend((child, parent, text[length:]) for child in node.children.values())
     windows = []
     for window in (window for node in nodes for window in node.windows.values()):
-        node_of = tree.candidates.edge_at(tree.local_slot.item(window.blocks.item(-1)))
+        node_of = tree.candidates.edge_at(tree.local_slot.item(window.slabs.item(-1)))
         edge, end = (-1, 0) if node_of is None else ends.get(node_of, (-1, 0))
         if window.end <= end:
             windows.append((edge, window.end, window.branch, clock - window.last, window.hits))
     table, marks = np.array(edges, np.int64).reshape(-1, 4), np.array(windows, np.int64).reshape(-1, 5)
-    blocks, ids = np.concatenate(local), np.concatenate(full)
-    snapshot = Snapshot(
+    slabs, ids = np.concatenate(local), np.concatenate(full)
+    snapshot = CacheSnapshot(
         parent=table[:, 0],
         length=table[:, 1],
         age=table[:, 2],
         hits=table[:, 3],
         tokens=np.concatenate(texts),
-        local=blocks != NONE,
+        local=slabs != NONE,
         window_edge=marks[:, 0],
         window_end=marks[:, 1],
         window_branch=marks[:, 2].astype(bool),
         window_age=marks[:, 3],
         window_hits=marks[:, 4],
     )
-    return Captured(snapshot, slots_of(ids[ids != NONE], blocks[blocks != NONE], prefix.pool.pages_per_block), total)
+    return Captured(snapshot, slots_of(ids[ids != NONE], slabs[slabs != NONE], prefix.pool.pages_per_slab), total)
 
 
-def check(snapshot: Snapshot, layout: KVLayout, vocab: int) -> None:
+def check(snapshot: CacheSnapshot, layout: KVLayout, vocab: int) -> None:
     """Raise ValueError, with the reason, for a snapshot that `capture` cannot have made."""
     p, edges, windows = layout.page_size, len(snapshot.parent), len(snapshot.window_edge)
     _require(
@@ -147,7 +147,7 @@ class Edges(NamedTuple):
     pages: Int[np.ndarray, " edges"]
 
     @staticmethod
-    def of(snapshot: Snapshot, page_size: int) -> "Edges":
+    def of(snapshot: CacheSnapshot, page_size: int) -> "Edges":
         """Derive the columns; parents come before their children."""
         length = snapshot.length
         end, count = length.copy(), -(-length // page_size)
@@ -155,7 +155,7 @@ class Edges(NamedTuple):
             end[edge] += end[parent] if parent >= 0 else 0
         return Edges(end - length, end, np.cumsum(length) - length, np.cumsum(count) - count, count)
 
-    def tokens(self, snapshot: Snapshot, edge: int) -> Int[np.ndarray, " n"]:
+    def tokens(self, snapshot: CacheSnapshot, edge: int) -> Int[np.ndarray, " n"]:
         """Return the tokens of an edge."""
         return snapshot.tokens[self.text[edge] :][: snapshot.length[edge]]
 
@@ -163,7 +163,7 @@ class Edges(NamedTuple):
         """Return the entries of an edge."""
         return slice(int(self.first[edge]), int(self.first[edge] + self.pages[edge]))
 
-    def text_to(self, snapshot: Snapshot, edge: int) -> Int[np.ndarray, " n"]:
+    def text_to(self, snapshot: CacheSnapshot, edge: int) -> Int[np.ndarray, " n"]:
         """Return the text from position 0 to the end of an edge."""
         parts = []
         while edge >= 0:

@@ -19,7 +19,7 @@ from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
 from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST
 from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
-from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
+from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
@@ -99,7 +99,7 @@ class WeightsStager:
 
     def _converted(self, arrays: dict[str, Any]) -> Iterator[tuple[str, Array]]:
         shapes = param_shapes(self.model, self.dtype)
-        table = {name: Source((Part(name, shape.shape),)) for name, shape in shapes.items()}
+        table = {name: Source((TensorPart(name, shape.shape),)) for name, shape in shapes.items()}
         if not arrays.keys() <= shapes.keys():
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import Attention
 from pallas_kernels.attention import xla
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.quantized import cut
 
@@ -40,13 +40,13 @@ def tile_tokens(implementation: Implementation, group: int) -> int:
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None = None,
     kv_scales: Float[Array, "2 K"] | None = None,
     implementation: Implementation = "xla",
@@ -61,7 +61,7 @@ def paged_attention(
 
     Args:
         q: queries of the step's tokens; or, on Hopper, as `packed_form` says.
-        kv: a page view of one lane: K and V of a token side by side (see `Attend.v_dim`).
+        kv: a page view of one lane: K and V of a token side by side (see `AttentionParams.v_dim`).
         rows: the step's rows.
         tiles: the same rows, cut into query tiles once per step by `tile_rows`.
         layer_index: index of this layer within a page, 0 to S - 1: the S layers of a kind that share a lane share its
@@ -85,9 +85,9 @@ def paged_attention(
     """
     if implementation not in get_args(Implementation):
         raise ValueError(f"implementation = {implementation!r}: must be one of {sorted(get_args(Implementation))}")
-    if isinstance(q, Packed) and implementation not in _HOPPER:
+    if isinstance(q, PackedQueries) and implementation not in _HOPPER:
         raise NoAttentionKernel(f"packed queries: implementation = {implementation!r} takes none")
-    if not isinstance(q, Packed) and q.shape[1] % kv.shape[2]:
+    if not isinstance(q, PackedQueries) and q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
     function = partial(
         _function(implementation, sms), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
@@ -97,10 +97,10 @@ def paged_attention(
             raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
         return function(q, kv)
     # Multiplied in float32, scales are exact: K's are applied to the queries, V's to the output.
-    wide = q if isinstance(q, Packed) else q.astype(jnp.float32)
+    wide = q if isinstance(q, PackedQueries) else q.astype(jnp.float32)
     if kv_scales is None:
         return function(wide, kv).astype(q.dtype)
-    if isinstance(wide, Packed):  # in the type of the values, as V's scales come before the last rounding
+    if isinstance(wide, PackedQueries):  # in the type of the values, as V's scales come before the last rounding
         out, group = function(wide._replace(dtype=wide.values.dtype), kv), wide.group
     else:
         group, v_dim = wide.shape[1] // kv.shape[2], attend.value_size(kv.shape[-1], wide.shape[2])
@@ -113,13 +113,13 @@ def paged_attention(
 def packed_form(
     q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
     kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
-    attend: Attend,
+    rows: PagedRows,
+    tiles: QueryTiles,
+    attend: AttentionParams,
     implementation: Implementation,
     sms: int | None = None,
 ) -> tuple[int, jnp.dtype] | None:
-    """Return M and the type of the values if `paged_attention` takes this call's queries as `Packed` [T, K, M, D].
+    """Return M and the values' type if `paged_attention` takes this call's queries as `PackedQueries` [T, K, M, D].
 
     None: it does not. Only shapes and types are read. Raises NoAttentionKernel if the implementation cannot serve them.
     """

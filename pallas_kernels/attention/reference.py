@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 
 
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
-class Attend(NamedTuple):
+class AttentionParams(NamedTuple):
     """The static parameters of one attention layer. At most one of `window` and `chunk` is given.
 
     Attributes:
@@ -35,7 +35,7 @@ class Attend(NamedTuple):
         return jnp.zeros_like(position) if self.chunk is None else position // self.chunk * self.chunk
 
 
-class Rows(NamedTuple):
+class PagedRows(NamedTuple):
     """R rows of a step over one page view. Padding rows have count 0.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     visible_from: Int[Array, " R"]
 
 
-class Packed(NamedTuple):
+class PackedQueries(NamedTuple):
     """Queries of a step with one token per tile, laid out as the kernel copies them; see `api.packed_form`.
 
     Attributes:
@@ -68,7 +68,7 @@ class Packed(NamedTuple):
     dtype: jnp.dtype
 
 
-class Tiles(NamedTuple):
+class QueryTiles(NamedTuple):
     """B tiles of Q query tokens; each tile belongs to one row. Surplus tiles have offset ≥ the row's count.
 
     Attributes:
@@ -91,7 +91,7 @@ def tile_rows(
     token_row: Int[Array, " T"],
     size: int,
     most: int | None = None,
-) -> Tiles:
+) -> QueryTiles:
     """Cut rows into tiles of `size` tokens. B = T // size + R tiles always suffice.
 
     Args:
@@ -120,10 +120,10 @@ def tile_rows(
     tokens = jnp.clip(first_token[row][:, None] + jnp.minimum(within, last[:, None]), 0, num_tokens - 1)
     index = jnp.arange(num_tokens, dtype=jnp.int32) - first_token[token_row]
     flat_index = jnp.clip((first_of_row[token_row] + index // size) * size + index % size, 0, num_tiles * size - 1)
-    return Tiles(row, offset, tokens, flat_index)
+    return QueryTiles(row, offset, tokens, flat_index)
 
 
-def in_tiles(rows: Rows, tiles: Tiles) -> Bool[Array, " T"]:
+def in_tiles(rows: PagedRows, tiles: QueryTiles) -> Bool[Array, " T"]:
     """Return which tokens of the step are in a tile. Padding tokens are in none."""
     queries = tiles.tokens.shape[1]
     tile, query = tiles.flat_index // queries, tiles.flat_index % queries

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 
 BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
@@ -28,11 +28,11 @@ Carry = tuple[Float[Array, "B K n V"], Float[Array, "B K n"], Float[Array, "B K 
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`."""
@@ -57,7 +57,7 @@ def paged_attention(
 
 
 class _Tile(NamedTuple):
-    """B tiles; see `Tiles`."""
+    """B tiles; see `QueryTiles`."""
 
     row: Int[Array, " B"]
     offset: Int[Array, " B"]
@@ -67,11 +67,11 @@ class _Tile(NamedTuple):
 def _attend(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
+    rows: PagedRows,
     tile: _Tile,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "B Q H V"]:
     """Return the attention of tiles, all of them block by block."""
@@ -94,7 +94,7 @@ def _attend(
     # One token's window is a function of its position; that of a tile is not, so its blocks begin at their multiples.
     align = page_size if decode else block_tokens
     first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
-    num_blocks = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
+    num_slabs = jnp.where(end > begin, -(-(end - first_page * page_size) // block_tokens), 0)
     shape = (num_tiles, num_kv_heads, group * tile_size)
     # In decode the products take whole cells. Keys and values apart would be two more copies.
     queries = _queries(q[tile.tokens], shape, 0 if not decode else kv.shape[-1] - head_dim)
@@ -121,7 +121,7 @@ def _attend(
     if decode and width == block_pages:
         total, weight, _ = block(0, start)
     else:
-        total, weight, _ = lax.fori_loop(0, num_blocks.max(), block, start)
+        total, weight, _ = lax.fori_loop(0, num_slabs.max(), block, start)
     out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
     out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(num_tiles, tile_size, q.shape[1], v_dim).astype(q.dtype)
@@ -182,7 +182,7 @@ def _cells(
     return gathered.reshape(*gathered.shape[:2], -1, gathered.shape[-1])
 
 
-def _page_ids(rows: Rows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
+def _page_ids(rows: PagedRows, row: Int[Array, " B"], page: Int[Array, "B n"]) -> Int[Array, "B n"]:
     """Return the ids of the given page positions; beyond the row's table 0, the page of zeros."""
     column = page - rows.first_page[row][:, None]
     width = rows.page_rows.shape[1]

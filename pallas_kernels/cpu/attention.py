@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.cpu import library
 from pallas_kernels.errors import NoAttentionKernel
 
@@ -15,11 +15,11 @@ _TYPES = ("float32", "bfloat16", "float16")
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "T H V"]:
     """See `attention.api.paged_attention`. Raises NoAttentionKernel for other types than those of the library."""

@@ -82,7 +82,7 @@ class Panels:
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=[])
 @dataclass(frozen=True)
-class Rows:
+class RowMajor:
     """An embedding that is the head too: with a row per output, which the library multiplies as it lies."""
 
     weights: Float[Array, "C K"] | QuantizedRows

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import Sampling
 from pallas_kernels.errors import NoSamplingKernel
-from pallas_kernels.sampling.plan import DEFAULT, Codes, Drawn, Rows, Tables, Tuning
+from pallas_kernels.sampling.plan import DEFAULT, Codes, Drawn, SamplingRows, Tables, Tuning
 
 Implementation = Sampling
 
@@ -21,7 +21,7 @@ MOST_TOKENS = 4_096 * DEFAULT.sub  # of the vocabulary: one thread block holds a
 
 def sample(
     logits: Float[Array, "R V"],
-    rows: Rows,
+    rows: SamplingRows,
     tables: Tables | None,
     codes: Codes,
     top: int | None = None,

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Logprobs, Rows, Tables, Tuning
+from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Logprobs, SamplingRows, Tables, Tuning
 
 _MOST_SPLITS = 32
 _BLOCKS = ("tops", "masses", "firsts", "finite", "moments", "changed", "raw_tops", "raw_masses")
@@ -28,7 +28,12 @@ class _Arrays(NamedTuple):
 
 
 def sample(
-    logits: Float[Array, "R V"], rows: Rows, tables: Tables | None, codes: Codes, top: int | None, tuning: Tuning
+    logits: Float[Array, "R V"],
+    rows: SamplingRows,
+    tables: Tables | None,
+    codes: Codes,
+    top: int | None,
+    tuning: Tuning,
 ) -> Drawn:
     """See `api.sample`. Raises ImportError if jax-triton is missing."""
     triton.load()
@@ -104,7 +109,7 @@ def _arrays(
     return _Arrays(blocks, parts, rows)
 
 
-def packed(rows: Rows) -> Int[Array, "R C"]:
+def packed(rows: SamplingRows) -> Int[Array, "R C"]:
     """Return the records of rows: the columns of `kernel_rows`, then drafts and banned tokens."""
 
     def bits(values: Array) -> Array:
@@ -127,7 +132,7 @@ def _missing(names: tuple[str, ...], there: _Shapes) -> dict[str, None]:
     return {name: None for name in names if name not in there}
 
 
-def _sizes_of(rows: Rows, tables: Tables | None) -> dict[str, int]:
+def _sizes_of(rows: SamplingRows, tables: Tables | None) -> dict[str, int]:
     """Return the static sizes of what constraints read."""
     drafts, bans = rows.drafts.shape[1], rows.banned.shape[1]
     if tables is None:

@@ -13,7 +13,7 @@ OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "
 GREEDY, FREE, COUNTED, NUCLEUS = range(4)  # kinds of rows: no draw, no limits, top-k, min-p or top-n-sigma, only top-p
 
 
-class Rows(NamedTuple):
+class SamplingRows(NamedTuple):
     """The rows of a step.
 
     Attributes:

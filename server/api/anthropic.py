@@ -64,7 +64,7 @@ class MessagesRequest(CountRequest):
 
 
 @dataclass(frozen=True)
-class Reply:
+class MessagesReply:
     """The values that all parts of a message share."""
 
     service: Service
@@ -82,7 +82,7 @@ class Reply:
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Generate the next message of a conversation. Raises ApiError if the request is refused."""
     service = service_of(request)
-    reply = Reply(service, request.scope["jswa.request_id"], service.check_model(body.model))
+    reply = MessagesReply(service, request.scope["jswa.request_id"], service.check_model(body.model))
     if body.thread is not None:  # the SDK goes on without a thread if it reads these details
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         raise ApiError(400, f"thread: {_THREAD}", param="thread", code="unsupported_value", details=details)
@@ -163,7 +163,7 @@ def _stop(last: Delta) -> dict[str, Any]:
     return {"stop_reason": _STOPS.get(finish_reason(last) or "", "end_turn"), "stop_sequence": None}
 
 
-async def _collect(reply: Reply, job: Job) -> list[bytes]:
+async def _collect(reply: MessagesReply, job: Job) -> list[bytes]:
     answer, last = AnswerText(), None
     async for delta in job.deltas():
         for one in delta.events:
@@ -180,7 +180,7 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     return [encode(reply.message(job, content, last))]
 
 
-async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
+async def _stream(reply: MessagesReply, job: Job) -> AsyncGenerator[bytes]:
     blocks = _Blocks()
     try:
         last = None

@@ -37,7 +37,7 @@ _WIDTH = 8  # work for a position of log probabilities, compared with a token
 
 
 @dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """The values that all parts of a response share."""
 
     service: Service
@@ -59,7 +59,7 @@ class Reply:
 
 
 @dataclass
-class Choice:
+class ChatChoice:
     """One choice of a response that is not streamed.
 
     Attributes:
@@ -91,7 +91,9 @@ class Choice:
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service = service_of(request)
-    reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
+    reply = ChatReply(
+        service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model)
+    )
     job = await unless_gone(request.receive, start_chat(service, body, request, reply.name))
     if job is None:
         return Response(status_code=499)
@@ -138,8 +140,8 @@ def chat_usage(job: Job) -> dict[str, Any]:
     return {**found, "completion_tokens_details": details}
 
 
-async def _collect(reply: Reply, job: Job) -> list[bytes]:
-    body, choices = reply.body, defaultdict[int, Choice](Choice)
+async def _collect(reply: ChatReply, job: Job) -> list[bytes]:
+    body, choices = reply.body, defaultdict[int, ChatChoice](ChatChoice)
     of_prompts: Collection[ChoiceLogprobs] | PromptLogprobs = ()
     async for delta in job.deltas():
         choice = choices[delta.text.index]
@@ -159,7 +161,7 @@ async def _collect(reply: Reply, job: Job) -> list[bytes]:
     return with_fields(reply.whole("chat.completion", usage=chat_usage(job), timings=timings(job)), fields)
 
 
-async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
+async def _stream(reply: ChatReply, job: Job) -> AsyncGenerator[bytes]:
     kind, body = "chat.completion.chunk", reply.body
     try:
         for index in range(body.n or 1):
@@ -181,7 +183,7 @@ async def _stream(reply: Reply, job: Job) -> AsyncGenerator[bytes]:
         yield event(error.body())
 
 
-def _frames(reply: Reply, job: Job, index: int) -> Frames:
+def _frames(reply: ChatReply, job: Job, index: int) -> Frames:
     """Return how a stream writes new content and reasoning of a choice; empty if each event has other numbers too."""
     if counts_usage(reply.body) or reply.body.logprobs or reply.body.include_reasoning is False:
         return {}
@@ -200,7 +202,7 @@ def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = 
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _chunks(reply: Reply, delta: Delta) -> list[dict[str, Any]]:
+def _chunks(reply: ChatReply, delta: Delta) -> list[dict[str, Any]]:
     """Return the chunks for one delta: a chunk for each event, and the finish reason in a chunk of its own.
 
     The log probabilities of a token go with its first event, or with an empty content.

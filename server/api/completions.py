@@ -36,7 +36,7 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 
 
 @dataclass(frozen=True)
-class Reply:
+class CompletionReply:
     """The values that all parts of a response share."""
 
     service: Service
@@ -68,7 +68,7 @@ class Echo(NamedTuple):
 
 
 @dataclass
-class Choice:
+class CompletionChoice:
     """One choice of a response that is not streamed.
 
     Attributes:
@@ -87,7 +87,9 @@ class Choice:
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Generate continuations of prompts. Raises ApiError if the request is refused."""
     service = service_of(request)
-    reply = Reply(service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model))
+    reply = CompletionReply(
+        service, body, body.request_id or request.scope["jswa.request_id"], service.check_model(body.model)
+    )
     refuse_unsupported(body)
     service.count_unknown(refuse_foreign(body))
     if body.suffix:
@@ -105,7 +107,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def _begin(reply: Reply, request: Request) -> tuple[Job, list[Echo]]:
+async def _begin(reply: CompletionReply, request: Request) -> tuple[Job, list[Echo]]:
     """Queue the prompts. Return the job, and the echo of each text. Raises ApiError."""
     service, body = reply.service, reply.body
     prompts = await _prompts(service, body, service.run_for(request))
@@ -222,8 +224,8 @@ async def _params(
     )
 
 
-async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
-    choices = [Choice(echo, reply.columns()) for echo in echoes]
+async def _collect(reply: CompletionReply, job: Job, echoes: list[Echo]) -> list[bytes]:
+    choices = [CompletionChoice(echo, reply.columns()) for echo in echoes]
     async for delta in job.deltas():
         choice = choices[delta.text.index]
         choice.last = delta._replace(logprobs=None, prompt_logprobs=None)
@@ -241,7 +243,7 @@ async def _collect(reply: Reply, job: Job, echoes: list[Echo]) -> list[bytes]:
     )
 
 
-def _finished(reply: Reply, choices: list[Choice]) -> Iterator[list[bytes]]:
+def _finished(reply: CompletionReply, choices: list[CompletionChoice]) -> Iterator[list[bytes]]:
     """Yield the choices of a response in JSON, each in pieces.
 
     Empty lists come in between, as often as `gathered` may end its slice of time.
@@ -277,7 +279,7 @@ def _add_prompt(columns: Columns, prompt: Prompt, entries: Entries, echo: Echo) 
         yield []
 
 
-async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[bytes]:
+async def _stream(reply: CompletionReply, job: Job, echoes: list[Echo]) -> AsyncGenerator[bytes]:
     try:
         begun: set[int] = set()
         async for delta in job.deltas():
@@ -296,13 +298,13 @@ async def _stream(reply: Reply, job: Job, echoes: list[Echo]) -> AsyncGenerator[
         yield event(error.body())
 
 
-def _event(reply: Reply, job: Job, choice: list[bytes], **more: Any) -> list[bytes]:
+def _event(reply: CompletionReply, job: Job, choice: list[bytes], **more: Any) -> list[bytes]:
     """Return the event of a choice, in pieces, with `more` fields."""
     pieces = with_fields(reply.whole(**usage_of(reply.body, job), **more), {"choices": listed([choice])})
     return [b"data: ", *pieces, b"\n\n"]
 
 
-def _frames(reply: Reply, job: Job, index: int) -> Frames:
+def _frames(reply: CompletionReply, job: Job, index: int) -> Frames:
     """Return how a stream writes new text of a choice, after the first; empty if each event has other numbers too."""
     if counts_usage(reply.body) or reply.body.logprobs is not None or reply.scores_only:
         return {}
@@ -314,7 +316,7 @@ def _frames(reply: Reply, job: Job, index: int) -> Frames:
     return {"text": around(made)}
 
 
-async def _chunk(reply: Reply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:
+async def _chunk(reply: CompletionReply, delta: Delta, echo: Echo, begun: set[int]) -> list[bytes] | None:
     """Return the choice of a chunk for one delta, in pieces; None if the delta has nothing for the client.
 
     Args:

@@ -79,7 +79,7 @@ class ResponsesRequest(Body):
 
 
 @dataclass(frozen=True)
-class Reply:
+class ResponsesReply:
     """The values that all parts of a response share."""
 
     service: Service
@@ -115,7 +115,7 @@ class Reply:
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Generate the response to a conversation."""
     service, key = service_of(request), key_of(request)
-    reply = Reply(service, body, request.scope["jswa.request_id"], service.check_model(body.model))
+    reply = ResponsesReply(service, body, request.scope["jswa.request_id"], service.check_model(body.model))
     messages = await _messages(service, body, key)
     service.count_unknown(unknown(body, _HARMLESS))
     job = await unless_gone(request.receive, _start(reply, request, messages))
@@ -168,7 +168,7 @@ async def _messages(service: Service, body: ResponsesRequest, key: str | None) -
     return [*before["messages"], *new]
 
 
-async def _start(reply: Reply, request: Request, messages: list[dict[str, Any]]) -> Job:
+async def _start(reply: ResponsesReply, request: Request, messages: list[dict[str, Any]]) -> Job:
     """Queue the chat and return its job. Raises ApiError.
 
     With `truncation` "auto", the oldest turns are left out, as few as the context needs: what is left begins with a
@@ -235,7 +235,7 @@ def _usage(job: Job) -> dict[str, Any]:
     }
 
 
-async def _collect(reply: Reply, job: Job, store: Store) -> list[bytes]:
+async def _collect(reply: ResponsesReply, job: Job, store: Store) -> list[bytes]:
     answer, last = AnswerText(), None
     async for delta in job.deltas():
         for one in delta.events:
@@ -248,14 +248,14 @@ async def _collect(reply: Reply, job: Job, store: Store) -> list[bytes]:
     return [encode(response)]
 
 
-async def _stream(reply: Reply, job: Job, store: Store) -> AsyncGenerator[bytes]:
+async def _stream(reply: ResponsesReply, job: Job, store: Store) -> AsyncGenerator[bytes]:
     number = 0
     async for one in _events(reply, job, store):
         yield named_event({**one, "sequence_number": number})
         number += 1
 
 
-async def _events(reply: Reply, job: Job, store: Store) -> AsyncGenerator[dict[str, Any]]:
+async def _events(reply: ResponsesReply, job: Job, store: Store) -> AsyncGenerator[dict[str, Any]]:
     items, last = _Items(reply.name), None
     for kind in ("created", "in_progress"):
         yield {"type": f"response.{kind}", "response": reply.whole(job, [], "in_progress")}

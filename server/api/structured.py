@@ -14,14 +14,14 @@ _OLDER = {f"guided_{name}": name for name in ("json", "regex", "choice", "gramma
 _KINDS = 'must be {"type": "text"}, "json_object", "json_schema" or "structural_tag"'
 
 
-class Form(NamedTuple):
+class AskedForm(NamedTuple):
     """A form, and the field of the request that asks for it."""
 
     spec: StructuredOutputsParams
     field: str
 
 
-def form_of(body: Generation) -> Form | None:
+def form_of(body: Generation) -> AskedForm | None:
     """Return the form that a request asks for; None if it asks for none. Raises ApiError."""
     extra = body.model_extra or {}
     older = {name: extra[name] for name in _OLDER if extra.get(name) not in (None, "", [])}
@@ -36,22 +36,22 @@ def form_of(body: Generation) -> Form | None:
     if not several:
         return None
     if several == ["structured_outputs"]:
-        return Form(_given(body.structured_outputs, "structured_outputs"), "structured_outputs")
+        return AskedForm(_given(body.structured_outputs, "structured_outputs"), "structured_outputs")
     if several == ["response_format"]:
         return form_of_format(body.response_format, "response_format")
-    return Form(_made({_OLDER[name]: value for name, value in older.items()}, several[0]), several[0])
+    return AskedForm(_made({_OLDER[name]: value for name, value in older.items()}, several[0]), several[0])
 
 
-def form_of_format(value: Any, field: str) -> Form | None:
+def form_of_format(value: Any, field: str) -> AskedForm | None:
     """Return the form that OpenAI's `response_format` asks for. Raises ApiError."""
     kind = _kind(value, field)
     if kind == "text":
         return None
     if kind == "json_object":
-        return Form(StructuredOutputsParams(json_object=True), field)
+        return AskedForm(StructuredOutputsParams(json_object=True), field)
     if kind == "structural_tag":
         inner = {key: part for key, part in value.items() if key in ("structures", "triggers")}
-        return Form(_made({"structural_tag": inner}, field), field)
+        return AskedForm(_made({"structural_tag": inner}, field), field)
     if kind != "json_schema":
         raise unsupported(f"{field}.type", _KINDS)
     about = value.get("json_schema")
@@ -61,7 +61,7 @@ def form_of_format(value: Any, field: str) -> Form | None:
         field = f"{field}.json_schema"
     if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
         raise invalid(field, "must be an object with a `schema`")
-    return Form(_made({"json": about["schema"]}, f"{field}.schema"), f"{field}.schema")
+    return AskedForm(_made({"json": about["schema"]}, f"{field}.schema"), f"{field}.schema")
 
 
 def _kind(value: Any, field: str = "response_format") -> str:

@@ -31,7 +31,7 @@ _SEEN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")  # methods whose bodies are ignored
 
 
-class Lost(Exception):
+class ReplicaLost(Exception):
     """The loss of a replica while it was answering a request."""
 
 
@@ -202,7 +202,7 @@ class Relay:
             except ApiError as error:
                 await _refuse(error, scope, send)
                 return
-            except Lost:
+            except ReplicaLost:
                 _log.warning("a replica is lost; %s", "half an answer too" if passed.begun else "asking another one")
                 if passed.begun:
                     await passed.give_up()

@@ -1,6 +1,6 @@
 """Fairness between API keys in front of the engine: shares of bounded resources, and turns at shared threads.
 
-The scheduler shares out rows, KV memory and steps of the engine (`jswa.sched.turns`).
+The scheduler shares out rows, KV memory and steps of the engine (`jswa.sched.fair_queue`).
 """
 
 import asyncio

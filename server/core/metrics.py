@@ -111,7 +111,7 @@ class _Families(Collector):
         yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
         yield self._gauge("num_requests_without_token", "Accepted texts that have no token yet.", self.now.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows use.", used / max(rows.total_slots, 1))
-        per_block = rows.total_slots // max(self.now.limits.num_blocks - 1, 1)  # one block is the zero block
+        per_slab = rows.total_slots // max(self.now.limits.num_slabs - 1, 1)  # one slab is the zero slab
         pages = GaugeMetricFamily(
             self._full("kv_pages"),
             "Pages by kind that rows hold, that the cache alone holds, and for which memory is free.",
@@ -123,7 +123,7 @@ class _Families(Collector):
         ):
             pages.add_metric([self._model, kind, "rows"], held)
             pages.add_metric([self._model, kind, "cache"], cached)
-            pages.add_metric([self._model, kind, "free"], rows.free_slots // (1 if kind == "full" else per_block))
+            pages.add_metric([self._model, kind, "free"], rows.free_slots // (1 if kind == "full" else per_slab))
         yield pages
         slots = GaugeMetricFamily(self._full("kv_slots"), "KV memory by state.", labels=["model_name", "state"])
         for state, count in (("free", rows.free_slots), ("cached", rows.cached_slots), ("used", used)):
@@ -133,7 +133,7 @@ class _Families(Collector):
         yield from self._of_load(self.now.load)
         info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
         limits = self.now.limits
-        sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_blocks}
+        sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_slabs}
         info.add_metric([self._model], {name: str(value) for name, value in sizes.items()})
         yield info
 

@@ -21,10 +21,10 @@ from jswa.grammar.asked import Refusal
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.matching.llg import Grammar, Vocabulary
 
-from ..core.counts import Load as Counted
+from ..core.counts import Load
 from ..core.fairness import Helpers, Key, Weights
 from ..http.errors import ApiError
-from ..killable.forms import NICE, Load, read
+from ..killable.forms import NICE, VocabularyLoad, read
 from ..killable.pool import EndedError, NotStartedError, Pool
 from ..killable.worker import MEMORY
 
@@ -115,11 +115,11 @@ class Forms:
         """Start the processes in the background, so that the first form does not wait for them."""
         (await self.begin(grammars)).start_spare()
 
-    def load(self) -> Counted:
+    def load(self) -> Load:
         """Return what the processes have to do, and what they have refused."""
         lanes = None if self.pool is None else self.pool.lanes
         waiting, refused = (0, 0) if lanes is None else (lanes.waiting, lanes.refused)
-        return Counted(form_waiting=waiting, form_refused=refused, form_killed=self._killed)
+        return Load(form_waiting=waiting, form_refused=refused, form_killed=self._killed)
 
     async def close(self) -> None:
         """End the processes, and what is under way."""
@@ -203,7 +203,7 @@ class _Shared:
 
 
 def _load(vocabulary: Vocabulary, grammars: Grammars) -> bytes:
-    return msgspec.msgpack.encode(Load(vocabulary.described, vocabulary.size, grammars.limits))
+    return msgspec.msgpack.encode(VocabularyLoad(vocabulary.described, vocabulary.size, grammars.limits))
 
 
 def _nicely[T](work: Callable[[], T]) -> T:

@@ -10,10 +10,10 @@ from ..core.service import Service
 from ..http.errors import ApiError, error_response
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .keys import Keys
-from .table import Found, Route, Table, path_of
+from .table import Route, RouteMatch, Table, path_of
 
 
-def admitted(found: Found | ApiError, scope: Scope, headers: Headers, keys: Keys) -> tuple[Route, str | None]:
+def admitted(found: RouteMatch | ApiError, scope: Scope, headers: Headers, keys: Keys) -> tuple[Route, str | None]:
     """Return the route that was found for a request, and the request's key. Raises ApiError.
 
     A request that names no route needs a key all the same: strangers learn nothing about the server.

@@ -56,7 +56,7 @@ class Route:
             raise ApiError(405, "Method Not Allowed", code="method_not_allowed", headers={"Allow": allowed})
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """The route that a request names, and the values of the parameters in its path."""
 
     route: Route
@@ -76,7 +76,7 @@ class Table:
         """Iterate over the routes in their order."""
         return iter(self._exact.values())
 
-    def find(self, scope: Scope) -> "Found | ApiError":
+    def find(self, scope: Scope) -> "RouteMatch | ApiError":
         """Return the route of a request, whatever its method; without one, the error: 400 for a control character, 404.
 
         What is found is set in the scope.
@@ -88,13 +88,13 @@ class Table:
         found = scope["jswa.found"] = self._named(path)
         return found or ApiError(404, "Not Found", code="not_found")
 
-    def _named(self, path: str) -> Found | None:
+    def _named(self, path: str) -> RouteMatch | None:
         if path in self._exact and not path.endswith(_REST):
-            return Found(self._exact[path], {})
+            return RouteMatch(self._exact[path], {})
         for route in self._open:
             start, _, name = route.path.removesuffix(_REST).rpartition("{")
             if path.startswith(start):
-                return Found(route, {name: path.removeprefix(start)})
+                return RouteMatch(route, {name: path.removeprefix(start)})
         return None
 
 
@@ -104,7 +104,7 @@ def path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def found_in(scope: Scope) -> Found | None:
+def found_in(scope: Scope) -> RouteMatch | None:
     """Return the route that the gate has found for a request; None if it has found none."""
-    found: Found | None = scope.get("jswa.found")
+    found: RouteMatch | None = scope.get("jswa.found")
     return found

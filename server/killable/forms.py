@@ -25,7 +25,7 @@ NICE = 5  # steps of the engine come first
 TOO_LARGE = f"is too costly: to compile it takes more than {MAX_COMPILE_SECONDS:g} s of the processor"
 
 
-class Load(msgspec.Struct):
+class VocabularyLoad(msgspec.Struct):
     """What all processes share.
 
     Attributes:
@@ -39,7 +39,7 @@ class Load(msgspec.Struct):
 
 def load(data: bytes) -> tuple[Vocabulary, ParserLimits]:
     """Return the vocabulary, and the limits of grammars."""
-    said = msgspec.msgpack.decode(data, type=Load)
+    said = msgspec.msgpack.decode(data, type=VocabularyLoad)
     return Vocabulary(said.described, said.vocab_size), said.limits
 
 

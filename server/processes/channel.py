@@ -28,7 +28,7 @@ def _only(held: list[Any]) -> Any:
     return message
 
 
-class Lost(Exception):
+class ProcessLost(Exception):
     """The other process has ended."""
 
 
@@ -102,7 +102,7 @@ class Channel(asyncio.Protocol):
         """End all calls, in both directions."""
         for future in self._calls.values():
             if not future.done():
-                future.set_exception(Lost())
+                future.set_exception(ProcessLost())
         for task in self._tasks.values():
             task.cancel()
         self._lost()
@@ -144,7 +144,7 @@ class Channel(asyncio.Protocol):
     async def call[T](self, message: Any, kind: type[T]) -> T:
         """Send a message and return its answer, of type `kind`. Raises ApiError, and Lost if the process ends."""
         if not self.open:
-            raise Lost
+            raise ProcessLost
         number = next(self._numbers) % 2**32
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
@@ -193,7 +193,7 @@ class Channel(asyncio.Protocol):
             reply = encode(await self._answer(message))
         except ApiError as error:
             self._send(_ERROR, number, encode(problem(error)))
-        except Lost:
+        except ProcessLost:
             self._send(_ERROR, number, encode(problem(ApiError(500, "the engine has failed", code="engine_dead"))))
         except Exception:
             _log.exception("a call between the server's processes has failed")

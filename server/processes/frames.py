@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa import errors
-from jswa.cache.view import CacheView, Geometry
+from jswa.cache.view import ArenaGeometry, CacheView
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.frontend.operations import Verb
@@ -51,7 +51,7 @@ class Admit(Message):
     tokens: int
 
 
-class Stored(Message):
+class StoredConversation(Message):
     """Call of a front end: a stored conversation. The answer is JSON."""
 
     key: str | None
@@ -145,7 +145,7 @@ class Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class Event(msgspec.Struct, array_like=True):
+class EventFrame(msgspec.Struct, array_like=True):
     """A `TokenEvent`. `scores`, `score_arrays`: its log probabilities of the prompt, as entries or as arrays."""
 
     number: int
@@ -161,7 +161,7 @@ class Event(msgspec.Struct, array_like=True):
     drafts: DraftCounts | None
 
 
-class Step(Message):
+class StepFrame(Message):
     """The events of one step for one front end, or the tokens of several steps of the same texts.
 
     `numbers` (int64): texts with a token alone. `tokens` (int32): theirs in the first step, the second, and so on.
@@ -169,13 +169,13 @@ class Step(Message):
 
     numbers: bytes
     tokens: bytes
-    events: list[Event]
+    events: list[EventFrame]
 
 
 class Last(Message):
     """The last event of a text that was aborted."""
 
-    event: Event
+    event: EventFrame
 
 
 class Problem(msgspec.Struct):
@@ -205,15 +205,15 @@ class End(Message):
     now: bool = False
 
 
-_Call = Submit | Claim | Admit | Stored | Compile | Operate | Ask
+_Call = Submit | Claim | Admit | StoredConversation | Compile | Operate | Ask
 FromFrontEnd = _Call | Abort | GiveBack | Leave | Store | Ready | Counted
-FromEngine = GetReport | AbortNamed | Condition | Step | Last | Failed | Drain | End
+FromEngine = GetReport | AbortNamed | Condition | StepFrame | Last | Failed | Drain | End
 encode = msgspec.msgpack.Encoder().encode
 from_front_end = msgspec.msgpack.Decoder(FromFrontEnd).decode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
-def event_out(event: TokenEvent, number: int) -> Event:
+def event_out(event: TokenEvent, number: int) -> EventFrame:
     """Return an event as a message."""
     scores = event.prompt_logprobs
     arrays = None
@@ -222,13 +222,13 @@ def event_out(event: TokenEvent, number: int) -> Event:
         arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
     listed = None if scores is None or arrays is not None else list(scores)
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
-    return Event(
+    return EventFrame(
         number, event.token, event.finish_reason, event.stop_reason, event.logprobs, listed, arrays,
         event.first_scheduled_time, event.prefix, error, event.drafts,
     )  # fmt: skip
 
 
-def event_in(event: Event) -> TokenEvent:
+def event_in(event: EventFrame) -> TokenEvent:
     """Return the event of a message; its request id is the number."""
     scores: Sequence[ChoiceLogprobs] | PromptLogprobs | None = event.scores
     if event.score_arrays is not None:
@@ -263,7 +263,7 @@ def packed_view(view: CacheView) -> bytes:
 def unpacked_view(data: bytes) -> CacheView:
     """Return the view of `packed_view`."""
     geometry, (slots, host, rows, tree, windows), seconds = msgspec.msgpack.decode(
-        data, type=tuple[Geometry, list[bytes], float]
+        data, type=tuple[ArenaGeometry, list[bytes], float]
     )
     return CacheView(
         geometry,

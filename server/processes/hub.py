@@ -21,7 +21,7 @@ from ..core.texts import Order
 from ..engine.local import LocalEngine
 from ..http.errors import ApiError
 from . import frames
-from .channel import Channel, Lost, problem
+from .channel import Channel, ProcessLost, problem
 from .progress import Progress
 
 _log = logging.getLogger("jswa.server")
@@ -32,7 +32,7 @@ _BITS = 40  # of a text's number
 _LOW = 2**_BITS - 1
 
 
-class Route(NamedTuple):
+class RoutedTexts(NamedTuple):
     """The texts of a step that belong to one front end: their indices, and as int64 their numbers there."""
 
     at: Int[np.ndarray, " n"]
@@ -43,7 +43,7 @@ class Route(NamedTuple):
         return tokens.take(self.at).astype(np.int32, copy=False).tobytes()
 
 
-_NOTHING = Route(np.zeros(0, np.intp), b"")
+_NOTHING = RoutedTexts(np.zeros(0, np.intp), b"")
 
 
 class Hub:
@@ -59,7 +59,7 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.places: dict[str, int] = {}  # of a text by its id in the engine: front end << _BITS | number there
         self._next = itertools.count(1)
-        self._routes: tuple[list[str], dict[int, Route]] = [], {}  # texts of the last step, and by front end
+        self._routes: tuple[list[str], dict[int, RoutedTexts]] = [], {}  # texts of the last step, and by front end
         engine.thread.ahead = _AHEAD
         engine.thread.readers = self
         engine.thread.on_state = self.tell_state
@@ -111,7 +111,9 @@ class Hub:
             if (connection := self.connections.get(number)) is not None:
                 connection.progress.sent(now)
                 route = routes.get(number, _NOTHING)
-                connection.channel.tell(frames.Step(route.numbers, route.of(events.tokens), others.get(number, [])))
+                connection.channel.tell(
+                    frames.StepFrame(route.numbers, route.of(events.tokens), others.get(number, []))
+                )
 
     def send(self, events: StepEvents) -> bool:
         """Do so in the engine's thread, if the texts are those of the step before, and none begins or ends.
@@ -144,9 +146,9 @@ class Hub:
         for one in self.connections.values():
             one.flush(now)
 
-    def _others(self, events: StepEvents) -> dict[int, list[frames.Event]]:
+    def _others(self, events: StepEvents) -> dict[int, list[frames.EventFrame]]:
         """Return the events of a step that are no tokens alone, by front end; forget the texts that end."""
-        others: dict[int, list[frames.Event]] = {}
+        others: dict[int, list[frames.EventFrame]] = {}
         for event in events.others:
             if event.version is not None:  # see `Intake.submit`
                 continue
@@ -160,7 +162,7 @@ class Hub:
                     self.connections[at >> _BITS].ended(at & _LOW)
         return others
 
-    def _route(self, names: list[str]) -> dict[int, Route]:
+    def _route(self, names: list[str]) -> dict[int, RoutedTexts]:
         """Return which of these texts each front end has; none for a front end that has none."""
         place = self.places.get
         found = np.array([place(name, -1) for name in names], np.int64)
@@ -169,13 +171,13 @@ class Hub:
         for number in self.connections:
             at = (whose == number).nonzero()[0]
             if len(at):
-                routes[number] = Route(at, (found[at] & _LOW).tobytes())
+                routes[number] = RoutedTexts(at, (found[at] & _LOW).tobytes())
         return routes
 
 
-def _joined(parts: list[tuple[Route, Int[np.ndarray, " n"]]]) -> frames.Step:
+def _joined(parts: list[tuple[RoutedTexts, Int[np.ndarray, " n"]]]) -> frames.StepFrame:
     """Return the tokens of consecutive steps of the same texts, as `send` has held them, as one message."""
-    return frames.Step(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
+    return frames.StepFrame(parts[0][0].numbers, b"".join([route.of(tokens) for route, tokens in parts]), [])
 
 
 class Connection:
@@ -208,7 +210,7 @@ class Connection:
         """Abort requests by name, or all; return their number."""
         try:
             return await self.channel.call(frames.AbortNamed(name), int)
-        except Lost:
+        except ProcessLost:
             return 0
 
     def refusals(self) -> Load:
@@ -285,7 +287,7 @@ class Connection:
                 await self._engine.admit(key, tokens)
                 self._admitted[key, tokens] += 1
                 return None
-            case frames.Stored(key, name):
+            case frames.StoredConversation(key, name):
                 return await self._engine.stored(key, name)
             case frames.Compile(question, delimiters, key):
                 return await self._engine.compile(question, delimiters, key)

@@ -26,14 +26,14 @@ from ..engine.side import FrontEnd, Info, Shares, Standing
 from ..http.errors import ApiError
 from ..options import ServeConfig
 from . import frames
-from .channel import Channel, Lost, api_error
+from .channel import Channel, ProcessLost, api_error
 from .leases import Leases
 
 _log = logging.getLogger("jswa.server")
 _REPORT_SECONDS = 0.25  # between two reports: what a front end has counted since the last one is lost with it
 
 
-class Facts(NamedTuple):
+class EngineFacts(NamedTuple):
     """What a front end knows of the engine from its start."""
 
     limits: Limits
@@ -48,7 +48,7 @@ class RemoteEngine:
         on_lost: called when that process has ended.
     """
 
-    def __init__(self, end: socket.socket, counter: int, facts: Facts, config: ServeConfig) -> None:
+    def __init__(self, end: socket.socket, counter: int, facts: EngineFacts, config: ServeConfig) -> None:
         """Prepare to connect.
 
         Args:
@@ -136,7 +136,7 @@ class RemoteEngine:
 
     async def stored(self, key: Key, name: str) -> bytes:
         """Return a conversation that was stored."""
-        return await self._call(frames.Stored(key, name), bytes)
+        return await self._call(frames.StoredConversation(key, name), bytes)
 
     async def operate(self, verb: Verb, *arguments: Any) -> int | None:
         """Do what an operator asks."""
@@ -185,14 +185,14 @@ class RemoteEngine:
         """Ask the other process. Raises ApiError."""
         try:
             return await self._channel.call(message, kind)
-        except Lost as error:
+        except ProcessLost as error:
             raise ApiError.of(EngineDead("the engine has failed")) from error
 
     def _leases(self, name: str, most: int) -> Leases:
         async def ask(key: Key, least: int, wanted: int) -> int:
             try:
                 return await self._channel.call(frames.Claim(name, key, least, wanted), int)
-            except Lost:
+            except ProcessLost:
                 return 0
 
         return Leases(most, ask, lambda key, amount: self._channel.tell(frames.GiveBack(name, key, amount)))
@@ -210,7 +210,7 @@ class RemoteEngine:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case frames.Step():
+            case frames.StepFrame():
                 self._step(message)
             case frames.Last(event):
                 self._event(event)
@@ -226,7 +226,7 @@ class RemoteEngine:
             case frames.End(now):
                 self.on_end(now)
 
-    def _step(self, step: frames.Step) -> None:
+    def _step(self, step: frames.StepFrame) -> None:
         receivers = self._receivers
         numbers, tokens = np.frombuffer(step.numbers, np.int64), np.frombuffer(step.tokens, np.int32)
         by_text = tokens.reshape(-1, len(numbers)).T.tolist() if len(numbers) else []
@@ -248,7 +248,7 @@ class RemoteEngine:
             os.eventfd_write(self._counter, self._steps)
             self._steps = 0
 
-    def _event(self, event: frames.Event) -> None:
+    def _event(self, event: frames.EventFrame) -> None:
         ends = event.finish_reason is not None
         receiver = self._receivers.get(event.number)
         if receiver is not None:

@@ -18,7 +18,7 @@ from ..core.service import Served, Service
 from ..http.app import create_app
 from ..http.process import DEATH_GRACE, Server, freeze, most_files, serving_metrics, set_up_logging, settings_of
 from ..options import ServeConfig
-from .remote import Facts, RemoteEngine
+from .remote import EngineFacts, RemoteEngine
 
 _LENGTH = struct.Struct("<Q")
 
@@ -28,7 +28,7 @@ class Hello(NamedTuple):
 
     Attributes:
         options: fields of the server's `ServeConfig` by name: its class has another module in a wheel.
-        facts: fields of `Facts`.
+        facts: fields of `EngineFacts`.
         created: the time at which the server was started.
         listen, metrics: file descriptors of the sockets to listen on; -1: not this process.
     """
@@ -76,7 +76,7 @@ def serve(control: int, counter: int) -> int:
     set_up_logging(config)
     most_files()
     served = Served(_no_engine, hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling)
-    engine = RemoteEngine(end, counter, Facts(*hello.facts), config)
+    engine = RemoteEngine(end, counter, EngineFacts(*hello.facts), config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

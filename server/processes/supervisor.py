@@ -27,7 +27,7 @@ from ..http.process import DEATH_GRACE, address_of, begin, end_process, freeze, 
 from ..options import ServeConfig
 from . import frames
 from .hub import Connection, Hub
-from .remote import Facts
+from .remote import EngineFacts
 from .serving import Hello, send_hello
 
 _log = logging.getLogger("jswa.server")
@@ -39,7 +39,7 @@ _EXIT_SECONDS = 8.0  # for a front end to exit
 
 
 @dataclass
-class Place:
+class FrontEndPlace:
     """One of the front ends, and those that take its place when it ends.
 
     Attributes:
@@ -66,7 +66,7 @@ class Fleet:
         """
         count = config.api_server_count
         metrics = [*sockets[count:], *[None] * count]
-        self.places = [Place(*pair) for pair in zip(sockets[:count], metrics[:count], strict=True)]
+        self.places = [FrontEndPlace(*pair) for pair in zip(sockets[:count], metrics[:count], strict=True)]
         self.draining = self.ending = False
         self._hub = hub
         self._hello = _packed(model, config, hub.engine.thread.engine)
@@ -113,7 +113,7 @@ class Fleet:
         self.draining = True
         self._hub.tell(frames.Drain())
 
-    def _lost(self, place: Place) -> None:
+    def _lost(self, place: FrontEndPlace) -> None:
         assert place.process is not None
         began = place.connection is not None and place.connection.ready.is_set()
         _log.error("front end %d has ended with status %s", place.process.pid, place.process.returncode)
@@ -127,7 +127,7 @@ class Fleet:
             place.listen = _bound_to(old.family, old.type, old.proto, old.getsockname())
             old.close()
 
-    async def _begin(self, place: Place) -> None:
+    async def _begin(self, place: FrontEndPlace) -> None:
         own, other = socket.socketpair()
         counter = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with other:
@@ -155,9 +155,9 @@ def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
     return pickle.dumps(tuple(hello)[:-2])
 
 
-def facts_of(engine: EngineLike) -> Facts:
+def facts_of(engine: EngineLike) -> EngineFacts:
     """Return what front ends know of an engine."""
-    return Facts(engine.limits, engine.grammars is not None)
+    return EngineFacts(engine.limits, engine.grammars is not None)
 
 
 def _bound(config: ServeConfig) -> list[socket.socket]:
@@ -273,7 +273,7 @@ class _Serving:
         self._end.set()
 
 
-def _spawned(place: Place, control: socket.socket, counter: int) -> subprocess.Popen[bytes]:
+def _spawned(place: FrontEndPlace, control: socket.socket, counter: int) -> subprocess.Popen[bytes]:
     root, package = str(Path(jswa.__file__).parent.parent), __package__.rpartition(".")[0]
     return subprocess.Popen(  # not asyncio's: uvloop forks, which jax's threads do not survive
         # With -P the folder of the script does not precede the libraries on the module path.
@@ -284,9 +284,9 @@ def _spawned(place: Place, control: socket.socket, counter: int) -> subprocess.P
     )
 
 
-def _runs(place: Place) -> bool:
+def _runs(place: FrontEndPlace) -> bool:
     return place.process is not None and place.process.poll() is None
 
 
-def _gone(place: Place) -> bool:
+def _gone(place: FrontEndPlace) -> bool:
     return place.process is not None and place.process.poll() is not None

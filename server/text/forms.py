@@ -10,7 +10,7 @@ from jswa.text.answers.parser import Answering, reasoning_behind
 from jswa.types import StructuredOutputsParams
 
 from ..api.schemas import ChatRequest
-from ..api.structured import Form
+from ..api.structured import AskedForm
 from ..core.fairness import Key
 from ..core.off_loop import made
 from ..core.service import Service
@@ -20,7 +20,7 @@ from .prompts import Prompt
 _CHOICES = 'must be "none", "auto", "required" or a tool of the request'
 
 
-class Choice(NamedTuple):
+class ToolChoice(NamedTuple):
     """The calls that an answer may have.
 
     Attributes:
@@ -34,27 +34,27 @@ class Choice(NamedTuple):
     parallel: bool = True
 
 
-def choice_of(body: ChatRequest) -> Choice:
+def choice_of(body: ChatRequest) -> ToolChoice:
     """Return what `tool_choice` asks for. Raises ApiError."""
     asked = body.tool_choice
     functions = [(index, tool["function"]) for index, tool in enumerate(body.tools or ())]
     parallel = body.parallel_tool_calls is not False
     if asked in (None, "none", "auto"):
         watched = asked != "none" and any(function.get("strict") is True for _, function in functions)
-        return Choice(functions if watched else None, parallel=parallel)
+        return ToolChoice(functions if watched else None, parallel=parallel)
     if not functions:
         raise invalid("tool_choice", "needs tools")
     if asked == "required":
-        return Choice(functions, True, parallel)
+        return ToolChoice(functions, True, parallel)
     names = _names(asked)
     chosen = [one for one in functions if one[1]["name"] in names]
     if len({function["name"] for _, function in chosen}) < len(names):
         raise invalid("tool_choice", f"names {names[0][:100]!r}, which is not one of the tools")
-    return Choice(chosen, True, parallel and asked.get("type") == "allowed_tools")
+    return ToolChoice(chosen, True, parallel and asked.get("type") == "allowed_tools")
 
 
 async def answer_form(
-    service: Service, body: ChatRequest, form: Form | None, answering: Answering, prompt: Prompt, key: Key
+    service: Service, body: ChatRequest, form: AskedForm | None, answering: Answering, prompt: Prompt, key: Key
 ) -> StructuredOutputsParams | None:
     """Return the form of a chat's answers, compiled; None if they may be anything. Raises ApiError."""
     choice = choice_of(body)

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from jswa.cache.view import CACHED, FULL, KEPT, LOCAL, CacheView, Geometry
+from jswa.cache.view import CACHED, FULL, KEPT, LOCAL, ArenaGeometry, CacheView
 from jswa.text.tokenizer import Tokenizer
 from server.core.service import Served
 from server.http.process import serve_alone, set_up_logging
@@ -46,7 +46,7 @@ class LoadedEngine(FakeEngine):
         tree = [(-1, 0, 512, 32, 0, 9, 0)]
         tree += [(0, 512, 100 + 40 * i % 900, 10, 4, i % 5, 0) for i in range(min(60, edges))]
         marks = [(i, 512 + 100 + 40 * (i - 1) % 900) for i in range(1, min(60, edges))]
-        geometry = Geometry(PAGE, PER_BLOCK, SLOTS // PER_BLOCK, ROWS, WINDOW, False, True)
+        geometry = ArenaGeometry(PAGE, PER_BLOCK, SLOTS // PER_BLOCK, ROWS, WINDOW, False, True)
         return CacheView(
             geometry,
             slots,

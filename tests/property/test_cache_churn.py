@@ -13,7 +13,7 @@ from tests.support.builders import make_request
 from tests.support.loops.loop import Loop
 from tests.support.nights import sample
 from tests.support.text.model import TextModel
-from tools.cases.geometry import GEOMETRIES, blocks_of_tokens, model_of
+from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
 PAGE = 64
 
@@ -23,7 +23,7 @@ class Churn:
 
     def __init__(self, model: str, seed: int) -> None:
         layout = KVLayout.of(model_of(model), PAGE)
-        self.manager = CacheManager(layout, 1 + blocks_of_tokens(model, layout, 30_000), 200, 64)
+        self.manager = CacheManager(layout, 1 + slabs_of_tokens(model, layout, 30_000), 200, 64)
         self.choose = random.Random(seed)
         draw = np.random.default_rng(seed)
         self.texts = [draw.integers(0, 5, draw.integers(100, 9_000), dtype=np.int32) for _ in range(40)]
@@ -130,7 +130,7 @@ def test_sessions_at_real_geometries_read_only_their_own_text(model: str) -> Non
     """
     layout = KVLayout.of(model_of(model), PAGE)
     text_model = TextModel(50)
-    limits = Limits(4_096, 4, 1_024, PAGE, num_blocks=1 + blocks_of_tokens(model, layout, 6_000))
+    limits = Limits(4_096, 4, 1_024, PAGE, num_slabs=1 + slabs_of_tokens(model, layout, 6_000))
     loop, choose = Loop(layout, limits, text_model), random.Random(3)
     texts: dict[str, list[int]] = {}
     for turn in range(3):

@@ -50,11 +50,11 @@ class LeaseMachine(RuleBasedStateMachine):
     layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
     shapes: list[tuple[int, Reach]]  # set by a subclass
 
-    @initialize(data=st.data(), blocks=st.integers(1, 24))
-    def start(self, data: st.DataObject, blocks: int) -> None:
+    @initialize(data=st.data(), slabs=st.integers(1, 24))
+    def start(self, data: st.DataObject, slabs: int) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         self.layout: KVLayout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
-        self.manager = CacheManager(self.layout, 1 + blocks, WIDTH, 12)
+        self.manager = CacheManager(self.layout, 1 + slabs, WIDTH, 12)
         self.rows: list[Row] = []
         self.names = 0
         self.full_tags: dict[int, tuple[int, int]] = {}
@@ -88,7 +88,7 @@ class LeaseMachine(RuleBasedStateMachine):
         other, twins = deepcopy((self.manager, [row.lease for row in rows]))
         before, free = self._everything(), self.manager.pool.free_slots
         fits = self.manager.grow_by_page(np.array([row.lease.row for row in rows], np.intp))
-        page_slots = bool(self.layout.full) + bool(self.layout.local) * self.layout.pages_per_block
+        page_slots = bool(self.layout.full) + bool(self.layout.local) * self.layout.pages_per_slab
         assert fits == (len(rows) * page_slots <= free)
         if not fits:
             assert self._everything() == before
@@ -114,7 +114,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule()
     def fill(self) -> None:
-        """Grow rows by one page in turn until none fits: rows then share blocks, so that closing one makes holes."""
+        """Grow rows by one page in turn until none fits: rows then share slabs, so that closing one makes holes."""
         growing = self.rows
         while growing:
             growing = [row for row in growing if self._grow(row, self.layout.page_size)]
@@ -156,7 +156,7 @@ class LeaseMachine(RuleBasedStateMachine):
                     assert len(local.held) == math.ceil(row.launched % reach.size / p), "pages of an earlier chunk"
                 else:
                     assert len(local.held) <= self.layout.touch(min(row.launched, reach.size))
-            slots = len(full.held) + self.layout.pages_per_block * len(local.held)
+            slots = len(full.held) + self.layout.pages_per_slab * len(local.held)
             assert row.lease.held_slots == slots
 
     def teardown(self) -> None:
@@ -178,7 +178,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if length > WIDTH * layout.page_size:
             return False
         more = math.ceil(length / layout.page_size) - math.ceil(row.launched / layout.page_size)
-        need = (more if layout.full else 0) + (more * layout.pages_per_block if layout.local else 0)
+        need = (more if layout.full else 0) + (more * layout.pages_per_slab if layout.local else 0)
         before, fits = self._everything(), need <= pool.free_slots
         assert self.manager.grow(lease, length) == fits
         if not fits:

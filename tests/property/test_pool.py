@@ -17,24 +17,24 @@ from hypothesis.stateful import (
 from jswa.cache.pool import MAX_HOLES, PagePool
 from tests.support.builders import share
 
-PAGES_PER_BLOCK = [1, 3, 6, 10, 20]
+PAGES_PER_SLAB = [1, 3, 6, 10, 20]
 
 
 class PoolMachine(RuleBasedStateMachine):
     """Records for itself which full pages are held, with a name for the contents of each, and which local pages."""
 
-    m: int  # pages per block, set by a subclass
+    m: int  # pages per slab, set by a subclass
 
-    @initialize(blocks=st.integers(1, 20))
-    def start(self, blocks: int) -> None:
-        self.pool = PagePool(1 + blocks, self.m)
+    @initialize(slabs=st.integers(1, 20))
+    def start(self, slabs: int) -> None:
+        self.pool = PagePool(1 + slabs, self.m)
         self.full: dict[int, int] = {}
         self.local: set[int] = set()
         self.names = 0
 
     @rule(data=st.data())
     def alloc_full(self, data: st.DataObject) -> None:
-        """Allocate up to three blocks' worth of pages at once, as a prefill chunk does."""
+        """Allocate up to three slabs' worth of pages at once, as a prefill chunk does."""
         self._take_full(data.draw(st.integers(0, min(3 * self.m, self.pool.free_slots))))
 
     @precondition(lambda self: self.pool.free_slots)
@@ -45,25 +45,25 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def fill(self) -> None:
-        """Allocate until no block is free, so that the next local page needs compaction."""
+        """Allocate until no slab is free, so that the next local page needs compaction."""
         self._take_full(self.pool.free_slots)
 
     @rule(data=st.data())
     def alloc_local(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, min(4, self.pool.free_slots // self.m)))
         before = len(self.pool.moves)
-        blocks = self.pool.alloc_local(count).tolist()
+        slabs = self.pool.alloc_local(count).tolist()
         assert len(self.pool.moves) - before <= count * (self.m - 1)
-        self._take_local(blocks)
+        self._take_local(slabs)
 
     @precondition(lambda self: self.pool.free_slots >= self.m)
     @rule()
     def alloc_local_page(self) -> None:
-        """Check the law of compaction: moving at most m - 1 pages frees a block."""
+        """Check the law of compaction: moving at most m - 1 pages frees a slab."""
         before = len(self.pool.moves)
-        blocks = self.pool.alloc_local(1).tolist()
+        slabs = self.pool.alloc_local(1).tolist()
         assert len(self.pool.moves) - before <= self.m - 1
-        self._take_local(blocks)
+        self._take_local(slabs)
 
     @precondition(lambda self: self.full)
     @rule(data=st.data())
@@ -75,20 +75,20 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     @rule(offset=st.integers(0, 19))
     def free_all_but_one_offset(self, offset: int) -> None:
-        """Make the worst case for holes: one page stays in every block."""
+        """Make the worst case for holes: one page stays in every slab."""
         self.drain_moves()
         self._give_full([page for page in self.full if page % self.m != offset % self.m])
 
     @precondition(lambda self: self.local)
     @rule(data=st.data())
     def free_local(self, data: st.DataObject) -> None:
-        blocks = data.draw(st.lists(st.sampled_from(sorted(self.local)), unique=True))
-        self.pool.free_local(np.array(blocks, np.int32))
-        self.local -= set(blocks)
+        slabs = data.draw(st.lists(st.sampled_from(sorted(self.local)), unique=True))
+        self.pool.free_local(np.array(slabs, np.int32))
+        self.local -= set(slabs)
 
     @rule()
     def settle(self) -> None:
-        """Check that few holes are left, and that every block that was emptied cost at most m - 1 moves."""
+        """Check that few holes are left, and that every slab that was emptied cost at most m - 1 moves."""
         before, free = len(self.pool.moves), self.pool.free_slots
         self.pool.compact()
         assert self.pool.free_slots == free
@@ -123,9 +123,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.full.update((page, self.names + i) for i, page in enumerate(pages))
         self.names += count
 
-    def _take_local(self, blocks: list[int]) -> None:
-        assert not set(blocks) & (self.local | {0})
-        self.local.update(blocks)
+    def _take_local(self, slabs: list[int]) -> None:
+        assert not set(slabs) & (self.local | {0})
+        self.local.update(slabs)
 
     def _give_full(self, pages: list[int]) -> None:
         self.pool.free_full(np.array(pages, np.int32))
@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
             del self.full[page]
 
     def _follow(self, full: dict[int, int], moves: list[tuple[int, int]]) -> None:
-        """Rename pages by the moves; each must go from a held page into a hole of another block in use."""
+        """Rename pages by the moves; each must go from a held page into a hole of another slab in use."""
         for source, target in moves:
             assert target not in full
             assert target // self.m != source // self.m
@@ -141,13 +141,13 @@ class PoolMachine(RuleBasedStateMachine):
             full[target] = full.pop(source)
 
 
-@pytest.mark.parametrize("m", PAGES_PER_BLOCK)
+@pytest.mark.parametrize("m", PAGES_PER_SLAB)
 def test_pool_keeps_its_laws_under_any_calls(m: int) -> None:
     """Conservation, compaction and bounded holes, for pages allocated and freed in any order."""
     run_state_machine_as_test(type(f"PoolMachine{m}", (PoolMachine,), {"m": m}), settings=share(8))
 
 
-@pytest.mark.parametrize("m", PAGES_PER_BLOCK)
+@pytest.mark.parametrize("m", PAGES_PER_SLAB)
 def test_holes_stay_below_two_percent_of_a_busy_pool(m: int) -> None:
     """Rows grow by a page or a chunk, slide and finish: holes are at most 2 % after compaction, and no page leaks."""
     churn = Churn(m, seed=m)
@@ -165,7 +165,7 @@ def test_holes_stay_below_two_percent_of_a_busy_pool(m: int) -> None:
 
 
 class Churn:
-    """Hundreds of rows in a nearly full pool of 2,000 blocks."""
+    """Hundreds of rows in a nearly full pool of 2,000 slabs."""
 
     def __init__(self, m: int, seed: int) -> None:
         self.pool = PagePool(2_001, m)
@@ -179,9 +179,9 @@ class Churn:
         self.steps += 1
         if self.random.random() < 0.5:
             self.rows[self.steps] = ([], [])
-            self._grow(self.steps, self.random.randint(1, 4 * self.pool.pages_per_block), local=3)
+            self._grow(self.steps, self.random.randint(1, 4 * self.pool.pages_per_slab), local=3)
         for name in self.random.sample(list(self.rows), len(self.rows) // 4):
-            self._grow(name, self.random.randint(1, 1 + self.pool.pages_per_block // 2), local=1)
+            self._grow(name, self.random.randint(1, 1 + self.pool.pages_per_slab // 2), local=1)
         if self.pool.free_slots < 0.01 * self.pool.total_slots:
             for name in self.random.sample(list(self.rows), len(self.rows) // 2):
                 self._finish(name)
@@ -193,7 +193,7 @@ class Churn:
 
     def _grow(self, name: int, count: int, *, local: int) -> None:
         full, window = self.rows[name]
-        if count + local * self.pool.pages_per_block > self.pool.free_slots:
+        if count + local * self.pool.pages_per_slab > self.pool.free_slots:
             return
         window.extend(self.pool.alloc_local(local).tolist())
         self._follow()

@@ -17,7 +17,7 @@ LENGTHS = st.one_of(st.integers(1, SHARE), st.integers(SHARE, 300))
 
 def make_loop() -> Loop:
     """Return a loop with memory for all rows."""
-    limits = Limits(400, ROWS, BUDGET, LAYOUT.page_size, num_blocks=4_000, prefix_cache=False)
+    limits = Limits(400, ROWS, BUDGET, LAYOUT.page_size, num_slabs=4_000, prefix_cache=False)
     assert limits.long_prompt == SHARE
     return Loop(LAYOUT, limits, TextModel(1_000))
 

@@ -21,7 +21,7 @@ from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.cache.prefix.resume import replay_length
 from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
@@ -54,8 +54,8 @@ class Memory:
     """Contents of the pages: for each position a hash of the text up to it, and whether its local KV is exact."""
 
     def __init__(self, manager: CacheManager) -> None:
-        self.layout, self.m = manager.layout, manager.pool.pages_per_block
-        slots, page = manager.pool.num_blocks * self.m, manager.layout.page_size
+        self.layout, self.m = manager.layout, manager.pool.pages_per_slab
+        slots, page = manager.pool.num_slabs * self.m, manager.layout.page_size
         self.full = np.zeros((slots, page), np.int64)
         self.local = np.zeros((slots, page), np.int64)
         self.exact = np.zeros((slots, page), bool)
@@ -73,20 +73,20 @@ class Memory:
             if self.layout.full is not None and position >= row.lease.full_write_from:
                 self.full[row.lease.full.ids[position // page], position % page] = hashes[position]
             if self.layout.local is not None:
-                block = row.lease.local.ids[position // page]
-                self.local[block * self.m, position % page] = hashes[position]
-                self.exact[block * self.m, position % page] = position >= row.lease.exact_from
+                slab = row.lease.local.ids[position // page]
+                self.local[slab * self.m, position % page] = hashes[position]
+                self.exact[slab * self.m, position % page] = position >= row.lease.exact_from
 
-    def check(self, match: Match, tokens: list[int]) -> None:
+    def check(self, match: PrefixMatch, tokens: list[int]) -> None:
         """Assert that a match has KV of this text, and that all its local KV is exact."""
         page, hashes, at = self.layout.page_size, marks(tokens), match.resume
         for position in range(at.full_to if self.layout.full is not None else 0):
             assert self.full[match.full[position // page], position % page] == hashes[position]
         first = at.local_visible_from // page
         for position in range(at.local_visible_from, at.boundary):
-            block = match.local[position // page - first]
-            assert self.local[block * self.m, position % page] == hashes[position]
-            assert self.exact[block * self.m, position % page]
+            slab = match.local[position // page - first]
+            assert self.local[slab * self.m, position % page] == hashes[position]
+            assert self.exact[slab * self.m, position % page]
 
 
 def marks(tokens: list[int]) -> list[int]:
@@ -109,18 +109,18 @@ class PrefixMachine(RuleBasedStateMachine):
     layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
     shapes: list[tuple[int, Reach]]  # set by a subclass
 
-    @initialize(data=st.data(), blocks=st.sampled_from([12, 40, 4000]), interval=st.sampled_from([None, 7]))
-    def start(self, data: st.DataObject, blocks: int, interval: int | None) -> None:
+    @initialize(data=st.data(), slabs=st.sampled_from([12, 40, 4000]), interval=st.sampled_from([None, 7]))
+    def start(self, data: st.DataObject, slabs: int, interval: int | None) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         layout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
         self.layout: KVLayout = layout
-        self.manager = CacheManager(layout, 1 + blocks, math.ceil(LONGEST / page_size), 64, interval=interval)
+        self.manager = CacheManager(layout, 1 + slabs, math.ceil(LONGEST / page_size), 64, interval=interval)
         self.memory = Memory(self.manager)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []
         self.written: list[tuple[str, list[int]]] = []  # what the cache may have besides
         self.seen: list[list[int]] = [[]]
-        self.roomy = blocks == 4000
+        self.roomy = slabs == 4000
         self.hits = self.copies = self.replays = 0
 
     @precondition(lambda self: len(self.rows) < 5)
@@ -256,7 +256,7 @@ class PrefixMachine(RuleBasedStateMachine):
         if tokens:
             self.texts.append((row.salt, tokens))
 
-    def _check_start(self, match: Match, salt: str, tokens: list[int]) -> None:
+    def _check_start(self, match: PrefixMatch, salt: str, tokens: list[int]) -> None:
         """Check where the row starts: by the start rule, and by the texts that the dictionary says are cached."""
         at, page, reach = match.resume, self.layout.page_size, self.layout.reach
         known = [text for own, text in self.written if own == salt] + [r.tokens for r in self.rows if r.salt == salt]
@@ -297,7 +297,7 @@ def test_the_cache_finds_what_was_published_and_nothing_else(kind: str, shapes: 
 
 def test_rows_that_start_inside_a_page_without_cached_pages_fit_the_packed_plan() -> None:
     """A window of one token reads nothing of a known text: a row of 2 tokens may need 2 pages, one of 22 seven."""
-    talk = make_conversation((0, 1), Reach(1), Limits(120, 2, 24, 4, num_blocks=61))
+    talk = make_conversation((0, 1), Reach(1), Limits(120, 2, 24, 4, num_slabs=61))
     text = [(3 * at * at + at) % 13 for at in range(31)]
     together: list[list[list[int]]] = [[[]], [[5] * 2, [7] * 40]]
     for tails in together:

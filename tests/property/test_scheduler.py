@@ -28,14 +28,14 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random traffic on an arena so small that rows are preempted and blocks compacted."""
+    """Random traffic on an arena so small that rows are preempted and slabs compacted."""
 
     layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
     shapes: list[tuple[int, Reach]]  # set by a subclass
 
     @initialize(
         data=st.data(),
-        blocks=st.integers(4, 40),
+        slabs=st.integers(4, 40),
         max_rows=st.integers(1, 6),
         max_tokens=st.integers(6, 24),
         failures=st.sampled_from([0, 0, 0, 50]),
@@ -49,7 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(
         self,
         data: st.DataObject,
-        blocks: int,
+        slabs: int,
         max_rows: int,
         max_tokens: int,
         failures: int,
@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_rows,
             max_tokens,
             page_size,
-            num_blocks=1 + blocks,
+            num_slabs=1 + slabs,
             prefix_cache=sharing,
             prefix_cache_interval=interval,
             host=None if host is None else HostMemory(1 + host, slots_per_step=8, tokens_per_slot=0.1),
@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_a_row_is_not_taken_for_a_tenant_that_finds_no_room() -> None:
     """A drawn example: a tenant's second row takes another's; the first is not taken for a third tenant in vain."""
-    limits = Limits(60, 4, 12, 1, num_blocks=17, prefix_cache=False, prefix_cache_interval=None)
+    limits = Limits(60, 4, 12, 1, num_slabs=17, prefix_cache=False, prefix_cache_interval=None)
     talk = make_conversation((0, 1), Reach(size=3, chunked=True), limits)
     for prompt, new, tenant in (
         (1, 1, ""),
@@ -170,7 +170,7 @@ def test_a_row_is_not_taken_for_a_tenant_that_finds_no_room() -> None:
 
 def test_a_page_moves_when_no_plan_follows() -> None:
     """Compaction may run before a plan that is empty: its moves then wait, and the page is where it was."""
-    limits = Limits(60, 4, 6, 1, num_blocks=26, prefix_cache=True, prefix_cache_interval=16)
+    limits = Limits(60, 4, 6, 1, num_slabs=26, prefix_cache=True, prefix_cache_interval=16)
     talk = make_conversation(LAYOUTS["hybrid, m = 6"], Reach(6), limits, failures=50)
     talk.add([9], 17, {0, 1})
     talk.add([0], 1, {0})
@@ -193,7 +193,7 @@ def test_every_request_finishes_once_with_the_tokens_that_it_gets_alone(kind: st
 @given(
     layers=st.sampled_from(list(LAYOUTS.values())),
     shape=st.sampled_from(SHAPES["sliding"] + SHAPES["chunked"]),
-    blocks=st.integers(6, 30),
+    slabs=st.integers(6, 30),
     older=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), max_size=4),
     prompt=st.integers(1, 59),
     younger=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), min_size=1, max_size=4),
@@ -201,14 +201,14 @@ def test_every_request_finishes_once_with_the_tokens_that_it_gets_alone(kind: st
 def test_a_request_that_fits_alone_finishes_beside_any_others(
     layers: tuple[int, int],
     shape: tuple[int, Reach],
-    blocks: int,
+    slabs: int,
     older: list[tuple[list[int], int]],
     prompt: int,
     younger: list[tuple[list[int], int]],
 ) -> None:
     """The progress law: a prompt of up to capacity - 1 tokens finishes while new requests never stop arriving."""
     page_size, reach = shape
-    talk = make_conversation(layers, reach, Limits(60, 4, 10, page_size, num_blocks=1 + blocks))
+    talk = make_conversation(layers, reach, Limits(60, 4, 10, page_size, num_slabs=1 + slabs))
     capacity = talk.scheduler.capacity
     if capacity < 2:
         return

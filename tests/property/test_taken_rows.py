@@ -18,7 +18,7 @@ TEXTS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 @share(8)
 @given(
     layout=st.sampled_from(LAYOUTS),
-    blocks=st.integers(8, 40),
+    slabs=st.integers(8, 40),
     rows=st.integers(2, 6),
     hogs=TEXTS,
     others=TEXTS,
@@ -31,7 +31,7 @@ TEXTS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 @example(LAYOUTS[0], 20, 6, [20] * 6, [1], 100, 1.0, False, 12, True)
 def test_a_row_is_taken_only_for_a_sequence_that_then_runs(
     layout: KVLayout,
-    blocks: int,
+    slabs: int,
     rows: int,
     hogs: list[int],
     others: list[int],
@@ -42,7 +42,7 @@ def test_a_row_is_taken_only_for_a_sequence_that_then_runs(
     cached: bool,
 ) -> None:
     """In a plan in which no row needs a page: a plan also preempts rows for rows that grow."""
-    limits = Limits(400, rows, 32, PAGE, num_blocks=1 + blocks, prefix_cache=cached)
+    limits = Limits(400, rows, 32, PAGE, num_slabs=1 + slabs, prefix_cache=cached)
     loop = Loop(layout, limits, TextModel(1000))
     scheduler = loop.scheduler
     waiting = [("hog", length) for length in hogs] + [("other", length) for length in others]

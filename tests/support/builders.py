@@ -14,7 +14,7 @@ from jswa.cache.layout import KVLayout
 from jswa.plan import COLUMNS, SAMPLING, SAMPLING_REALS, Request, RequestOptions, StepPlan
 from jswa.types import SamplingParams
 
-NO_EXTRAS = 2**30  # past the end of the extras tables
+NO_LOGITS_STATE = 2**30  # past the end of the logits state
 LAYOUTS = {  # numbers of full and local layers, for make_layout
     "full only": (1, 0),
     "local only": (0, 1),
@@ -36,8 +36,8 @@ def reach_of(reach: int | Reach | None) -> Reach | None:
 
 
 def sampling_columns(rows: int, **values: Any) -> Int[np.ndarray, "R C"]:
-    """Return packed sampling parameters: greedy rows without limits or extras, except for the values given."""
-    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "extras": NO_EXTRAS}
+    """Return packed sampling parameters: greedy rows without limits or logits state, except for the values given."""
+    plain: dict[str, Any] = {"top_p": 1.0, "repetition": 1.0, "logits_state": NO_LOGITS_STATE}
     columns = []
     for name in SAMPLING:
         value = values.get(name, plain.get(name, 0))

@@ -47,7 +47,7 @@ class FakeRunner:
     """`StepRunner` in NumPy: has the state of a device, and asserts that every row reads KV of its own text.
 
     KV memory holds a mark for each position: a hash of the text up to it, so that requests with the same text may share
-    pages. The full and the local view lie over the same slots of 1/m block: a write through one view poisons the other.
+    pages. The full and the local view lie over the same slots of 1/m slab: a write through one view poisons the other.
     A launch has the device's order: moves, table entries, all writes, all reads. So a page that is reused too early, a
     window that is too short, or a move that is not followed shows as a wrong mark.
 
@@ -79,7 +79,7 @@ class FakeRunner:
         self._rows: list[Row | None] = [None] * limits.max_rows
         self._buckets = bucket_table(limits, on_gpu=False)
         page, rows, width = limits.page_size, limits.max_rows, limits.pages_per_row
-        slots = limits.num_blocks * layout.pages_per_block
+        slots = limits.num_slabs * layout.pages_per_slab
         self._full = np.full((slots, page), POISON, np.int64)
         self._local = np.full((slots, page), POISON, np.int64)
         self._level = np.zeros((slots, page), np.int32)
@@ -146,7 +146,7 @@ class FakeRunner:
     def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
         """Carry out moves of slots, in order."""
         for source, target, renames in moves.tolist():
-            assert min(source, target) >= self.layout.pages_per_block, "a plan moves the block of zeros"
+            assert min(source, target) >= self.layout.pages_per_slab, "a plan moves the slab of zeros"
             for array in self.memory:
                 array[target] = array[source]
             if renames:
@@ -195,8 +195,8 @@ class FakeRunner:
             self._poison(page, full=full)
 
     def _poison(self, page: int, *, full: bool) -> None:
-        m = self.layout.pages_per_block
-        assert page >= (m if full else 1), "the block of zeros was handed out"
+        m = self.layout.pages_per_slab
+        assert page >= (m if full else 1), "the slab of zeros was handed out"
         slots = slice(page, page + 1) if full else slice(page * m, page * m + m)
         self._full[slots] = self._local[slots] = POISON
 
@@ -228,7 +228,7 @@ class FakeRunner:
 
     def _write_wrong(self, slot: int, positions: range, full_write_from: int) -> None:
         """Write the KV of drafts that were wrong."""
-        m, page = self.layout.pages_per_block, self.limits.page_size
+        m, page = self.layout.pages_per_slab, self.limits.page_size
         for position in positions:
             assert position >= full_write_from, "a row runs drafts before it has run its prompt"
             at, offset = divmod(position, page)
@@ -252,7 +252,7 @@ class FakeRunner:
             self._marks[slot, position] = self._text[slot] >> 1
             failed.append(self.model.next_token(self._text[slot]) == NOT_FINITE)
         self._length[slot] += len(run)
-        m, end = self.layout.pages_per_block, start + len(run)
+        m, end = self.layout.pages_per_slab, start + len(run)
         if self.layout.local is not None:
             pages, offsets = np.divmod(np.arange(start, end), self.limits.page_size)
             slots = self._local_table[slot, pages][:, None] * m + np.arange(m)
@@ -271,7 +271,7 @@ class FakeRunner:
 
     def _spread(self, slot: int, start: int, own: list[bool], full_write_from: int, local_visible_from: int) -> bool:
         """Let KV that is not finite spread to the tokens that see it; return whether any token has such KV."""
-        m, page, reach = self.layout.pages_per_block, self.limits.page_size, self.layout.reach
+        m, page, reach = self.layout.pages_per_slab, self.limits.page_size, self.layout.reach
         self._any_nan |= any(own)
         if not self._any_nan:
             return False
@@ -291,12 +291,12 @@ class FakeRunner:
 
     def spoil(self, page: int, *, full: bool) -> None:
         """Make the KV of a page NaN, as faulty memory does."""
-        m, self._any_nan = self.layout.pages_per_block, True
+        m, self._any_nan = self.layout.pages_per_slab, True
         (self._full_nan if full else self._local_nan)[page if full else slice(page * m, page * m + m)] = True
 
     def check_cached(self, cache: CacheManager) -> None:
         """Assert that all KV in the prefix tree is finite, with the moves that wait for the next plan undone."""
-        m, p = self.layout.pages_per_block, self.limits.page_size
+        m, p = self.layout.pages_per_slab, self.limits.page_size
         alone = self.layout.reach is not None and self.layout.reach.size == 1  # no query sees local KV but its own
         for node in cache.prefix.tree.nodes():
             pages = zip(origins(cache.moves, node.full).tolist(), node.local.tolist(), strict=True)
@@ -309,20 +309,20 @@ class FakeRunner:
     def _levels(self, slot: int, first: int, end: int) -> Int[np.ndarray, " n"]:
         pages, offsets = np.divmod(np.arange(first, end), self.limits.page_size)
         levels: Int[np.ndarray, " n"] = self._level[
-            self._local_table[slot, pages] * self.layout.pages_per_block, offsets
+            self._local_table[slot, pages] * self.layout.pages_per_slab, offsets
         ]
         return levels
 
     def _set_levels(self, slot: int, start: int, end: int, local_visible_from: int) -> None:
-        reach, local, m, page = self.layout.reach, self.layout.local, self.layout.pages_per_block, self.limits.page_size
+        reach, local, m, page = self.layout.reach, self.layout.local, self.layout.pages_per_slab, self.limits.page_size
         assert reach is not None
         assert local is not None
         for position in range(start, end):
             first = first_seen(reach, position)
             seen = self._levels(slot, max(first, local_visible_from), position)
             least = 0 if local_visible_from > first else int(seen.min(initial=local.num_layers))
-            block = self._local_table[slot, position // page]
-            self._level[block * m : block * m + m, position % page] = min(local.num_layers, least + 1)
+            slab = self._local_table[slot, position // page]
+            self._level[slab * m : slab * m + m, position % page] = min(local.num_layers, least + 1)
 
     def _inexact_from(self, slot: int, start: int, end: int, local_visible_from: int) -> int | None:
         """Return the first of these positions that sees local KV that is not exact, or None."""
@@ -341,8 +341,8 @@ class FakeRunner:
             self._check(self._full[self._full_table[slot]], slot, 0, end)
         if self.layout.reach is not None:
             first = max(first_seen(self.layout.reach, start), local_visible_from)
-            for part in range(self.layout.pages_per_block):
-                memory = self._local[self._local_table[slot] * self.layout.pages_per_block + part]
+            for part in range(self.layout.pages_per_slab):
+                memory = self._local[self._local_table[slot] * self.layout.pages_per_slab + part]
                 self._check(memory, slot, first, end)
 
     def _check(self, row: Int[np.ndarray, "N p"], slot: int, first: int, end: int) -> None:

@@ -98,8 +98,8 @@ class LateRunner:
 
     def launch(self, plan: StepPlan) -> LateStep:
         """Queue a step."""
-        m = self._runner.layout.pages_per_block
-        fresh = np.zeros((self._runner.limits.num_blocks, m), bool)
+        m = self._runner.layout.pages_per_slab
+        fresh = np.zeros((self._runner.limits.num_slabs, m), bool)
         fresh.reshape(-1)[plan.full_pages[:, 2]] = True
         fresh[plan.local_pages[:, 2]] = True
         fresh.reshape(-1)[plan.moves[:, 0]] = False  # compaction moves pages that have just been handed out, too
@@ -113,9 +113,9 @@ class LateRunner:
     def poison_free_pages(self, engine: Engine) -> None:
         """Queue poison for all pages without an owner, behind the steps that were launched before they were freed."""
         pool, moves = engine.scheduler.cache.pool, engine.scheduler.cache.moves
-        free = np.ones((self._runner.limits.num_blocks, pool.pages_per_block), bool)
+        free = np.ones((self._runner.limits.num_slabs, pool.pages_per_slab), bool)
         free[0] = False
-        free[pool.num_blocks :] = False
+        free[pool.num_slabs :] = False
         free.reshape(-1)[np.flatnonzero(pool.full_owners)] = False
         free[np.flatnonzero(pool.local_owners)] = False
         free.reshape(-1)[[move.source for move in moves]] = False  # which the next plan will copy
@@ -139,7 +139,7 @@ class LateRunner:
         self._waiting -= 1
         step.done = self._runner.launch(self.edit(step.plan))
 
-    def _write_poison(self, pages: Bool[np.ndarray, "blocks m"]) -> None:
+    def _write_poison(self, pages: Bool[np.ndarray, "slabs m"]) -> None:
         state = self._runner.state
         self._runner.state = DeviceState(**{**state, "lanes": self._poison(state["lanes"], jnp.asarray(pages))})
 

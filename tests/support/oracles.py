@@ -206,12 +206,12 @@ def random_params(model: ModelConfig, seed: int = 0) -> Params:
 def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]:
     """Return a small hybrid model and its runner, shared by all tests of a process; the arena is full of NaN at first.
 
-    A block has two full pages; a lane has 3.3 MB, far more than any activation. Engines may use fewer blocks, rows and
+    A slab has two full pages; a lane has 3.3 MB, far more than any activation. Engines may use fewer slabs, rows and
     tokens than the runner was compiled for.
     """
     model = small_model("LLF", window=64)
     params = random_params(model)
-    limits = Limits(max_model_len=2_304, max_rows=3, max_tokens=16, page_size=16, num_blocks=800)
+    limits = Limits(max_model_len=2_304, max_rows=3, max_tokens=16, page_size=16, num_slabs=800)
     layout = KVLayout.of(model, limits.page_size)
     runner = Runner(model, params, layout, limits)
     lanes = [lane.at[:, 1:].set(jnp.nan) for lane in runner.state["lanes"]]
@@ -220,14 +220,14 @@ def small_engine_parts() -> tuple[ModelConfig, Params, KVLayout, Limits, Runner]
 
 
 def _sampler(few: int) -> Any:
-    return jax.jit(lambda logits, at, rows, extras: sample(logits, at, Sampling.of(rows), extras, few=few))
+    return jax.jit(lambda logits, at, rows, logits_state: sample(logits, at, Sampling.of(rows), logits_state, few=few))
 
 
 _samplers = _sampler(0), _sampler(2)
 
 
 def sampled(*arguments: Any) -> Int[np.ndarray, " R"]:
-    """Sample, given logits, positions, packed parameters and extras.
+    """Sample, given logits, positions, packed parameters and the logits state.
 
     The tokens are the same if up to two rows with limits or constraints are computed alone.
     """

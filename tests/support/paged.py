@@ -95,11 +95,11 @@ class Device:
         self.params = params
         self.kv_dtype = kv_dtype
         self.layout = KVLayout.of(model, page_size)
-        limits = Limits(2 * LENGTH, ROWS, tokens, page_size, num_blocks=0)
+        limits = Limits(2 * LENGTH, ROWS, tokens, page_size, num_slabs=0)
         slots = ROWS * self.layout.resident_slots(LENGTH) + self.layout.step_reserve_slots(tokens, ROWS)
         pages = -(-LENGTH // page_size)
-        slots += texts * pages * (self.layout.pages_per_block + 1)
-        self.limits = dataclasses.replace(limits, num_blocks=2 + -(-slots // self.layout.pages_per_block))
+        slots += texts * pages * (self.layout.pages_per_slab + 1)
+        self.limits = dataclasses.replace(limits, num_slabs=2 + -(-slots // self.layout.pages_per_slab))
         state = self.empty_state()
         self.buckets = tuple(Bucket(n, ROWS, decode=n == ROWS) for n in ([ROWS] if decode else []) + [tokens])
         self.configs = {
@@ -130,13 +130,11 @@ class Device:
             self._cold[key] = np.asarray(self._dense(self.params, jnp.asarray(tokens)))
         return self._cold[key]
 
-    def least_blocks(self, chunk: int) -> int:
-        """Return the fewest blocks in which one row of LENGTH tokens can always run."""
+    def least_slabs(self, chunk: int) -> int:
+        """Return the fewest slabs in which one row of LENGTH tokens can always run."""
         limits = dataclasses.replace(self.limits, max_tokens=chunk)
-        blocks = range(1, self.limits.num_blocks)
-        return next(
-            n + 1 for n in blocks if row_capacity(self.layout, limits, n * self.layout.pages_per_block) >= LENGTH
-        )
+        slabs = range(1, self.limits.num_slabs)
+        return next(n + 1 for n in slabs if row_capacity(self.layout, limits, n * self.layout.pages_per_slab) >= LENGTH)
 
     def _compile(self, config: StepConfig, state: DeviceState) -> jax.stages.Compiled:
         def run(
@@ -151,7 +149,7 @@ class Device:
 
 
 class Session:
-    """Overlapped steps of at most `chunk` tokens on a device's arena, or on `num_blocks` blocks of it.
+    """Overlapped steps of at most `chunk` tokens on a device's arena, or on `num_slabs` slabs of it.
 
     Attributes:
         logits: of the last token of every chunk, by text and position.
@@ -161,12 +159,12 @@ class Session:
         moves: number of slots that were copied.
     """
 
-    def __init__(self, device: Device, *, chunk: int | None = None, num_blocks: int | None = None) -> None:
+    def __init__(self, device: Device, *, chunk: int | None = None, num_slabs: int | None = None) -> None:
         self.device = device
         limits = dataclasses.replace(
             device.limits,
             max_tokens=chunk or device.limits.max_tokens,
-            num_blocks=num_blocks or device.limits.num_blocks,
+            num_slabs=num_slabs or device.limits.num_slabs,
         )
         self.scheduler = Scheduler(device.layout, limits)
         self.logits: dict[str, Logits] = {}
@@ -235,10 +233,10 @@ class Session:
 
     def local_kv(self, name: str, position: int) -> Float[np.ndarray, " X"]:
         """Return a row's local KV of a position that its pages hold."""
-        block, offset = self._local_place(name, position)
+        slab, offset = self._local_place(name, position)
         places = [place for place in self.device.layout.layers if place.kind == "local"]
         views = self._views("local")
-        return np.concatenate([views[place.lane][block, place.index, :, offset].ravel() for place in places])
+        return np.concatenate([views[place.lane][slab, place.index, :, offset].ravel() for place in places])
 
     def taint(self, tokens: Int[np.ndarray, " T"], positions: range) -> None:
         """Write NaN to the cached local KV of these positions of a text."""
@@ -248,17 +246,17 @@ class Session:
 
     def taint_row(self, name: str, position: int) -> None:
         """Let the step in flight have written NaN to a row's local KV of a position, and report it."""
-        block, offset = self._local_place(name, position)
+        slab, offset = self._local_place(name, position)
         assert self._before is not None
         plan, tokens = self._before
         tokens[plan.row_ids == self.scheduler.sequences[name].row_id] = NOT_FINITE
         self.failed.add(name)
-        self._taint(np.array([block]), np.array([offset]))
+        self._taint(np.array([slab]), np.array([offset]))
 
     def check_zeros(self) -> None:
-        """Assert that the block of zeros is still zero."""
+        """Assert that the slab of zeros is still zero."""
         for lane in self._state["lanes"]:
-            assert not np.asarray(lane)[:, 0].any(), "the block of zeros was written"
+            assert not np.asarray(lane)[:, 0].any(), "the slab of zeros was written"
 
     def _local_place(self, name: str, position: int) -> tuple[int, int]:
         lease = self.scheduler.sequences[name].lease
@@ -267,10 +265,10 @@ class Session:
         assert lease.local.start <= page < lease.local.end
         return int(lease.local.ids[page]), offset
 
-    def _taint(self, blocks: Int[np.ndarray, " n"], offsets: Int[np.ndarray, " n"]) -> None:
+    def _taint(self, slabs: Int[np.ndarray, " n"], offsets: Int[np.ndarray, " n"]) -> None:
         lanes = []
         for view, lane in zip(self._views("local"), self._state["lanes"], strict=True):
-            view[blocks, :, :, offsets] = np.nan
+            view[slabs, :, :, offsets] = np.nan
             lanes.append(jnp.asarray(view.reshape(lane.shape)))
         self._state = DeviceState(**{**self._state, "lanes": lanes})
 
@@ -289,7 +287,7 @@ class Session:
 
     def _launch(self, plan: StepPlan) -> Float[np.ndarray, "R V"]:
         device, state = self.device, self._state
-        pages = device.limits.num_blocks * device.layout.pages_per_block
+        pages = device.limits.num_slabs * device.layout.pages_per_slab
         for moves in map(jnp.asarray, move_batches(plan.moves, pages)):
             table = rename_pages(state["full_table"], moves, num_pages=pages)
             state = {**state, "lanes": device.copy_pages(state["lanes"], moves), "full_table": table}
@@ -319,7 +317,7 @@ class Session:
     def _poison(self) -> None:
         """Write NaN to every page without an owner. The step in flight may still own some, but its reads are done."""
         layout, pool = self.device.layout, self.scheduler.cache.pool
-        free: Bool[np.ndarray, "blocks m"] = np.ones((self.device.limits.num_blocks, layout.pages_per_block), bool)
+        free: Bool[np.ndarray, "slabs m"] = np.ones((self.device.limits.num_slabs, layout.pages_per_slab), bool)
         free[0] = False
         free.reshape(-1)[np.flatnonzero(pool.full_owners)] = False
         free[np.flatnonzero(pool.local_owners)] = False

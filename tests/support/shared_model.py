@@ -379,7 +379,7 @@ def main(folder: Path, name: str, counts: list[int]) -> None:
             **facts,
             **saved(llm, folder, devices),
             "parameters": sum(held.values()),
-            "block": llm.engine.layout.block_bytes(4),
+            "block": llm.engine.layout.slab_bytes(4),
             "lane": [list(runner.state["lanes"][0].shape), len(runner.state["lanes"][0].devices())],
             "layers": len(llm.engine.model.layers),
             "collectives": collectives(program.as_text()),

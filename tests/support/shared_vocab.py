@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from jswa.exec.mesh import COLUMNS, REPLICATED, make_mesh, on_mesh
-from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.logits_state import LogitsState, init_logits_state
 from jswa.exec.programs.sampling.logprobs import LogprobRows, logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import sample
@@ -27,9 +27,11 @@ from tests.support.builders import sampling_columns
 ROWS = 6
 
 
-def run(logits: Array, positions: Array, columns: Array, extras: Extras, *, devices: int) -> tuple[Array, LogprobRows]:
+def run(
+    logits: Array, positions: Array, columns: Array, logits_state: LogitsState, *, devices: int
+) -> tuple[Array, LogprobRows]:
     """Sample, and return log probabilities, with this device's share of the logits."""
-    tokens = sample(logits, positions, Sampling.of(columns), extras, devices)
+    tokens = sample(logits, positions, Sampling.of(columns), logits_state, devices)
     return tokens, logprob_rows(logits, tokens, devices)
 
 
@@ -47,7 +49,7 @@ def main(vocab: int, devices: int) -> dict[str, Any]:
     )
     mesh = make_mesh(devices)
     share = jnp.asarray(logits) if mesh is None else jax.device_put(logits, NamedSharding(mesh, COLUMNS))
-    arguments = share, np.full(ROWS, 131_071, np.int32), columns, init_extras(1, vocab)
+    arguments = share, np.full(ROWS, 131_071, np.int32), columns, init_logits_state(1, vocab)
     step = on_mesh(partial(run, devices=devices), mesh, arguments, REPLICATED)
     tokens, rows = jax.tree.map(np.asarray, jax.jit(step)(*arguments))
     return {

@@ -18,7 +18,7 @@ NO_JAX = [
     "jswa.cache.manager",
     "jswa.cache.capacity",
     "jswa.sched.scheduler",
-    "jswa.frontend.batch",
+    "jswa.frontend.generate_call",
     "jswa.frontend.engine_thread",
     "jswa.exec.buckets",
     "jswa.exec.pack",

@@ -10,18 +10,31 @@ from hypothesis import strategies as st
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.kernels import OPERATIONS, TABLE, Facts, Kernel, Kernels, Served, instead_of, kernel_of, named_in, resolve
+from jswa.kernels import (
+    OPERATIONS,
+    TABLE,
+    DeviceFacts,
+    Kernel,
+    Kernels,
+    ServedKernels,
+    instead_of,
+    kernel_of,
+    named_in,
+    resolve,
+)
 
-CPU = Facts("cpu", None, "float32")
-HOPPER = Facts("gpu", 9.0, "bfloat16", sms=132)
-AMPERE = Facts("gpu", 8.0, "bfloat16", sms=108)
-ON_CPU = Kernels("cpu", "cpu", linear="cpu", glue="cpu")
-ON_HOPPER = Kernels("mosaic", "mosaic", 132, glue="mosaic", sampling="triton", routing="triton")
+CPU = DeviceFacts("cpu", None, "float32")
+HOPPER = DeviceFacts("gpu", 9.0, "bfloat16", sms=132)
+AMPERE = DeviceFacts("gpu", 8.0, "bfloat16", sms=108)
+ON_CPU = Kernels("cpu", "cpu", linear="cpu", elementwise="cpu")
+ON_HOPPER = Kernels("mosaic", "mosaic", 132, elementwise="mosaic", sampling="triton", routing="triton")
 ON_AMPERE = Kernels("triton", "xla", 108, sampling="triton")
 SAME = HOPPER._replace(deterministic=True)
 WHOLE = Kernels("mosaic_whole", "mosaic", 132, "mosaic", "mosaic", "triton", "xla", "triton")
 NO_LIBRARY = "it is not built: make"
-NO_GLUE = Served(lambda kernel: "a LayerNorm" if (kernel.operation, kernel.name) == ("glue", "mosaic") else None)
+NO_ELEMENTWISE = ServedKernels(
+    lambda kernel: "a LayerNorm" if (kernel.operation, kernel.name) == ("elementwise", "mosaic") else None
+)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +53,7 @@ NO_GLUE = Served(lambda kernel: "a LayerNorm" if (kernel.operation, kernel.name)
         (SAME._replace(dtype="float16"), Kernels("mosaic_whole", "mosaic", 132, sampling="triton")),
         (SAME._replace(devices=2), Kernels("mosaic_whole", "mosaic", 132)),
         (SAME._replace(has_triton=False), Kernels("mosaic_whole", "mosaic", 132)),
-        (HOPPER._replace(has_triton=False), Kernels("mosaic", "mosaic", 132, glue="mosaic")),
+        (HOPPER._replace(has_triton=False), Kernels("mosaic", "mosaic", 132, elementwise="mosaic")),
         (AMPERE, ON_AMPERE),
         (AMPERE._replace(capability=10.0), ON_AMPERE),
         (AMPERE._replace(deterministic=True), ON_AMPERE._replace(attention="triton_whole")),
@@ -51,7 +64,7 @@ NO_GLUE = Served(lambda kernel: "a LayerNorm" if (kernel.operation, kernel.name)
         (CPU._replace(factors_in_8_bits=True), ON_CPU._replace(linear="fp8")),
     ],
 )
-def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
+def test_the_kernels_of_devices(facts: DeviceFacts, want: Kernels) -> None:
     """Only Hopper GPUs have WGMMA, not newer ones."""
     assert resolve("auto", facts) == want
 
@@ -60,7 +73,7 @@ def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
     ("asked", "facts", "said"),
     [
         ("attention=cpu", HOPPER, "is for a CPU, and this device is a gpu, compute capability 9.0"),
-        ("glue=cpu", CPU._replace(devices=2), "is for one device, and tensor_parallel_size is 2"),
+        ("elementwise=cpu", CPU._replace(devices=2), "is for one device, and tensor_parallel_size is 2"),
         ("linear=cpu", CPU._replace(no_library=NO_LIBRARY), f"needs the library of CPU kernels: {NO_LIBRARY}"),
         ("attention=mosaic", AMPERE, "is for NVIDIA's Hopper (9.0), and this device is a gpu, compute capability 8.0"),
         ("experts=mosaic", HOPPER._replace(dtype="float32"), "is for bfloat16 and float16, and dtype is float32"),
@@ -82,7 +95,7 @@ def test_the_kernels_of_devices(facts: Facts, want: Kernels) -> None:
         ("xla,linear=mosaic", HOPPER._replace(wrong_compiler="ptxas 12.8.93 (/x)"), "choose linear=xla"),
     ],
 )
-def test_a_named_kernel_that_cannot_run_is_refused(asked: str, facts: Facts, said: str) -> None:
+def test_a_named_kernel_that_cannot_run_is_refused(asked: str, facts: DeviceFacts, said: str) -> None:
     """By operation and name, with what it is for; no other takes its place."""
     with pytest.raises(ConfigError) as error:
         resolve(asked, facts)
@@ -93,16 +106,16 @@ def test_a_named_kernel_that_cannot_run_is_refused(asked: str, facts: Facts, sai
 
 
 def test_a_compiler_that_gives_wrong_code_is_no_matter_to_kernels_without_wgmma() -> None:
-    """The glue and routing have none."""
+    """Elementwise operations and routing have none."""
     facts = HOPPER._replace(wrong_compiler="ptxas 12.8.93 (/x)")
-    assert resolve("attention=xla,experts=xla", facts).glue == "mosaic"
+    assert resolve("attention=xla,experts=xla", facts).elementwise == "mosaic"
 
 
 @pytest.mark.parametrize(
     ("text", "want"),
     [
         ("auto", {}),
-        ("attention=triton, glue=xla", {"attention": "triton", "glue": "xla"}),
+        ("attention=triton, elementwise=xla", {"attention": "triton", "elementwise": "xla"}),
         ("xla", dict.fromkeys(OPERATIONS, "xla")),
         ("xla,attention=cpu", dict.fromkeys(OPERATIONS, "xla") | {"attention": "cpu"}),
         ("reference", dict.fromkeys(OPERATIONS, "xla") | {"attention": "reference", "experts": "reference"}),
@@ -120,8 +133,8 @@ def test_names_are_read(text: str, want: dict[str, str]) -> None:
         ("attention", "'attention' must be"),
         ("moe=xla", "one of attention, experts, linear"),
         ("attention=cuda", "attention must be one of cpu, mosaic"),
-        ("glue=xla,", "'' must be"),
-        ("auto,glue=xla", "'auto' must be"),
+        ("elementwise=xla,", "'' must be"),
+        ("auto,elementwise=xla", "'auto' must be"),
         (None, "pairs such as"),
         (["xla"], "pairs such as"),
     ],
@@ -136,6 +149,7 @@ def test_malformed_names_are_refused_with_the_options(text: Any, said: str) -> N
 
 def test_former_options_name_what_they_have_become() -> None:
     assert instead_of("moe_backend") == "kernels=experts=NAME"
+    assert instead_of("glue_backend") == "kernels=elementwise=NAME"
     assert instead_of("linear_backend") == "kernels=linear=NAME, or quantization=w8a8_fp8 for fp8"
     assert instead_of("experts_backend") is None
 
@@ -147,25 +161,33 @@ def test_a_batch_invariant_engine_adds_by_one_library() -> None:
     assert (hopper.attention, hopper.experts, hopper.sums) == ("mosaic_whole", "mosaic", "triton")
     assert cpu.batch_invariant
     assert hopper.batch_invariant
-    assert cpu._replace(glue="xla").batch_invariant, "norms add by what `sums` says"
+    assert cpu._replace(elementwise="xla").batch_invariant, "norms add by what `sums` says"
     for operation in ("attention", "experts", "linear", "sampling"):
         other: dict[str, Any] = {operation: "xla"}
         assert not cpu._replace(**other).batch_invariant
-    others: list[dict[str, Any]] = [{"linear": "xla"}, {"glue": "xla"}, {"routing": "triton"}, {"attention": "mosaic"}]
+    others: list[dict[str, Any]] = [
+        {"linear": "xla"},
+        {"elementwise": "xla"},
+        {"routing": "triton"},
+        {"attention": "mosaic"},
+    ]
     for other in others:
         assert not hopper._replace(**other).batch_invariant
-    assert resolve("linear=mosaic,glue=mosaic", HOPPER).sums == "xla"
+    assert resolve("linear=mosaic,elementwise=mosaic", HOPPER).sums == "xla"
     assert resolve("linear=mosaic", SAME) == hopper
-    for named in ("linear=xla", "glue=xla", "routing=triton"):
+    for named in ("linear=xla", "elementwise=xla", "routing=triton"):
         assert resolve(named, SAME).sums == "xla"
 
 
 def test_a_model_that_cannot_be_batch_invariant_gets_the_usual_kernels() -> None:
     """But none that splits keys by what is in a step."""
     usual = Kernels("mosaic_whole", "mosaic", 132, sampling="triton")
-    assert resolve("auto", SAME, Served(alone=lambda kernels: kernels.linear != "mosaic")) == usual
+    assert resolve("auto", SAME, ServedKernels(alone=lambda kernels: kernels.linear != "mosaic")) == usual
     assert (
-        resolve("auto", SAME, Served(lambda kernel: "why" if kernel == kernel_of("glue", "mosaic") else None)) == usual
+        resolve(
+            "auto", SAME, ServedKernels(lambda kernel: "why" if kernel == kernel_of("elementwise", "mosaic") else None)
+        )
+        == usual
     )
 
 
@@ -174,14 +196,14 @@ def test_what_could_be_mended_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "jswa"):
         resolve("auto", CPU._replace(no_library=NO_LIBRARY))
         assert len(caplog.records) == 1
-        assert "attention=cpu, experts=cpu, linear=cpu, glue=cpu: needs the library" in caplog.text
+        assert "attention=cpu, experts=cpu, linear=cpu, elementwise=cpu: needs the library" in caplog.text
         assert NO_LIBRARY in caplog.text
         caplog.clear()
         resolve("auto", AMPERE._replace(has_triton=False))
-        resolve("auto", HOPPER, NO_GLUE)
+        resolve("auto", HOPPER, NO_ELEMENTWISE)
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "attention=triton, sampling=triton: needs jax-triton" in caplog.text
-        assert "glue=mosaic does not serve this model: a LayerNorm" in caplog.text
+        assert "elementwise=mosaic does not serve this model: a LayerNorm" in caplog.text
         caplog.clear()
         for facts in (CPU, HOPPER, AMPERE, AMPERE._replace(capability=7.5)):
             resolve("auto", facts)
@@ -189,20 +211,23 @@ def test_what_could_be_mended_is_told(caplog: pytest.LogCaptureFixture) -> None:
         assert not caplog.text
 
 
-def glue(kernel: Kernel) -> bool:
-    """Whether a kernel is of the glue."""
-    return kernel.operation == "glue"
+def elementwise(kernel: Kernel) -> bool:
+    """Whether a kernel is elementwise."""
+    return kernel.operation == "elementwise"
 
 
 def test_a_kernel_that_cannot_serve_the_model_is_left_out_or_refused() -> None:
     """If it is named."""
-    assert resolve("auto", HOPPER, Served(lambda kernel: "why" if kernel.name == "mosaic" else None)).glue == "xla"
-    with pytest.raises(ConfigError, match="kernels = 'glue=mosaic': why"):
-        resolve("glue=mosaic", HOPPER, Served(lambda kernel: "why" if glue(kernel) else None))
+    assert (
+        resolve("auto", HOPPER, ServedKernels(lambda kernel: "why" if kernel.name == "mosaic" else None)).elementwise
+        == "xla"
+    )
+    with pytest.raises(ConfigError, match="kernels = 'elementwise=mosaic': why"):
+        resolve("elementwise=mosaic", HOPPER, ServedKernels(lambda kernel: "why" if elementwise(kernel) else None))
 
 
 FACTS = st.builds(
-    Facts,
+    DeviceFacts,
     st.sampled_from(["cpu", "gpu", "tpu"]),
     st.sampled_from([None, 7.5, 8.0, 8.9, 9.0, 10.0]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
@@ -219,7 +244,7 @@ FACTS = st.builds(
 
 
 @given(facts=FACTS, named=st.lists(st.sampled_from(TABLE), max_size=3))
-def test_what_is_resolved_can_run_and_is_what_was_named(facts: Facts, named: list[Kernel]) -> None:
+def test_what_is_resolved_can_run_and_is_what_was_named(facts: DeviceFacts, named: list[Kernel]) -> None:
     """Or an error names the kernel. Without names, an error is about rounded activations or a faulty compiler only."""
     asked = {kernel.operation: kernel.name for kernel in named}
     text = ",".join(f"{operation}={name}" for operation, name in asked.items()) or "auto"

@@ -133,7 +133,7 @@ def default_spec(model: str, layers: int | None, rows: int) -> "StepSpec":
     import jax.numpy as jnp
 
     from jswa.exec.served import what_serves
-    from jswa.kernels import Facts, resolve
+    from jswa.kernels import DeviceFacts, resolve
     from jswa.model.hf.config import parse_config
     from tools.aot import device
     from tools.aot.step_specs import StepSpec
@@ -142,7 +142,7 @@ def default_spec(model: str, layers: int | None, rows: int) -> "StepSpec":
     dtype, config = jnp.dtype("bfloat16"), CONFIGS[model]
     mxfp4 = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
     own = parse_config(config, weights=False)
-    facts = Facts("gpu", 9.0, dtype.name, sms=device.SMS, packed_experts=mxfp4)
+    facts = DeviceFacts("gpu", 9.0, dtype.name, sms=device.SMS, packed_experts=mxfp4)
     parts = resolve("auto", facts, what_serves(own, dtype, dtype, plain=True))._asdict()
     del parts["sms"]
     spec = StepSpec(model, layers or len(own.layers), 0, rows=rows, **parts)

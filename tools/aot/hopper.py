@@ -26,7 +26,7 @@ import jax
 
 from pallas_kernels.attention.hopper import call, splits, whole
 from pallas_kernels.attention.hopper.plan import Launch, Shape
-from pallas_kernels.attention.rows import Rows, Tiles
+from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts
@@ -92,7 +92,7 @@ def compile_layer(layer: Layer) -> tuple[KernelFacts, float]:
     """
     given, tuning = arguments(layer, device.h200()), plan_of(layer).tuning
 
-    def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
+    def attend(q: jax.Array, kv: jax.Array, rows: PagedRows, tiles: QueryTiles, sinks: jax.Array | None) -> jax.Array:
         out: jax.Array = call.paged_attention(
             q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, tuning=tuning
         )

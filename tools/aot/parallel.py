@@ -159,10 +159,10 @@ def compile_shared(spec: Spec) -> Facts:
     whole = replace(whole, layers=whole.layers[: spec.layers])
     part = shard_config(whole, spec.devices)
     layout = KVLayout.of(part, PAGE)
-    bucket, blocks = bucket_of(spec), KV_BYTES // layout.block_bytes(2)
+    bucket, blocks = bucket_of(spec), KV_BYTES // layout.slab_bytes(2)
     drafting = Speculation("suffix", bucket.drafts).of_length(whole.max_position) if bucket.drafts else None
     sizes = whole.max_position, bucket.rows, bucket.tokens
-    limits = Limits(*sizes, page_size=PAGE, num_blocks=blocks, speculation=drafting)
+    limits = Limits(*sizes, page_size=PAGE, num_slabs=blocks, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows)
     kernels = Kernels("mosaic", "mosaic", device.SMS, spec.linear)
     config = StepConfig(part, layout, bucket, pack, kernels, speculation=drafting)
@@ -181,7 +181,7 @@ def compile_shared(spec: Spec) -> Facts:
     inside = [scope for _, scope in found if any(part.startswith("layer_") for part in scope.split("/"))]
     others = Counter(f"{kind} in {_scope(scope)}" for kind, scope in found if scope not in inside)
     mode: QuantizationMode = "fp8" if spec.quantization in ("fp8", "fp8_blocks") else "auto"
-    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", linear=spec.linear) + blocks * layout.block_bytes(2)
+    counted = weight_bytes(part, _stored(spec), mode, "bfloat16", linear=spec.linear) + blocks * layout.slab_bytes(2)
     faults = []
     if len(inside) != 2 * spec.layers:
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
@@ -189,7 +189,7 @@ def compile_shared(spec: Spec) -> Facts:
         faults.append("collectives among the indices")
     if memory.alias_size_in_bytes != state_bytes(state):
         faults.append(f"{memory.alias_size_in_bytes} of {state_bytes(state)} bytes of state are updated in place")
-    lane = blocks * layout.block_elems * 2
+    lane = blocks * layout.slab_elems * 2
     faults += [f"copies {size} bytes" for size in copies(text) if size >= lane]
     if abs(memory.argument_size_in_bytes - counted) > _TOLERANCE * counted:
         faults.append(f"arguments of {memory.argument_size_in_bytes} bytes, capacity counts {counted}")

@@ -6,10 +6,10 @@ from typing import Literal
 from jswa.exec.programs.config import Part
 from pallas_kernels import Linear
 from pallas_kernels.attention.api import Implementation as Attention
+from pallas_kernels.elementwise.api import Implementation as Elementwise
+from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.routing.api import Implementation as Routing
-from pallas_kernels.glue.api import Implementation as Glue
-from pallas_kernels.glue.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampling
 from tools.cases.held_weights import Held
 
@@ -35,7 +35,7 @@ class StepSpec:
             attention's output always, as MiMo-V2-Flash is released with it in 16 bits.
         adapters: sum of the ranks of the LoRA adapters of each linear layer.
         part: the whole step, or one of its halves.
-        glue: the implementation of norms, residuals, rotary embedding and KV writes.
+        elementwise: the implementation of norms, residuals, rotary embedding and KV writes.
         sampling: the implementation of draws.
         routing: the implementation of the choice of experts.
         drafts: of each row of a decode step on average (rows share the places, unless there are as many as a row may
@@ -54,7 +54,7 @@ class StepSpec:
     quantization: Held = "none"
     adapters: int = 0
     part: Part = "step"
-    glue: Glue = "xla"
+    elementwise: Elementwise = "xla"
     sampling: Sampling = "xla"
     routing: Routing = "xla"
     drafts: int = 0
@@ -72,7 +72,7 @@ class StepSpec:
         held = "" if self.quantization == "none" else f", {self.quantization}"
         held += ", fp8 KV" * (self.kv_bits == 8)
         more = f", LoRA {self.adapters}" * bool(self.adapters) + f", {self.part} half" * (self.part != "step")
-        more += f", glue on {self.glue}" * (self.glue != "xla")
+        more += f", elementwise on {self.elementwise}" * (self.elementwise != "xla")
         more += f", sampling on {self.sampling}" * (self.sampling != "xla")
         more += f", routing on {self.routing}" * (self.routing != "xla")
         more += f", {self.drafts} drafts" * bool(self.drafts)
@@ -99,20 +99,22 @@ _PREFILL = [replace(spec, tokens=2048) for spec in _MODELS]
 _GPT_OSS = replace(_MODELS[1], quantization="mxfp4")
 _FOUR_BITS = (_GPT_OSS, replace(_GPT_OSS, rows=256), replace(_GPT_OSS, rows=256, tokens=2048))
 _HALVES = [replace(_MODELS[n], part=part) for n in (0, 1) for part in ("forward", "finish")]
-_GLUED = [replace(spec, glue="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
+_ELEMENTWISE = [replace(spec, elementwise="mosaic") for spec in (*_MODELS[:3], _GPT_OSS)]
 _DRAFTS = [
     replace(spec, drafts=drafts, rows=rows)
     for spec in (_MODELS[0], _GPT_OSS)
     for drafts, rows in ((1, ROWS), (3, ROWS), (7, 1), (7, ROWS), (7, 4 * ROWS))
 ] + [replace(spec, drafts=7, tokens=2048) for spec in (_MODELS[0], _GPT_OSS)]
 _ROUTED = [
-    *(replace(spec, routing="triton") for spec in (_GPT_OSS, _GLUED[3], replace(_GLUED[3], rows=256))),
-    replace(_GLUED[3], routing="triton", layers=4),  # gated
-    *(replace(spec, glue="mosaic", routing="triton") for spec in _MODELS[3:]),
+    *(replace(spec, routing="triton") for spec in (_GPT_OSS, _ELEMENTWISE[3], replace(_ELEMENTWISE[3], rows=256))),
+    replace(_ELEMENTWISE[3], routing="triton", layers=4),  # gated
+    *(replace(spec, elementwise="mosaic", routing="triton") for spec in _MODELS[3:]),
 ]
-_SPLITS = [replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _GLUED[0])]
-_OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _GLUED[3])]
-_GLUED_DRAFTS = [replace(spec, glue="mosaic") for spec in _DRAFTS if spec.drafts == 3]
+_SPLITS = [
+    replace(spec, attention="mosaic_splits") for spec in (_GPT_OSS, replace(_GPT_OSS, tokens=2048), _ELEMENTWISE[0])
+]
+_OVERLAPPED = [replace(spec, experts="mosaic_overlap") for spec in (_FOUR_BITS[1], _ELEMENTWISE[3])]
+_ELEMENTWISE_DRAFTS = [replace(spec, elementwise="mosaic") for spec in _DRAFTS if spec.drafts == 3]
 _ONE = replace(_MODELS[0], rows=1)
 
 # Shallow steps, all gated. First layers, with one of each kind at least.
@@ -124,12 +126,12 @@ _SHALLOW = (
     StepSpec("Llama-4-Scout", 4, 0),
 )
 # All kernels that are faster by what compilers say, together.
-_FAST_OSS = replace(_SHALLOW[1], glue="mosaic", sampling="triton", routing="triton")
+_FAST_OSS = replace(_SHALLOW[1], elementwise="mosaic", sampling="triton", routing="triton")
 _FAST_WIDE = replace(_FAST_OSS, rows=4 * ROWS, experts="mosaic_overlap")
 _FAST = [
-    *(replace(_SHALLOW[n], glue="mosaic", sampling="triton") for n in (0, 2)),
+    *(replace(_SHALLOW[n], elementwise="mosaic", sampling="triton") for n in (0, 2)),
     *(_FAST_OSS, replace(_FAST_OSS, rows=1), _FAST_WIDE),
-    *(replace(spec, glue="mosaic", sampling="triton", routing="triton") for spec in _SHALLOW[3:]),
+    *(replace(spec, elementwise="mosaic", sampling="triton", routing="triton") for spec in _SHALLOW[3:]),
 ]
 _PACKED_EXPERTS = [
     replace(spec, tokens=tokens)
@@ -147,14 +149,14 @@ _BLOCKS_MIMO = replace(_SHALLOW[3], quantization="fp8_blocks", linear="mosaic")
 _PACKED_LAYERS = [
     *(_PACKED_SCOUT, replace(_PACKED_SCOUT, tokens=2048)),
     *(
-        replace(_PACKED_SCOUT, quantization=held, glue="mosaic", sampling="triton", routing="triton")
+        replace(_PACKED_SCOUT, quantization=held, elementwise="mosaic", sampling="triton", routing="triton")
         for held in ("int4", "nvfp4")
     ),
     replace(_PACKED_SCOUT, quantization="nvfp4", tokens=2048),
-    *(replace(_PACKED_GEMMA, rows=rows, glue="mosaic", sampling="triton") for rows in (8, ROWS)),
+    *(replace(_PACKED_GEMMA, rows=rows, elementwise="mosaic", sampling="triton") for rows in (8, ROWS)),
     _PACKED_GEMMA,
     *(_BLOCKS_MIMO, replace(_BLOCKS_MIMO, tokens=2048)),
-    replace(_BLOCKS_MIMO, glue="mosaic", sampling="triton", routing="triton"),
+    replace(_BLOCKS_MIMO, elementwise="mosaic", sampling="triton", routing="triton"),
 ]
 _FACTORS = [
     replace(_SHALLOW[0], quantization="fp8", sampling="triton"),
@@ -162,8 +164,8 @@ _FACTORS = [
 ]
 _EIGHT_BIT_PAGES = [
     replace(_FACTORS[0], kv_bits=8),
-    replace(_FACTORS[0], kv_bits=8, glue="mosaic"),
-    replace(_FACTORS[0], kv_bits=8, glue="mosaic", linear="mosaic"),
+    replace(_FACTORS[0], kv_bits=8, elementwise="mosaic"),
+    replace(_FACTORS[0], kv_bits=8, elementwise="mosaic", linear="mosaic"),
 ]
 _VERIFYING = [
     replace(spec, drafts=drafts, tokens=tokens)
@@ -173,19 +175,25 @@ _VERIFYING = [
 # Rows that depend on nothing else in the step, for deterministic engines.
 _ALONE = [
     replace(
-        spec, attention="mosaic_whole", glue="mosaic", sampling="triton", linear="mosaic", sums="triton", layers=layers
+        spec,
+        attention="mosaic_whole",
+        elementwise="mosaic",
+        sampling="triton",
+        linear="mosaic",
+        sums="triton",
+        layers=layers,
     )
     for spec, layers in ((_SHALLOW[0], 6), (_SHALLOW[1], 2))
 ]
 _GATED = (*_FAST, *_PACKED_EXPERTS, *_PACKED_LAYERS, *_FACTORS, *_EIGHT_BIT_PAGES, *_VERIFYING, *_ALONE)
 
 STEPS = (
-    *(*_MODELS, *_GLUED, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),
-    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_GLUED_DRAFTS, *_SPLITS, *_OVERLAPPED, *_GATED),
+    *(*_MODELS, *_ELEMENTWISE, *_ROUTED, _ONE, *_PREFILL, *_EIGHT_BITS, *_EIGHT_BIT_FACTORS),
+    *(*_FOUR_BITS, *_ADAPTED, *_HALVES, *_DRAFTS, *_ELEMENTWISE_DRAFTS, *_SPLITS, *_OVERLAPPED, *_GATED),
 )
 SAMPLE_STEPS = (
     replace(_MODELS[1], layers=6, shorter=0),
     replace(_MODELS[2], layers=4, shorter=0, tokens=2048),
-    replace(_MODELS[2], layers=4, glue="mosaic"),
+    replace(_MODELS[2], layers=4, elementwise="mosaic"),
     *(_FAST[0], _FAST_WIDE),
 )

@@ -257,13 +257,13 @@ def _step_config(
     model: ModelConfig, layout: KVLayout, bucket: Bucket, spec: StepSpec
 ) -> tuple[StepConfig, DeviceState]:
     kv_dtype = BFLOAT16 if spec.kv_bits == 16 else jnp.dtype("float8_e4m3fn")
-    num_blocks = KV_BYTES // layout.block_bytes(kv_dtype.itemsize)
+    num_slabs = KV_BYTES // layout.slab_bytes(kv_dtype.itemsize)
     drafting = Speculation("suffix", bucket.drafts).of_length(model.max_position) if bucket.drafts else None
     sizes = model.max_position, bucket.rows, bucket.tokens
-    limits = Limits(*sizes, page_size=PAGE, num_blocks=num_blocks, speculation=drafting)
+    limits = Limits(*sizes, page_size=PAGE, num_slabs=num_slabs, speculation=drafting)
     pack = PackSpec.of(bucket, page_size=PAGE, max_rows=bucket.rows, adapters=spec.adapters > 0)
     kernels = Kernels(
-        spec.attention, spec.experts, device.SMS, spec.linear, spec.glue, spec.sampling, spec.routing, spec.sums
+        spec.attention, spec.experts, device.SMS, spec.linear, spec.elementwise, spec.sampling, spec.routing, spec.sums
     )
     config = StepConfig(model, layout, bucket, pack, kernels, part=spec.part, speculation=drafting)
     return config, device.on_h200(state_shapes(layout, limits, model.vocab_size, kv_dtype))
@@ -271,7 +271,7 @@ def _step_config(
 
 def _index_launches(found: list[Launch]) -> int:
     """Count the kernels that only compute indices, without routing (part of its layer), sampling and its tables."""
-    return sum(launch.integers and not {"moe", "sampling", "extras"} & set(launch.scope) for launch in found)
+    return sum(launch.integers and not {"moe", "sampling", "logits_state"} & set(launch.scope) for launch in found)
 
 
 def _lane_bytes(state: DeviceState) -> int:

@@ -42,7 +42,7 @@ from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.api import paged_attention
-from pallas_kernels.attention.rows import Rows, Tiles
+from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from tools.aot import device
 from tools.aot.facts import copies, top_level
 from tools.aot.triton_facts import Gpu, TritonFacts, gpu
@@ -136,7 +136,9 @@ def compile_layer(layer: Layer, card: Gpu) -> tuple[TritonFacts, float]:
     with compiling_for(card) as sharding:
         given = arguments(layer, sharding)
 
-        def attend(q: jax.Array, kv: jax.Array, rows: Rows, tiles: Tiles, sinks: jax.Array | None) -> jax.Array:
+        def attend(
+            q: jax.Array, kv: jax.Array, rows: PagedRows, tiles: QueryTiles, sinks: jax.Array | None
+        ) -> jax.Array:
             out: jax.Array = paged_attention(
                 q,
                 kv,
@@ -194,7 +196,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     model = parse_config(CONFIGS[name], weights=False)
     layout, bucket = KVLayout.of(model, 64), Bucket(64, 64, decode=True)
     limits = Limits(
-        model.max_position, bucket.rows, bucket.tokens, page_size=64, num_blocks=KV_BYTES // layout.block_bytes(2)
+        model.max_position, bucket.rows, bucket.tokens, page_size=64, num_slabs=KV_BYTES // layout.slab_bytes(2)
     )
     spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
     config = StepConfig(model, layout, bucket, spec, Kernels(attention="triton", sms=card.sms))

@@ -26,8 +26,8 @@ def model_of(name: str, *, hybrid: bool = True) -> ModelConfig:
     return ModelConfig(name, 262_144, 64, 2**20, tuple(layers), norm, True)
 
 
-def blocks_of_tokens(name: str, layout: KVLayout, tokens: int) -> int:
-    """Return the blocks that have the bytes of `tokens` tokens kept on all layers of the model."""
+def slabs_of_tokens(name: str, layout: KVLayout, tokens: int) -> int:
+    """Return the slabs that have the bytes of `tokens` tokens kept on all layers of the model."""
     num_full, num_local, _, full, local = GEOMETRIES[name]
     elems = sum(count * heads * (k + v) for count, (heads, k, v) in ((num_full, full), (num_local, local)))
-    return tokens * elems // (layout.num_lanes * layout.block_elems)
+    return tokens * elems // (layout.num_lanes * layout.slab_elems)

@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("jswa/exec/programs/pages.py", "jswa/exec/programs/state.py", "jswa/exec/programs/transfer.py"),
     ),
     "sampler": (
-        *("jswa/exec/programs/sampling/xla.py", "jswa/exec/programs/extras.py"),
+        *("jswa/exec/programs/sampling/xla.py", "jswa/exec/programs/logits_state.py"),
         "jswa/exec/programs/sampling/logprobs.py",
         *("jswa/exec/programs/sampling/verify.py", "jswa/exec/programs/drafts/draws.py"),
         "jswa/exec/programs/drafts/lookup.py",

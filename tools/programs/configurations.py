@@ -12,7 +12,7 @@ from tools.cases.hub_configs import CONFIGS
 from tools.programs.lowered import Configuration
 
 _SMS = 132  # multiprocessors of an H200
-_LIBRARY = Kernels("cpu", "cpu", linear="cpu", glue="cpu")
+_LIBRARY = Kernels("cpu", "cpu", linear="cpu", elementwise="cpu")
 _HOPPER = Kernels("mosaic", "mosaic", _SMS)
 
 
@@ -62,11 +62,11 @@ _MIMO = Configuration(
 _ON_HOPPER = (
     Configuration(
         "gemma-3-27b, Mosaic", CONFIGS["gemma-3-27b"], ("prefill", "drafts"), (0, 5), "cuda",
-        _HOPPER._replace(glue="mosaic"), speculation=Speculation("suffix", 1),
+        _HOPPER._replace(elementwise="mosaic"), speculation=Speculation("suffix", 1),
     ),
     Configuration(
         "gpt-oss-20b, MXFP4, Mosaic", CONFIGS["gpt-oss-20b"], ("decode",), (0, 1), "cuda", held="mxfp4",
-        kernels=_HOPPER._replace(experts="mosaic_overlap", glue="mosaic"),
+        kernels=_HOPPER._replace(experts="mosaic_overlap", elementwise="mosaic"),
     ),
     Configuration(
         "Llama-4-Scout, 4 bits, Mosaic", CONFIGS["Llama-4-Scout"], ("decode",), (0, 3), "cuda", held="int4",
@@ -89,7 +89,7 @@ _ON_TRITON = (
     ),
     replace(
         _MIMO, name="MiMo-V2-Flash, 8 bits in blocks, Mosaic and Triton",
-        kernels=_MIMO.kernels._replace(glue="mosaic", sampling="triton", routing="triton"),
+        kernels=_MIMO.kernels._replace(elementwise="mosaic", sampling="triton", routing="triton"),
     ),
 )  # fmt: skip
 CONFIGURATIONS = {one.name: one for one in (*_ON_CPUS, *_ON_HOPPER, *_ON_TRITON)}

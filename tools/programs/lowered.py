@@ -22,7 +22,7 @@ from jswa.exec.programs.state import Carry, DeviceState, state_shapes
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots
 from jswa.exec.side_programs import (
     compile_copy_pages,
-    compile_extras,
+    compile_logits_state,
     compile_rename_pages,
     compile_set_masks,
     compile_set_rows,
@@ -176,7 +176,7 @@ def _limits(wanted: Configuration, model: ModelConfig) -> Limits:
         rows,
         tokens,
         page,
-        num_blocks=1_024,
+        num_slabs=1_024,
         one_bucket=wanted.deterministic,
         deterministic=wanted.deterministic,
         routed_experts=wanted.experts_out,
@@ -244,8 +244,8 @@ def _beside(engine: _Engine, platform: str) -> dict[str, ProgramText]:
         "read slots": lambda store: compile_read_slots(layout, state, store),
         "write slots": lambda store: compile_write_slots(layout, state, store),
         "set rows": lambda store: compile_set_rows(state, store),
-        "set extras": lambda store: compile_extras(state["extras"], store),
-        "set masks": lambda store: compile_set_masks(state["extras"], store),
+        "set logits state": lambda store: compile_logits_state(state["for_logits"], store),
+        "set masks": lambda store: compile_set_masks(state["for_logits"], store),
         "set texts": lambda store: None if texts is None else compile_set_texts(texts, store),
     }
     return {name: text for maker in makers.items() for name, text in _numbered(*maker, platform)}

@@ -86,9 +86,9 @@ class Foresight(Victims):
         if value == math.inf:
             return value
         lost, wait = self._needed.get(item, (0, 0))
-        m = self._pool.pages_per_block
+        m = self._pool.pages_per_slab
         if isinstance(item, Window):
-            free = item.blocks[self._pool.local_owners[item.blocks] == 1]
+            free = item.slabs[self._pool.local_owners[item.slabs] == 1]
             slots = m * float((1.0 / self.uses[free]).sum())
         else:
             slots = len(item.full) + m * int(np.count_nonzero(item.local))

@@ -119,7 +119,7 @@ def _add_request(
     kept: list[tuple[int, int, int, float]],
 ) -> int:
     """Add what a request may use, and what keeping that takes; return the tokens that it has anyway."""
-    page, m = layout.page_size, layout.pages_per_block
+    page, m = layout.page_size, layout.pages_per_slab
     total = parts[-1].start + parts[-1].tokens
     if all(end >= begin for end in ends):
         return total

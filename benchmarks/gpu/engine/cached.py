@@ -1,7 +1,7 @@
 """Whether a prompt whose prefix is cached gives the tokens and log probabilities that it gives cold.
 
     python -m benchmarks.gpu.engine.cached [--models gpt-oss gemma-3] [--prompts 40] [--output 32] [--json FILE]
-                                           [--engine kernels=glue=mosaic ...]
+                                           [--engine kernels=elementwise=mosaic ...]
 
 Small models with random weights, whose heads and experts the Hopper kernels take. Prompts share a prefix that is longer
 than the windows, and parted from each other inside a page. Each is asked alone and greedily: once with an empty cache,

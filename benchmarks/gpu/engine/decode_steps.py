@@ -1,7 +1,7 @@
 """Time of whole decode steps and prefill chunks by rows and context, against the bytes and FLOP that they cannot avoid.
 
     python -m benchmarks.gpu.engine.decode_steps --hub gemma-3-27b [--rows 1 16 64 256] [--contexts 1024 8192 32768]
-                                                 [--quantization mxfp4] [--engine kernels=glue=mosaic ...]
+                                                 [--quantization mxfp4] [--engine kernels=elementwise=mosaic ...]
                                                  [--trace FILE]
 
 Runs on random weights, without a scheduler and without prefill: rows get entries in the page tables as if their
@@ -47,7 +47,7 @@ from tools.cases.small_models import SMALL_MODELS
 Row = dict[str, Any]
 BITS = {"fp8": 8, "int8": 8}  # of a weight, where it is not that of the run
 MXFP4_BITS = 4.25  # with a scale of 8 bits for 32 weights
-NO_EXTRAS = 2**30  # past the end of the extras tables
+NO_LOGITS_STATE = 2**30  # past the end of the logits state
 MEMORY = ("bytes_limit", "bytes_in_use", "peak_bytes_in_use", "largest_free_block_bytes")
 _TRACED = 4  # steps
 IN_FLIGHT = 24  # launches that are timed: fewer than the 32 that PJRT's GPU client lets wait
@@ -64,12 +64,12 @@ class CachedRow(NamedTuple):
 def lay_out_rows(runner: Runner, rows: int, length: int, more: int) -> list[CachedRow] | None:
     """Return rows of `length` tokens on pages of their own, with room for `more` tokens; None if they do not fit."""
     layout, p = runner.layout, runner.limits.page_size
-    m, end = layout.pages_per_block, length + more
+    m, end = layout.pages_per_slab, length + more
     oldest = 0 if layout.reach is None else layout.reach.first_visible(max(length - 1, 0)) // p
     full = -(-end // p) if layout.full else 0
     local = -(-end // p) - oldest if layout.local else 0
-    blocks = 1 + rows * local  # the first block is never used
-    if blocks * m + rows * full > runner.limits.num_blocks * m or end > runner.limits.max_model_len:
+    slabs = 1 + rows * local  # the first slab is never used
+    if slabs * m + rows * full > runner.limits.num_slabs * m or end > runner.limits.max_model_len:
         return None
     return [
         CachedRow(
@@ -77,7 +77,7 @@ def lay_out_rows(runner: Runner, rows: int, length: int, more: int) -> list[Cach
             length,
             TableRow(
                 row,
-                blocks * m + row * full + np.arange(full, dtype=np.int32),
+                slabs * m + row * full + np.arange(full, dtype=np.int32),
                 oldest,
                 1 + row * local + np.arange(local, dtype=np.int32),
             ),
@@ -104,7 +104,7 @@ def greedy_records(cached: Sequence[CachedRow], at: int, count: int) -> Int[np.n
     """Return the records of greedy rows without penalties or constraints, for a step as in `plan_of`."""
     records: Int[np.ndarray, "R C"] = np.zeros((len(cached), len(COLUMNS)), np.int32)
     one = int(np.float32(1).view(np.int32))
-    columns = {"count": count, "samples": 1, "top_p": one, "repetition": one, "extras": NO_EXTRAS}
+    columns = {"count": count, "samples": 1, "top_p": one, "repetition": one, "logits_state": NO_LOGITS_STATE}
     for name, value in columns.items():
         records[:, COLUMNS.index(name)] = value
     records[:, COLUMNS.index("row_id")] = [row.row_id for row in cached]

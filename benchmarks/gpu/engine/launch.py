@@ -115,9 +115,9 @@ class Setting:
         self.layout = KVLayout.of(self.model, PAGE)
         rows = 8 if small else MAX_ROWS
         # Pages of the full layers, and a few of the window's for each row.
-        blocks = 1 + rows * (-(-_ROOM // PAGE) // self.layout.pages_per_block + 4)
+        slabs = 1 + rows * (-(-_ROOM // PAGE) // self.layout.pages_per_slab + 4)
         self.layers = layers
-        self.limits = Limits(self.model.max_position, rows, 2_048, page_size=PAGE, num_blocks=blocks)
+        self.limits = Limits(self.model.max_position, rows, 2_048, page_size=PAGE, num_slabs=slabs)
         kind = jnp.dtype("float32") if small else BFLOAT16
         self.params: dict[str, Any] = dict(param_shapes(self.model, kind, PLAIN if small else MXFP4_JOINED))
         self.state: DeviceState = state_shapes(self.layout, self.limits, self.model.vocab_size, kind)

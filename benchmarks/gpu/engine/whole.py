@@ -36,7 +36,7 @@ from jswa.exec.programs.state import state_shapes
 from jswa.exec.selfcheck import check as selfcheck
 from jswa.exec.sizing import size_arena
 from jswa.forms.mxfp4 import MXFP4_JOINED
-from jswa.kernels import Facts, resolve
+from jswa.kernels import DeviceFacts, resolve
 from jswa.llm import LLM
 from jswa.model.binding import param_shapes
 from jswa.model.hf.config import load_config, parse_config
@@ -44,7 +44,7 @@ from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
 from tools.cases.small_models import SMALL_MODELS
 
-_FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,glue=mosaic,routing=triton,sampling=triton"}
+_FAST = {"kernels": "attention=mosaic_splits,experts=mosaic_overlap,elementwise=mosaic,routing=triton,sampling=triton"}
 _WEIGHTS = "made-whole"
 _patched: tuple[Any, Any, Any] = steps, parts, selfcheck
 
@@ -71,10 +71,10 @@ def compile_all(folder: Path, options: dict[str, Any], only: Sequence[str]) -> N
     params = dict(param_shapes(model, kind, MXFP4_JOINED))
     limits = resolve_limits(config, model, on_gpu=True)
     model = model.at_length(limits.max_model_len)
-    kernels = resolve(config.kernels, Facts("gpu", 9.0, kind.name, sms=SMS, packed_experts=True))
+    kernels = resolve(config.kernels, DeviceFacts("gpu", 9.0, kind.name, sms=SMS, packed_experts=True))
     layout = KVLayout.of(model, limits.page_size)
     limits = size_arena(limits, layout, config, int(config.kv_cache_memory_bytes or 0), kind.itemsize, on_gpu=True)
-    print(f"{limits.num_blocks} blocks, {limits.num_blocks * layout.block_bytes(2) / 1e9:.1f} GB", flush=True)
+    print(f"{limits.num_slabs} slabs, {limits.num_slabs * layout.slab_bytes(2) / 1e9:.1f} GB", flush=True)
     state = state_shapes(layout, limits, model.vocab_size, kind)
     with elsewhere.for_h200() as place:
         shapes: Any = params

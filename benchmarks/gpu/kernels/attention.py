@@ -24,7 +24,7 @@ from benchmarks import result_file
 from benchmarks.gpu.kernels.attention_cases import MEASURES, SMOKE, Measure
 from benchmarks.gpu.kernels.device_time import Timing, calls_worth_timing, time_calls
 from pallas_kernels.attention.api import Implementation, paged_attention, tile_tokens
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, tile_rows
 
 CACHE_BYTES = 300e6  # several times the L2 of an H200: arguments beyond that are cold
 _FEW_ROWS = 64  # for which a product waits for the matrix alone
@@ -106,7 +106,7 @@ def call_count(measure: Measure, most: int) -> int:
 
 def paged_arguments(
     measure: Measure, dtype: jnp.dtype, count: int, implementation: Implementation
-) -> tuple[dict[str, Any], list[tuple[jax.Array, jax.Array, Rows, Tiles]]]:
+) -> tuple[dict[str, Any], list[tuple[jax.Array, jax.Array, PagedRows, QueryTiles]]]:
     """Return keywords for all calls, and the arguments of `count` calls in one arena.
 
     Each call has queries of its own, and pages of its own until all pages together exceed the cache. Page tables are as
@@ -133,8 +133,8 @@ def paged_arguments(
     key = jax.random.key(0)
     kv = _random(key, (pages, layer.layers_per_page, kv_heads, page, measure.numbers), dtype)
     q = [_random(jax.random.fold_in(key, n), (len(token_row), heads, head_dim), dtype) for n in range(count)]
-    rows = [Rows(starts, counts, jnp.asarray(table), first_page, zeros) for table in tables]
-    attend = Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim)
+    rows = [PagedRows(starts, counts, jnp.asarray(table), first_page, zeros) for table in tables]
+    attend = AttentionParams(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim)
     sinks = jnp.zeros(heads, dtype) if layer.sinks else None
     keywords = {"attend": attend, "layer_index": layer.layers_per_page - 1, "sinks": sinks}
     return keywords, [(q[n], kv, rows[n % sets], tiles) for n in range(count)]

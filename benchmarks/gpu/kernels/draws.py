@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from benchmarks import result_file
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING, SAMPLING_REALS
@@ -91,7 +91,7 @@ def random_rows(
         "key_high": rng.integers(0, 2**31, count),
         "key_low": rng.integers(0, 2**31, count),
     }
-    plain = {"repetition": 1.0, "extras": 2**30}
+    plain = {"repetition": 1.0, "logits_state": 2**30}
     columns = []
     for name in SAMPLING:
         real = name in SAMPLING_REALS
@@ -158,10 +158,10 @@ def _slack_of_sigmas(distance: Float[np.ndarray, "R V"], rows: Any) -> Float[np.
 
 
 def _draw(logits: Any, at: Any, rows: Sampling, implementation: str) -> Any:
-    extras = init_extras(1, logits.shape[1])
+    logits_state = init_logits_state(1, logits.shape[1])
     if implementation == "xla":
-        return jax.jit(xla.sample)(logits, at, rows, extras)
-    return jax.jit(kernels.sample)(logits, at, rows, extras, jnp.ones(len(logits), bool))[0]
+        return jax.jit(xla.sample)(logits, at, rows, logits_state)
+    return jax.jit(kernels.sample)(logits, at, rows, logits_state, jnp.ones(len(logits), bool))[0]
 
 
 def uniform_of(keys: Any, vocab: int) -> Any:

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from benchmarks import result_file
 from benchmarks.gpu.kernels.device_time import calls_worth_timing, programs_of, time_programs
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING, SAMPLING_REALS
@@ -76,7 +76,7 @@ def main() -> None:
 
 def programs_for(vocab: int, implementation: Implementation, logprobs: bool) -> Programs:
     """Return the programs to time, which are compiled when they first run."""
-    draw = partial(_draw, extras=init_extras(1, vocab), implementation=implementation, logprobs=logprobs)
+    draw = partial(_draw, logits_state=init_logits_state(1, vocab), implementation=implementation, logprobs=logprobs)
     return programs_of(draw, calls_worth_timing(_GUESS))
 
 
@@ -99,15 +99,15 @@ def _draw(
     position: Int[Array, ""],
     columns: Int[Array, "R C"],
     *,
-    extras: Any,
+    logits_state: Any,
     implementation: Implementation,
     logprobs: bool,
 ) -> tuple[Int[Array, " R"], Any]:
     rows, at = Sampling.of(columns), jnp.broadcast_to(position, len(logits))
     if implementation == "triton":
-        return kernels.sample(logits, at, rows, extras, jnp.ones(len(logits), bool), want_logprobs=logprobs)
-    tokens = xla.sample(logits, at, rows, extras, few=xla.few_rows(len(logits)))
-    return tokens, xla.drawn_logprobs(logits, tokens, at, rows, extras) if logprobs else None
+        return kernels.sample(logits, at, rows, logits_state, jnp.ones(len(logits), bool), want_logprobs=logprobs)
+    tokens = xla.sample(logits, at, rows, logits_state, few=xla.few_rows(len(logits)))
+    return tokens, xla.drawn_logprobs(logits, tokens, at, rows, logits_state) if logprobs else None
 
 
 def _logits(rows: int, vocab: int, seed: int, likely: int) -> Float[Array, "R V"]:
@@ -120,7 +120,7 @@ def _logits(rows: int, vocab: int, seed: int, likely: int) -> Float[Array, "R V"
 
 def _columns(rows: int, values: dict[str, float]) -> Int[Array, "R C"]:
     """Return packed parameters of rows without constraints, each with a key of its own."""
-    plain = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30, **values}
+    plain = {"top_p": 1.0, "repetition": 1.0, "logits_state": 2**30, **values}
     columns = []
     for name in SAMPLING:
         real = name in SAMPLING_REALS

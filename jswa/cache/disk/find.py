@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jswa.cache.disk.records import Record, next_key, page_keys, tree_digest
+from jswa.cache.disk.records import DiskRecord, next_key, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.host.texts import pages_of
 from jswa.cache.host.tier import HostTier
@@ -14,7 +14,7 @@ from jswa.cache.prefix.resume import Resume, resume
 
 _CANDIDATES = 4  # ends of a text that are compared, the last ones
 
-Place = tuple[Record, int]  # a record, and the first row of a page
+Place = tuple[DiskRecord, int]  # a record, and the first row of a page
 
 
 class Wanted(NamedTuple):
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     gain: int
     full: list[Place | None]
     local: list[Place | None]
-    records: list[Record]
+    records: list[DiskRecord]
 
     @property
     def size(self) -> int:

@@ -29,20 +29,20 @@ Key = tuple[str, bytes]  # "full" or "local", digest of the text up to the end o
 Lanes = list[Shaped[np.ndarray, "rows elems"]]  # by lane, and in each lane by device
 
 
-class Geometry(NamedTuple):
+class RecordGeometry(NamedTuple):
     """The sizes and the identity that all records of an engine share.
 
     Attributes:
         identity: digest of all that must be equal for a page to be valid: model, weights, dtype, layout.
         page_size: tokens of a page.
-        pages_per_block: rows of a local page; a full page is one row.
+        pages_per_slab: rows of a local page; a full page is one row.
         lanes: arrays that a slot has a row in.
         elems, dtype: of a row.
     """
 
     identity: str
     page_size: int
-    pages_per_block: int
+    pages_per_slab: int
     lanes: int
     elems: int
     dtype: np.dtype
@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 
     def rows(self, key: Key) -> int:
         """Return the rows of a page."""
-        return 1 if key[0] == "full" else self.pages_per_block
+        return 1 if key[0] == "full" else self.pages_per_slab
 
 
 class Tail(NamedTuple):
@@ -65,11 +65,11 @@ class Tail(NamedTuple):
 
 
 @dataclass(eq=False)
-class Record:
+class DiskRecord:
     """Pages of one text.
 
     Attributes:
-        identity: as in `Geometry`.
+        identity: as in `RecordGeometry`.
         tree: digest of the identity and the salt.
         first: digest of the first page of the text.
         pages: in the order of their rows; each text has its pages in one record at a time.
@@ -125,13 +125,13 @@ def tree_digest(identity: str, salt: str) -> bytes:
     return hashlib.blake2b(f"{identity}\0{salt}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def size_of(record: Record, geometry: Geometry) -> int:
+def size_of(record: DiskRecord, geometry: RecordGeometry) -> int:
     """Return the bytes of the file."""
     rows = sum(geometry.rows(key) for key in record.pages)
     return len(_MAGIC) + _LENGTH.size + len(record.header) + 2 * _DIGEST + rows * geometry.slot_bytes
 
 
-def write_record(path: Path, record: Record, lanes: Lanes) -> None:
+def write_record(path: Path, record: DiskRecord, lanes: Lanes) -> None:
     """Write a file under a temporary name, then rename it. Raises OSError, and leaves no file then."""
     header, body = record.header, hashlib.sha256()
     staging = path.with_suffix(PARTIAL)
@@ -150,7 +150,7 @@ def write_record(path: Path, record: Record, lanes: Lanes) -> None:
         raise
 
 
-def read_header(path: Path) -> Record:
+def read_header(path: Path) -> DiskRecord:
     """Read the header of a file. Raises ValueError if it is torn or another's, OSError if it cannot be read."""
     with path.open("rb") as file:
         begin = file.read(len(_MAGIC) + _LENGTH.size)
@@ -163,7 +163,7 @@ def read_header(path: Path) -> Record:
         size = os.fstat(file.fileno()).st_size
     said = json.loads(text)
     tail = said["tail"]
-    record = Record(
+    record = DiskRecord(
         said["identity"],
         bytes.fromhex(said["tree"]),
         bytes.fromhex(said["first"]),
@@ -177,7 +177,7 @@ def read_header(path: Path) -> Record:
     return record
 
 
-def read_rows(path: Path, wanted: Record, geometry: Geometry) -> Lanes:
+def read_rows(path: Path, wanted: DiskRecord, geometry: RecordGeometry) -> Lanes:
     """Read the rows of a record. Raises ValueError if the file is torn or another's, OSError if it cannot be read."""
     data = path.read_bytes()
     if len(data) != wanted.size:
@@ -193,7 +193,7 @@ def read_rows(path: Path, wanted: Record, geometry: Geometry) -> Lanes:
     return list(np.frombuffer(body, geometry.dtype).reshape(geometry.lanes, -1, geometry.elems))
 
 
-def rows_of(record: Record, geometry: Geometry) -> Sequence[int]:
+def rows_of(record: DiskRecord, geometry: RecordGeometry) -> Sequence[int]:
     """Return the first row of each page."""
     at, starts = 0, []
     for key in record.pages:

@@ -21,17 +21,17 @@ from typing import IO
 from jswa.cache.disk.records import (
     PARTIAL,
     SUFFIX,
-    Geometry,
+    DiskRecord,
     Key,
     Lanes,
-    Record,
+    RecordGeometry,
     read_header,
     read_rows,
     rows_of,
     size_of,
     write_record,
 )
-from jswa.cache.disk.worker import Worker
+from jswa.cache.disk.worker import DiskWorker
 from jswa.errors import ConfigError
 
 _log = logging.getLogger("jswa")
@@ -43,7 +43,7 @@ _RATE = 2e9  # bytes per second that one is assumed to read, if none has read la
 _LATELY = 600.0  # seconds
 _OWN = re.compile(rf"[0-9a-f]{{40}}({re.escape(SUFFIX)}|{re.escape(PARTIAL)})")
 
-Write = Callable[[Path, Record, Lanes], None]
+Write = Callable[[Path, DiskRecord, Lanes], None]
 
 
 def lock_folder(folder: Path) -> IO[bytes]:
@@ -83,7 +83,7 @@ class DiskStore:
         self,
         folder: Path,
         limit: int,
-        geometry: Geometry,
+        geometry: RecordGeometry,
         write: Write = write_record,
         rest: float = _REST,
         lock: IO[bytes] | None = None,
@@ -95,8 +95,8 @@ class DiskStore:
         self._folder = folder
         self._write = write
         self._rest = rest
-        self._records: dict[str, Record] = {}  # by name, used longest ago first
-        self._index: dict[Key, tuple[Record, int]] = {}
+        self._records: dict[str, DiskRecord] = {}  # by name, used longest ago first
+        self._index: dict[Key, tuple[DiskRecord, int]] = {}
         self._tails: dict[
             bytes, dict[int, int]
         ] = {}  # records by digest of the text before a last page, and its tokens
@@ -104,19 +104,19 @@ class DiskStore:
         self._rest_until = 0.0
         self._lock = lock or lock_folder(folder)
         self._fill()
-        self._writer = Worker("jswa-disk-write")
-        self._readers = [Worker(f"jswa-disk-read-{number}") for number in range(_READERS)]
+        self._writer = DiskWorker("jswa-disk-write")
+        self._readers = [DiskWorker(f"jswa-disk-read-{number}") for number in range(_READERS)]
 
     @property
     def reading(self) -> bool:
         """Whether a read is under way."""
         return any(reader.left for reader in self._readers)
 
-    def seconds(self, records: list[Record]) -> float:
+    def seconds(self, records: list[DiskRecord]) -> float:
         """Return how long it probably takes to read records."""
         return sum(record.size for record in records) / (self._recent_rate() * min(len(records), _READERS))
 
-    def find(self, key: Key) -> tuple[Record, int] | None:
+    def find(self, key: Key) -> tuple[DiskRecord, int] | None:
         """Return the record that has a page, and the page's first row; None if no complete file has it."""
         found = self._index.get(key)
         return found if found is not None and found[0].ready else None
@@ -138,7 +138,7 @@ class DiskStore:
             return False
         return True
 
-    def put(self, record: Record, lanes: Lanes) -> None:
+    def put(self, record: DiskRecord, lanes: Lanes) -> None:
         """Have a record written, none of whose pages another has. Takes the arrays over."""
         record.size, name = size_of(record, self.geometry), record.name
         if record.size > self.limit or name in self._records:
@@ -163,7 +163,7 @@ class DiskStore:
 
         self._writer.submit(lambda: self._write(self._folder / name, record, lanes), done)
 
-    def use(self, records: Iterable[Record]) -> None:
+    def use(self, records: Iterable[DiskRecord]) -> None:
         """Note that records are used now."""
         for record in records:
             name = record.name
@@ -172,7 +172,7 @@ class DiskStore:
                 if record.ready and self._writer.left < _MOST_TOUCHED:
                     self._writer.submit(partial(os.utime, self._folder / name), lambda _: None)
 
-    def fetch(self, record: Record, then: Callable[[Lanes | None], None]) -> None:
+    def fetch(self, record: DiskRecord, then: Callable[[Lanes | None], None]) -> None:
         """Have a record read; `settle` passes its rows on. None: the file is torn or gone, and is a miss now."""
         name = record.name
 
@@ -199,7 +199,7 @@ class DiskStore:
         """Note that so many bytes have not been read in so many seconds."""
         self._note_rate(min(self._recent_rate(), size / seconds))
 
-    def forget(self, gone: Callable[[Record], bool]) -> None:
+    def forget(self, gone: Callable[[DiskRecord], bool]) -> None:
         """Delete the records of this engine for which `gone` is true."""
         for name, record in list(self._records.items()):
             if record.identity == self.geometry.identity and gone(record):
@@ -271,9 +271,9 @@ class DiskStore:
             folder, self.used, len(self._records), others,
         )  # fmt: skip
 
-    def _scan(self) -> list[tuple[str, Record]]:
+    def _scan(self) -> list[tuple[str, DiskRecord]]:
         """Return the files with their headers, used longest ago first; delete torn files."""
-        found: list[tuple[float, str, Record]] = []
+        found: list[tuple[float, str, DiskRecord]] = []
         for path in self._folder.iterdir():
             if not _OWN.fullmatch(path.name):
                 continue  # not ours: it is left alone, and does not count
@@ -290,7 +290,7 @@ class DiskStore:
                 found.append((path.stat().st_mtime, path.name, record))
         return [(name, record) for _, name, record in sorted(found, key=lambda entry: entry[:2])]
 
-    def _add(self, name: str, record: Record) -> None:
+    def _add(self, name: str, record: DiskRecord) -> None:
         self._records[name] = record
         self.used += record.size
         if record.identity != self.geometry.identity:

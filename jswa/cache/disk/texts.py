@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.disk.find import Place, Wanted, find
-from jswa.cache.disk.records import Key, Lanes, Record, Tail, page_keys, tree_digest
+from jswa.cache.disk.records import DiskRecord, Key, Lanes, Tail, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.host.texts import Pages, pages_of
 from jswa.cache.host.tier import HostTier, Row
@@ -51,12 +51,12 @@ class DiskCache:
         self.wanted: Wanted | None = None
         self.torn = False
         self._tier = tier
-        self._slots = max(slots_per_step, 1 + tier.pool.pages_per_block)
+        self._slots = max(slots_per_step, 1 + tier.pool.pages_per_slab)
         self.seconds_per_token = seconds_per_token
         self._patience = patience
         self._retired = False
         self._late = False  # a request has stopped waiting for the read under way
-        self._lanes: dict[Record, Lanes] = {}  # the rows that were read
+        self._lanes: dict[DiskRecord, Lanes] = {}  # the rows that were read
         self._asked = 0.0  # when
         self._taken = 0  # pages that have been taken in
         tier.kept = deque(maxlen=_TEXTS)
@@ -74,7 +74,7 @@ class DiskCache:
         wanted = find(self._tier, self.store, salt, tokens, limit, start)
         if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self.seconds_per_token:
             return None
-        m, pool = self._tier.pool.pages_per_block, self._tier.pool
+        m, pool = self._tier.pool.pages_per_slab, self._tier.pool
         slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
         return wanted if slots <= pool.free_slots + pool.evictable_slots else None
 
@@ -140,7 +140,7 @@ class DiskCache:
     def _cancel(self) -> None:
         self.wanted, self._lanes = None, {}
 
-    def _arrive(self, wanted: Wanted, record: Record, lanes: Lanes | None) -> None:
+    def _arrive(self, wanted: Wanted, record: DiskRecord, lanes: Lanes | None) -> None:
         """Keep the rows of a record; if a record is lost, the text is given up, and may be asked for again."""
         if self.wanted is not wanted:
             return
@@ -152,7 +152,7 @@ class DiskCache:
 
     def _take(self, wanted: Wanted) -> None:
         """Publish the next part of the text in host memory, as many pages as a step takes in."""
-        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_block
+        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_slab
         count, slots, to = len(wanted.full), 0, self._taken
         while to < count:
             slots += (wanted.full[to] is not None) + m * (wanted.local[to] is not None)
@@ -178,7 +178,7 @@ class DiskCache:
     def _save(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[Save | None, bool]:
         """Return the pages of a text to write now, and whether more are left."""
         tier, geometry = self._tier, self.store.geometry
-        page, m = tier.prefix.layout.page_size, tier.pool.pages_per_block
+        page, m = tier.prefix.layout.page_size, tier.pool.pages_per_slab
         path, agreed = tier.prefix.tree.walk(salt, tokens)
         if agreed < len(tokens):
             agreed -= agreed % page  # its end has been evicted
@@ -188,7 +188,7 @@ class DiskCache:
         there = dict(zip(("full", "local"), tier.arrived(pages), strict=True))
         root = tree_digest(geometry.identity, salt)
         keys = page_keys(root, tokens[:agreed], page)
-        chosen, known, slots, more = list[tuple[int, Key]](), dict[Record, None](), 0, False
+        chosen, known, slots, more = list[tuple[int, Key]](), dict[DiskRecord, None](), 0, False
         for at, digest in enumerate(keys):
             for kind in ("full", "local"):
                 key = kind, digest
@@ -204,7 +204,7 @@ class DiskCache:
             return None, False
         own = [slots_of(*_ids(pages, at, kind), m) for at, (kind, _) in chosen]
         tail = Tail(keys[-2], agreed % page) if chosen[-1][0] == len(keys) - 1 and agreed % page else None
-        record = Record(geometry.identity, root, keys[0], tuple(key for _, key in chosen), tail)
+        record = DiskRecord(geometry.identity, root, keys[0], tuple(key for _, key in chosen), tail)
         return Save(np.concatenate(own), partial(self.store.put, record)), more
 
 

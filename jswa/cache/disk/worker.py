@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 
-class Worker:
+class DiskWorker:
     """A daemon thread that runs functions in order. The caller's thread handles their results (`settle`).
 
     Attributes:

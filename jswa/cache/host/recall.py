@@ -16,7 +16,7 @@ from jswa.cache.disk.texts import DiskCache
 from jswa.cache.host.texts import Pages, add_places, pages_of, places_of, publish, text_of
 from jswa.cache.host.tier import HostTier
 from jswa.cache.moves import Move
-from jswa.cache.prefix.cache import Match, PrefixCache
+from jswa.cache.prefix.cache import PrefixCache, PrefixMatch
 from jswa.cache.prefix.radix import NONE
 from jswa.cache.prefix.resume import resume
 from jswa.cache.prefix.stats import CacheStats
@@ -24,7 +24,7 @@ from jswa.config import HostMemory
 from jswa.plan import Transfers
 
 
-class Found(NamedTuple):
+class HostMatch(NamedTuple):
     """A text of which host memory has more than the device.
 
     Attributes:
@@ -57,7 +57,7 @@ class NewPages(NamedTuple):
 class Recall:
     """A text on its way. `new`: its pages on the device; `sent`: how many of its pages have been copied."""
 
-    def __init__(self, found: Found, epoch: int) -> None:
+    def __init__(self, found: HostMatch, epoch: int) -> None:
         self.found = found
         self.epoch = epoch
         self.new = Pages(np.zeros_like(found.source.full), np.zeros_like(found.source.local))
@@ -70,12 +70,12 @@ class Recall:
         """Whether all pages have been copied."""
         return self.sent == len(self._kinds)
 
-    def uploads(self, slots: int, pages_per_block: int) -> list[tuple[int, int]]:
+    def uploads(self, slots: int, pages_per_slab: int) -> list[tuple[int, int]]:
         """Return the next pairs (slot here, slot of the device), about so many; they count as copied."""
         pairs: list[tuple[int, int]] = []
         while not self.complete and len(pairs) < slots:
             kind, at = self._kinds[self.sent]
-            m = 1 if kind == "full" else pages_per_block
+            m = 1 if kind == "full" else pages_per_slab
             source, target = (int(getattr(pages, kind)[at]) * m for pages in (self.found.source, self.new))
             pairs += [(source + i, target + i) for i in range(m)]
             self.sent += 1
@@ -110,7 +110,7 @@ class HostCache:
         """Pages of the device that the text on its way owns, beside other owners or alone."""
         return [] if self.active is None else [self.active.new, self.active.found.kept]
 
-    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: Match) -> Found | None:
+    def find(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int, match: PrefixMatch) -> HostMatch | None:
         """Return the pages that host memory adds to a match of the first `limit` tokens; None if they do not pay."""
         layout, page = self._device.layout, self._device.layout.page_size
         path, agreed = self.tier.prefix.tree.walk(salt, tokens[:limit])
@@ -139,16 +139,16 @@ class HostCache:
         here.local[~window | (kept.local != NONE) | ~local] = NONE
         kept.local[~window] = NONE
         gain = at.start - match.resume.start
-        cost = int(np.count_nonzero(lacks)) + layout.pages_per_block * int(np.count_nonzero(here.local))
+        cost = int(np.count_nonzero(lacks)) + layout.pages_per_slab * int(np.count_nonzero(here.local))
         if not cost or gain <= max(page, cost * self._memory.tokens_per_slot):
             return None
         places = places_of(path, len(text))
         # A prompt has the last token of a text that it continues, of which there is no KV: its boundary is one behind.
         boundary = max((end for end in places if end <= at.boundary), default=min(at.boundary, len(text)))
         branch = any(node.windows[boundary].branch for node in path if boundary in node.windows)
-        return Found(salt, text, here, lacks, kept, boundary, places, branch)
+        return HostMatch(salt, text, here, lacks, kept, boundary, places, branch)
 
-    def begin(self, found: Found, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
+    def begin(self, found: HostMatch, epoch: int, allocate: Callable[[int, int], NewPages | None]) -> bool:
         """Begin to take a text back; False, and no change, if there is no room.
 
         Args:
@@ -175,7 +175,7 @@ class HostCache:
         """Return the copies of the next step; None if there are none."""
         pairs: list[tuple[int, int]] = []
         if self.active is not None:
-            pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_block)
+            pairs = self.active.uploads(self._memory.slots_per_step, self._device.pool.pages_per_slab)
             self.recalled += len(pairs)
         moves, downloads, writes = self.tier.drain()
         saves = () if self.disk is None else self.disk.saves()

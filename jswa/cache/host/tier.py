@@ -35,7 +35,7 @@ class HostTier:
     """
 
     def __init__(self, device: PrefixCache, memory: HostMemory) -> None:
-        self.pool = PagePool(memory.blocks, device.layout.pages_per_block)
+        self.pool = PagePool(memory.slabs, device.layout.pages_per_slab)
         self.prefix = PrefixCache(device.layout, self.pool)
         self.prefix.retention.visits.places = device.retention.visits.places
         self.copied = 0
@@ -46,7 +46,7 @@ class HostTier:
         self._downloads: dict[int, int] = {}  # by slot here: the slot of the device
         self._writes: dict[int, Row] = {}  # by slot: the row that comes from the disk
         # By slot: the number of the batch of downloads that brings its contents.
-        self._batch = np.zeros(memory.blocks * self.pool.pages_per_block, np.int64)
+        self._batch = np.zeros(memory.slabs * self.pool.pages_per_slab, np.int64)
         self._drained = self._arrived = 0
 
     def keep(self, item: Node | Window, moves: list[Move]) -> None:
@@ -64,8 +64,8 @@ class HostTier:
         wanted = np.zeros(len(source.full), bool)
         for window in windows:
             last = -(-window.end // page)
-            wanted[last - len(window.blocks) : last] = True
-            source.local[last - len(window.blocks) : last] = window.blocks
+            wanted[last - len(window.slabs) : last] = True
+            source.local[last - len(window.slabs) : last] = window.slabs
         if self.prefix.layout.full is not None and not source.full.all():
             return  # a row has just lost the end of the text
         target = self._room(node.salt, tokens, source, wanted)
@@ -102,7 +102,7 @@ class HostTier:
             target.release(self.pool, self.prefix.retention)
             return False
         cursor = publish(self.prefix, salt, tokens, target)
-        m = self.pool.pages_per_block
+        m = self.pool.pages_per_slab
         for kind, size in (("full", 1), ("local", m)):
             ids, numbers = getattr(target, kind), getattr(source, kind)
             for page, number in zip(ids.tolist(), numbers.tolist(), strict=True):
@@ -137,7 +137,7 @@ class HostTier:
 
     def arrived(self, pages: Pages) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
         """Return by page position whether the contents of full and local pages are there; False where no page is."""
-        m = self.pool.pages_per_block
+        m = self.pool.pages_per_slab
         full = (pages.full != NONE) & (self._batch[pages.full] <= self._arrived)
         first = pages.local.astype(np.intp) * m
         local = (pages.local != NONE) & (self._batch[first[:, None] + np.arange(m)] <= self._arrived).all(axis=1)
@@ -194,7 +194,7 @@ class HostTier:
 
         Local pages in the place of a partly filled one are taken too: windows here need it.
         """
-        layout, m = self.prefix.layout, self.pool.pages_per_block
+        layout, m = self.prefix.layout, self.pool.pages_per_slab
         path, agreed = self.prefix.tree.walk(salt, tokens)
         there = pages_of(self.prefix.tree, path, agreed, len(tokens))
         lacks_full = np.zeros(len(wanted), bool)
@@ -220,7 +220,7 @@ class HostTier:
 
     def _download(self, source: Pages, target: Pages, moves: list[Move]) -> None:
         """Note the copies of the pages that the tree has taken."""
-        m = self.pool.pages_per_block
+        m = self.pool.pages_per_slab
         full = (target.full != NONE) & self.pool.full_cached[target.full]
         local = (target.local != NONE) & self.pool.local_cached[target.local]
         slots = slots_of(target.full[full], target.local[local], m)

@@ -24,7 +24,7 @@ from jswa.types import MissReason
 _FIRST_PAGES = 65_536  # texts whose salt is remembered
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The cached part of a text. Valid until the next change of cache or pool.
 
     Attributes:
@@ -48,11 +48,11 @@ class Match(NamedTuple):
     ghost: Ghost | None = None
 
 
-NO_MATCH = Match((), COLD, NO_PAGES, NO_PAGES, branch=False, reason="cold")
-_NO_MATCHES: dict[MissReason, Match] = {r: NO_MATCH._replace(reason=r) for r in get_args(MissReason)}
+NO_MATCH = PrefixMatch((), COLD, NO_PAGES, NO_PAGES, branch=False, reason="cold")
+_NO_MATCHES: dict[MissReason, PrefixMatch] = {r: NO_MATCH._replace(reason=r) for r in get_args(MissReason)}
 
 
-def window_ends(match: Match, length: int, page: int, interval: int | None) -> list[int]:
+def window_ends(match: PrefixMatch, length: int, page: int, interval: int | None) -> list[int]:
     """Return where the windows end that a row keeps: where texts diverge, at intervals, and where its text ends.
 
     Also where the match ends inside a page that kept windows need: the row keeps its fuller copy until it is published
@@ -86,7 +86,7 @@ class PrefixCache:
         self._least_copy = max(1, self._page // 8)
         self._salt_of: dict[bytes, str | None] = {}  # by first page of text; None: seen under several
 
-    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> Match:
+    def match(self, salt: str, tokens: Int[np.ndarray, " T"], limit: int) -> PrefixMatch:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         p = self._page
         path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
@@ -105,7 +105,7 @@ class PrefixCache:
         window = slice(
             found.local_visible_from // p, -(-found.boundary // p) if found.boundary > found.local_visible_from else 0
         )
-        return Match(
+        return PrefixMatch(
             tuple(path),
             found,
             full[: -(-found.full_to // p) if self.layout.full is not None else 0],
@@ -127,7 +127,7 @@ class PrefixCache:
             return bool(tokens[at] != node.tokens[at - node.start])
         return bool(node.children) and int(tokens[at]) not in node.children
 
-    def start(self, lease: Lease, match: Match) -> None:
+    def start(self, lease: Lease, match: PrefixMatch) -> None:
         """Count the use of a match by a new row, and place the row's cursor."""
         retention, page = self.retention, (match.resume.boundary - 1) // self._page
         retention.visits.visit(match.path, match.text, match.ghost)

@@ -21,7 +21,7 @@ class Window:
 
     end: int
     node: "Node"
-    blocks: Int[np.ndarray, " n"]
+    slabs: Int[np.ndarray, " n"]
     branch: bool
     last: int
     hits: int = 0

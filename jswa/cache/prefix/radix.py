@@ -24,7 +24,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Candidates, Node
 
-NONE = 0  # block 0 is never handed out
+NONE = 0  # slab 0 is never handed out
 NO_PAGES = np.zeros(0, np.intp)
 _SOURCES = 8  # edges searched for a copy of a page that several share
 
@@ -40,9 +40,9 @@ class RadixTree:
         self.candidates = Candidates()
         # Of each page of the tree: the slot of its edge (`Candidates`), and of local pages the position. Entries of
         # other pages are stale.
-        self._full_slot = np.zeros(pool.num_blocks * pool.pages_per_block, np.intp)
-        self.local_slot = np.zeros(pool.num_blocks, np.intp)
-        self._local_place = np.zeros(pool.num_blocks, np.intp)
+        self._full_slot = np.zeros(pool.num_slabs * pool.pages_per_slab, np.intp)
+        self.local_slot = np.zeros(pool.num_slabs, np.intp)
+        self._local_place = np.zeros(pool.num_slabs, np.intp)
         self.visits = 0  # edges passed, for tests and benchmarks
 
     def root(self, salt: str) -> Node:

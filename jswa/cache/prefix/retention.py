@@ -34,10 +34,10 @@ class Retention:
         self.evictions = 0
         self.demote: Callable[[Node | Window], None] | None = None  # called with what is about to be evicted
         self._reach = tree.layout.reach
-        self._uses = np.zeros(tree.pool.num_blocks, np.int32)
+        self._uses = np.zeros(tree.pool.num_slabs, np.int32)
         self.victims = Victims(tree, self.visits, self._uses)
         self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
-        self._spare = SpareQueue(tree.pool.num_blocks)
+        self._spare = SpareQueue(tree.pool.num_slabs)
         self._victim: tuple[Node, int] | None = None
 
     @property
@@ -80,12 +80,12 @@ class Retention:
             window.branch |= branch
             window.last = max(window.last, last_use)
             return
-        blocks = self.tree.page_ids(tail, "local", first, last)
-        if np.count_nonzero(blocks) < len(blocks):
+        slabs = self.tree.page_ids(tail, "local", first, last)
+        if np.count_nonzero(slabs) < len(slabs):
             return
-        self._uses[blocks] += 1
-        self._forget(blocks)
-        window = node.windows[end] = Window(end, node, blocks, branch, last_use, hits)
+        self._uses[slabs] += 1
+        self._forget(slabs)
+        window = node.windows[end] = Window(end, node, slabs, branch, last_use, hits)
         self.tree.candidates.add(window)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
             others = (w for w in node.windows.values() if w is not window)
@@ -103,12 +103,12 @@ class Retention:
         del window.node.windows[window.end]
         self.tree.candidates.discard(window)
         self._changed(window.node)
-        blocks = window.blocks
-        self._uses[blocks] = uses = self._uses[blocks] - 1
+        slabs = window.slabs
+        self._uses[slabs] = uses = self._uses[slabs] - 1
         if alone and not np.count_nonzero(uses):
-            return blocks
+            return slabs
         # The cache is an owner of the pages: none has fewer owners than one.
-        idle: Int[np.ndarray, " n"] = blocks[uses + self.pool.local_owners[blocks] == 1]
+        idle: Int[np.ndarray, " n"] = slabs[uses + self.pool.local_owners[slabs] == 1]
         return idle
 
     def drop_windows(self) -> None:
@@ -121,48 +121,48 @@ class Retention:
         """Free all spare local pages."""
         spare = np.sort(self._spare.ids())
         self._forget(spare)
-        self._free_blocks(spare)
+        self._free_slabs(spare)
 
-    def pin(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def pin(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree got an owner: they are not spare."""
-        if len(blocks):
-            self._forget(blocks)
+        if len(slabs):
+            self._forget(slabs)
 
-    def unpin(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def unpin(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Local pages lost an owner: pages that only the tree owns and no window needs become spare."""
-        if not len(blocks):
+        if not len(slabs):
             return
-        blocks = blocks.astype(np.intp, copy=False)
-        idle = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] + self._uses[blocks] == 1)
+        slabs = slabs.astype(np.intp, copy=False)
+        idle = self.pool.local_cached[slabs] & (self.pool.local_owners[slabs] + self._uses[slabs] == 1)
         if np.count_nonzero(idle):
-            self._spare.put(blocks[idle])
+            self._spare.put(slabs[idle])
 
     def make_room(self, slots: int) -> None:
         """Evict until the pool has `slots` free slots. The caller has checked that so many are free or evictable."""
-        m = self.pool.pages_per_block
+        m = self.pool.pages_per_slab
         while (short := slots - self.pool.free_slots) > 0:
             if len(self._spare):
-                self._free_blocks(self._spare.pop(-(-short // m)))
+                self._free_slabs(self._spare.pop(-(-short // m)))
             else:
                 self._evict(max(short, m))
 
-    def replace_partial(self, node: Node, first: int, block: int) -> None:
+    def replace_partial(self, node: Node, first: int, slab: int) -> None:
         """Drop the partly filled local page of a leaf that ends inside page position `first` and is about to grow.
 
-        `block` is the local page that replaces it, or 0: then windows that need the page are dropped.
+        `slab` is the local page that replaces it, or 0: then windows that need the page are dropped.
         """
         index = first - node.start // self.tree.page_size
         old = int(node.local[index])
-        if old in (NONE, block):
+        if old in (NONE, slab):
             return
         windows = self._windows_past(node, first * self.tree.page_size)
-        if block == NONE:
+        if slab == NONE:
             for window in windows:
                 self.drop_window(window)
         else:
             for window in windows:
-                window.blocks[window.blocks == old] = block
-            self._uses[block], self._uses[old] = self._uses[old], 0
+                window.slabs[window.slabs == old] = slab
+            self._uses[slab], self._uses[old] = self._uses[old], 0
         self._forget(node.local[index : index + 1])
         self.tree.drop_local(node, slice(index, index + 1))
 
@@ -224,13 +224,13 @@ class Retention:
         uses = np.zeros_like(self._uses)
         for node in self.tree.nodes():
             for window in node.windows.values():
-                uses[window.blocks] += 1
+                uses[window.slabs] += 1
                 assert window.index >= 0
-                assert window.blocks.all()
-                assert self.pool.local_cached[window.blocks].all(), "a window has a hole"
+                assert window.slabs.all()
+                assert self.pool.local_cached[window.slabs].all(), "a window has a hole"
         assert np.array_equal(uses, self._uses), "windows and what they need differ"
-        blocks = np.arange(len(uses), dtype=np.int32)
-        spare = self.pool.local_cached[blocks] & (self.pool.local_owners[blocks] == 1) & (uses == 0)
+        slabs = np.arange(len(uses), dtype=np.int32)
+        spare = self.pool.local_cached[slabs] & (self.pool.local_owners[slabs] == 1) & (uses == 0)
         assert np.array_equal(np.sort(self._spare.ids()), np.flatnonzero(spare)), "spare pages differ"
 
     def _windows_past(self, node: Node, at: int) -> list[Window]:
@@ -242,26 +242,26 @@ class Retention:
             above = above.parent
         return found
 
-    def _free_blocks(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def _free_slabs(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Free local pages that the tree alone owns and no window needs; they are not among the spare ones any more.
 
-        `blocks`: an array of indexes.
+        `slabs`: an array of indexes.
         """
-        tree, slots, start = self.tree, self.tree.local_slot[blocks].tolist(), 0
+        tree, slots, start = self.tree, self.tree.local_slot[slabs].tolist(), 0
         while start < len(slots):
             slot, stop = slots[start], len(slots)
             if slots.count(slot) < stop:
                 stop = next((at for at in range(start, stop) if slots[at] != slot), stop)
             node = tree.candidates.edge_at(slot)
             assert node is not None
-            tree.free_local(node, blocks[start:stop] if stop - start < len(slots) else blocks)
+            tree.free_local(node, slabs[start:stop] if stop - start < len(slots) else slabs)
             if tree.layout.full is None:
                 self.trim(node)
             start = stop
 
-    def _forget(self, blocks: Int[np.ndarray, " n"]) -> None:
+    def _forget(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Count pages as spare no longer. NONE is never spare."""
-        self._spare.take(blocks)
+        self._spare.take(slabs)
 
     def _evict(self, slots: int) -> None:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
@@ -278,7 +278,7 @@ class Retention:
         if isinstance(victim, Node):
             self.cut(victim, min(max(slots, self._least_cut), pages))
         else:
-            self._evict_window(victim, alone=pages == len(victim.blocks))
+            self._evict_window(victim, alone=pages == len(victim.slabs))
             self.victims.prefer(victim.node)
 
     def _evict_window(self, window: Window, *, alone: bool) -> None:
@@ -292,7 +292,7 @@ class Retention:
         own = node.local[first : -(-window.end // p) - node.start // p]
         # Others may be those of an edge above or below, or needed by rows or other windows.
         if self.tree.layout.full is None or own.tobytes() != idle.tobytes():
-            self._free_blocks(idle)
+            self._free_slabs(idle)
         else:
             self.tree.free_local(node, idle, first)
 

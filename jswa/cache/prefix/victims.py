@@ -25,7 +25,7 @@ _CHOSEN = 8  # items chosen from one sample
 class Victims:
     """Chooses among the candidates of a tree. `uses`: the number of windows that need each local page."""
 
-    def __init__(self, tree: RadixTree, visits: Visits, uses: Int[np.ndarray, " blocks"]) -> None:
+    def __init__(self, tree: RadixTree, visits: Visits, uses: Int[np.ndarray, " slabs"]) -> None:
         self._tree = tree
         self._pool = tree.pool
         self._visits = visits
@@ -59,7 +59,7 @@ class Victims:
     def frees(self, item: Node | Window) -> int:
         """Count the pages that the tree alone owns: local pages of a window, or full pages at the end of a leaf."""
         if isinstance(item, Window):
-            return int(np.count_nonzero(self._pool.local_owners[item.blocks] == 1))
+            return int(np.count_nonzero(self._pool.local_owners[item.slabs] == 1))
         if not self._has_full or item.full.item(-1) == NONE:
             return 0
         shared = (self._pool.full_owners[item.full] > 1).nonzero()[0]
@@ -104,16 +104,16 @@ class Victims:
     def value(self, item: Node | Window) -> float:
         """Return the loss per slot; infinite if evicting the item frees nothing."""
         if isinstance(item, Window):
-            free = item.blocks[self._pool.local_owners[item.blocks] == 1]
+            free = item.slabs[self._pool.local_owners[item.slabs] == 1]
             if not len(free):
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss * self._serves(item) / (self._pool.pages_per_block * float((1.0 / self.uses[free]).sum()))
+            return loss * self._serves(item) / (self._pool.pages_per_slab * float((1.0 / self.uses[free]).sum()))
         last = item.full.item(-1) if self._has_full else NONE
         if last == NONE or self._pool.full_owners.item(last) > 1:
             return math.inf
         loss = self._resumes_at(item, item.end, item.end) - self._resumes_at(item, item.start, item.start)
-        local = self._pool.pages_per_block * int(np.count_nonzero(item.local)) if loss else 0
+        local = self._pool.pages_per_slab * int(np.count_nonzero(item.local)) if loss else 0
         return loss / (len(item.full) + local)
 
     def _serves(self, window: Window) -> float:

@@ -14,9 +14,9 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket, pick_bucket
 from jswa.exec.compile.ending import end_at_exit
+from jswa.exec.compile.limiter import CompileLimiter, side_by_side, together
 from jswa.exec.compile.program import compile_step
 from jswa.exec.compile.store import ProgramStore
-from jswa.exec.compile.turns import Turns, side_by_side, together
 from jswa.exec.mesh import mesh_of
 from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import Part, StepConfig
@@ -74,7 +74,7 @@ class StepPrograms:
         self._state = state
         self._store = store
         self._together = together()
-        self._turns = Turns(self._together)
+        self._limiter = CompileLimiter(self._together)
         self._counting = Lock()
         self._begun: set[int] = set()  # those that `compile_wanted` has begun
         self.later: list[int] = []
@@ -288,7 +288,7 @@ class StepPrograms:
                     time.sleep(0.05)
 
         needed = [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]
-        with nullcontext() if pause else self._turns.urgent():
+        with nullcontext() if pause else self._limiter.urgent():
             side_by_side(needed, compile_beside_steps, 1 if pause else self._together)
         if stop() or self._ended:
             return
@@ -332,19 +332,19 @@ class StepPrograms:
 
     def seize(self, seconds: float) -> bool:
         """Wait until no program is being compiled, and let none begin; return False after `seconds` (-1: no limit)."""
-        return self._turns.seize(seconds)
+        return self._limiter.seize(seconds)
 
     def compile_now(self, number: int) -> bool:
         """Compile a step program that a step waits for, as `compile_once`, before all that no one waits for."""
-        with self._turns.urgent():
+        with self._limiter.urgent():
             return self.compile_once(number, urgent=True)
 
     def compile_once(self, number: int, *, urgent: bool = False) -> bool:
         """Compile a step program unless another thread has; return whether it was compiled here.
 
-        `urgent`: see `Turns.turn`.
+        `urgent`: see `CompileLimiter.permit`.
         """
-        with self._turns.turn(number, lambda: number in self.compiled, urgent=urgent) as begins:
+        with self._limiter.permit(number, lambda: number in self.compiled, urgent=urgent) as begins:
             if begins:
                 _log.info("compiling %s", described(self.configs[number]))
                 self.compiled[number] = self.compile(number)

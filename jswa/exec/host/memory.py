@@ -41,30 +41,30 @@ def with_host_memory(
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if given > there:
         raise ConfigError("host_kv_bytes", given, f"this machine has {there} bytes of memory: give less")
-    block = layout.num_lanes * layout.block_elems * itemsize * layout.devices
-    blocks, least = given // block, 2 + layout.window_pages(limits.page_size)
-    if blocks < least:
-        limit = f"must be at least {least * block}, {least} blocks of {block} bytes"
+    slab = layout.num_lanes * layout.slab_elems * itemsize * layout.devices
+    slabs, least = given // slab, 2 + layout.window_pages(limits.page_size)
+    if slabs < least:
+        limit = f"must be at least {least * slab}, {least} slabs of {slab} bytes"
         raise ConfigError("host_kv_bytes", given, limit)
-    slot, device = block // layout.devices // layout.pages_per_block, "gpu" if on_gpu else "cpu"
+    slot, device = slab // layout.devices // layout.pages_per_slab, "gpu" if on_gpu else "cpu"
     seconds_per_token = 2 * _active(part) / _FLOPS[device]
     batches = max(1, _STEP_BYTES // (slot * copy_width(layout, itemsize)))
     host = HostMemory(
-        blocks=blocks,
+        slabs=slabs,
         slots_per_step=batches * copy_width(layout, itemsize),
         tokens_per_slot=slot / _LINK_BYTES[device] / seconds_per_token,
         seconds_per_token=seconds_per_token,
     )
     _log.info(
         "host memory for the prefix cache: %.2f GiB, %.1f times the arena; a slot comes back if that saves %.2f tokens",
-        given / 2**30, blocks / limits.num_blocks, host.tokens_per_slot,
+        given / 2**30, slabs / limits.num_slabs, host.tokens_per_slot,
     )  # fmt: skip
     return dataclasses.replace(limits, host=host)
 
 
 def host_contents(host: HostMemory, layout: KVLayout, dtype: np.dtype) -> list[Shaped[np.ndarray, "slots elems"]]:
     """Return memory for the slots, by lane and in each lane by device. It takes what is written to it."""
-    shape = (host.blocks * layout.pages_per_block, layout.block_elems // layout.pages_per_block)
+    shape = (host.slabs * layout.pages_per_slab, layout.slab_elems // layout.pages_per_slab)
     return [np.empty(shape, dtype) for _ in range(layout.num_lanes * layout.devices)]
 
 

@@ -23,7 +23,7 @@ Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane 
 
 @runtime_checkable
 class SlotRunner(Protocol):
-    """A runner that copies slots (1/m block) to the host and back."""
+    """A runner that copies slots (1/m slab) to the host and back."""
 
     @property
     def slots_per_copy(self) -> int:

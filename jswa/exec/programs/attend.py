@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Int, Shaped
 from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
-from jswa.model.glue.projection import Projection
+from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
-from pallas_kernels.glue import plan as glue
-from pallas_kernels.glue.api import rotate_and_write
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
+from pallas_kernels.elementwise import plan as elementwise
+from pallas_kernels.elementwise.api import rotate_and_write
 
 
 class Cells(NamedTuple):
@@ -21,12 +21,12 @@ class Cells(NamedTuple):
 
     pages: Int[Array, " T"]
     offsets: Int[Array, " T"]
-    rows: Rows
-    tiles: Tiles
+    rows: PagedRows
+    tiles: QueryTiles
 
 
 def attend_pages(
-    lane: Float[Array, "1 blocks elems"],
+    lane: Float[Array, "1 slabs elems"],
     q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
@@ -36,9 +36,9 @@ def attend_pages(
     page_size: int,
     index: int,
     cells: Cells,
-    attend: Attend,
+    attend: AttentionParams,
     kernels: Kernels,
-) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, if there is any, and attend.
 
     The reshapes are bitcasts; the lane is not copied.
@@ -48,12 +48,12 @@ def attend_pages(
         kv_scales: for 8-bit lanes, see `write_kv`.
         shape, index: the view of the lane's pages, and the layer's place in a page.
     """
-    pages = lane.shape[1] * shape.pages_per_block
+    pages = lane.shape[1] * shape.pages_per_slab
     view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row
     with named_scope("attention"):
-        queries: Float[Array, "T H D"] | Packed
+        queries: Float[Array, "T H D"] | PackedQueries
         if isinstance(q, Projection):
-            at = glue.Cells(cells.pages, cells.offsets, index, view_shape, kv_scales)
+            at = elementwise.KVCells(cells.pages, cells.offsets, index, view_shape, kv_scales)
             lane, queries = _write_projection(kernels, q, lane, at, cells, attend)
         else:
             queries = q
@@ -86,11 +86,11 @@ def attend_pages(
 def _write_projection(
     kernels: Kernels,
     own: Projection,
-    lane: Shaped[Array, "1 blocks elems"],
-    at: glue.Cells,
+    lane: Shaped[Array, "1 slabs elems"],
+    at: elementwise.KVCells,
     cells: Cells,
-    attend: Attend,
-) -> tuple[Shaped[Array, "1 blocks elems"], Float[Array, "T H D"] | Packed]:
+    attend: AttentionParams,
+) -> tuple[Shaped[Array, "1 slabs elems"], Float[Array, "T H D"] | PackedQueries]:
     """Write a layer's K and V to its pages; return the lane and the queries, as the attention kernel reads them."""
     heads, tokens = own.heads, own.qkv.values.shape[1]
     queries = jax.ShapeDtypeStruct((tokens, heads.heads, heads.head_dim), own.dtype)  # type: ignore[no-untyped-call]
@@ -110,13 +110,13 @@ def _write_projection(
         temperature=own.temperature,
         implementation=own.implementation,
     )
-    return lane, Packed(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
+    return lane, PackedQueries(q, heads.group, own.dtype) if packed else q.reshape(tokens, heads.heads, heads.head_dim)
 
 
-def static(attention: AttentionConfig) -> Attend:
+def static(attention: AttentionConfig) -> AttentionParams:
     """Return the static parameters of a layer's attention."""
     reach = attention.reach
-    return Attend(
+    return AttentionParams(
         attention.scale,
         window=reach.size if reach is not None and not reach.chunked else None,
         chunk=reach.size if reach is not None and reach.chunked else None,

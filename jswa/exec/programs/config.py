@@ -63,7 +63,7 @@ class StepConfig:
 def decoder_of(config: StepConfig, params: Params) -> Decoder:
     """Return the decoder over these parameters, with the step's kernels."""
     own = config.kernels
-    return bind(config.model, params, own.experts, own.sms, own.linear, own.glue, own.routing, own.sums)
+    return bind(config.model, params, own.experts, own.sms, own.linear, own.elementwise, own.routing, own.sums)
 
 
 def layer_tile_tokens(config: StepConfig, layer: int) -> int:

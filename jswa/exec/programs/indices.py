@@ -17,7 +17,7 @@ from jswa.exec.pack import Inputs
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import COLUMNS, FROM_DEVICE
 from pallas_kernels.attention.api import TILE_TOKENS
-from pallas_kernels.attention.rows import Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import PagedRows, QueryTiles, tile_rows
 
 
 class KindIndices(NamedTuple):
@@ -28,8 +28,8 @@ class KindIndices(NamedTuple):
 
     write_pages: Int[Array, " T"]
     write_offsets: Int[Array, " T"]
-    rows: Rows
-    last: Rows
+    rows: PagedRows
+    last: PagedRows
 
 
 class StepIndices(NamedTuple):
@@ -55,8 +55,8 @@ class StepIndices(NamedTuple):
     token_row_ids: Int[Array, " T"]
     real: Bool[Array, " T"]
     last_tokens: Int[Array, " R"]
-    tiles: dict[int, Tiles]
-    last_tiles: Tiles
+    tiles: dict[int, QueryTiles]
+    last_tiles: QueryTiles
     full: KindIndices | None
     local: KindIndices | None
 
@@ -191,21 +191,21 @@ def step_indices(
     positions = jnp.where(real, spread(starts - first_token) + token, 0)
     page, offset = positions // layout.page_size, positions % layout.page_size
     token_row_id = spread(row_ids)
-    num_blocks = state["lanes"][0].shape[1]
+    num_slabs = state["lanes"][0].shape[1]
 
-    def kind(table: Int[Array, "max_rows N"], num_pages: int, rows: Rows, written: Bool[Array, " T"]) -> KindIndices:
+    def kind(table: Int[Array, "max_rows N"], end: int, rows: PagedRows, written: Bool[Array, " T"]) -> KindIndices:
         # Padding is not written, so its page may be any.
         pages = table.at[token_row_id, page].get(mode="clip")
         last = rows._replace(starts=starts + jnp.maximum(counts - 1, 0), counts=jnp.minimum(counts, 1))
-        return KindIndices(jnp.where(written, pages, num_pages + token), offset, rows, last)
+        return KindIndices(jnp.where(written, pages, end + token), offset, rows, last)
 
     full = local = None
     if layout.full is not None:
         page_rows = state["full_table"].at[row_ids].get(mode="fill", fill_value=0)
-        rows = Rows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
+        rows = PagedRows(starts, counts, page_rows, jnp.zeros_like(starts), jnp.zeros_like(starts))
         # Earlier positions are in shared cache pages that already hold this KV: do not write them.
         written = real & (positions >= spread(inputs.column("full_write_from")))
-        full = kind(state["full_table"], num_blocks * layout.full.pages_per_block, rows, written)
+        full = kind(state["full_table"], num_slabs * layout.full.pages_per_slab, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
         first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
@@ -213,8 +213,8 @@ def step_indices(
         table = state["local_table"]
         width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
         page_rows = _pages_from(table, row_ids, first_page, width)
-        rows = Rows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
-        local = kind(table, num_blocks, rows, real)
+        rows = PagedRows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
+        local = kind(table, num_slabs, rows, real)
     most = bucket.per_row if bucket.decode else None
     tiles = {size: tile_rows(counts, first_token, token_row, size, most) for size in sorted(set(tile_tokens))}
     last_tiles = tile_rows(jnp.minimum(counts, 1), row, row, 1, 1)

@@ -11,7 +11,7 @@ from jswa.plan import TableRow
 
 WIDTH = 32  # moves per launch
 ROWS = 32  # table rows per launch, at most
-Lanes = list[Float[Array, "devices blocks elems"]]
+Lanes = list[Float[Array, "devices slabs elems"]]
 Tables = tuple[Int[Array, "max_rows N"], Int[Array, "max_rows N"], Int[Array, " max_rows"]]  # full, local, lengths
 UNKNOWN = -1  # the length of a row that has run nothing of its sequence
 
@@ -22,7 +22,7 @@ def copy_pages(lanes: Lanes, moves: Int[Array, "3 width"], *, layout: KVLayout) 
     Targets must be distinct. Entries ≥ the number of pages are padding. The lanes are donated.
     """
     source, target, _ = moves
-    num_pages = lanes[0].shape[1] * layout.pages_per_block
+    num_pages = lanes[0].shape[1] * layout.pages_per_slab
     copied = []
     for lane in lanes:
         view = lane.reshape(num_pages, -1)

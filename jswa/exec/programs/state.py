@@ -12,7 +12,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.mesh import BY_DEVICE, REPLICATED, mesh_of, shard_elems
 from jswa.exec.programs.drafts.lookup import Texts, init_texts
-from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.logits_state import LogitsState, init_logits_state
 
 
 class SamplingState(TypedDict):
@@ -20,7 +20,7 @@ class SamplingState(TypedDict):
 
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
-    extras: Extras
+    for_logits: LogitsState
     carry: Float[Array, "max_rows C"] | None
 
 
@@ -28,27 +28,27 @@ class DeviceState(TypedDict):
     """The state that every step gets and returns; only the runner holds it. [max_rows] is indexed by row id.
 
     Attributes:
-        lanes: KV arena, one array `[devices, num_blocks, block_elems]` per lane; within a step the first
-            axis is 1, the device's own. Block 0 stays zero. All other arrays are on every device.
+        lanes: KV arena, one array `[devices, num_slabs, slab_elems]` per lane; within a step the first
+            axis is 1, the device's own. Slab 0 stays zero. All other arrays are on every device.
         full_table, local_table: page id by absolute page position; entries of freed pages are stale.
         length: the position from which each row goes on, if its start is FROM_DEVICE in the plan. Without speculation
             no start is, and steps leave it as it was.
         last_token: the token that each row sampled last.
-        extras: counts, biases and masks of the rows that have penalties or constraints.
+        for_logits: the logits state: counts, biases and masks of the rows that have penalties or constraints.
         texts: in which drafts are looked up; None without.
         carry: what a drafter with weights keeps of each row's last token that was run; None without.
-        draft_lanes: KV of a drafter's full layers, one array `[devices, num_blocks, elems]` per layer.
+        draft_lanes: KV of a drafter's full layers, one array `[devices, num_slabs, elems]` per layer.
     """
 
-    lanes: list[Float[Array, "devices blocks elems"]]
+    lanes: list[Float[Array, "devices slabs elems"]]
     full_table: Int[Array, "max_rows N"]
     local_table: Int[Array, "max_rows N"]
     length: Int[Array, " max_rows"]
     last_token: Int[Array, " max_rows"]
-    extras: Extras
+    for_logits: LogitsState
     texts: Texts | None
     carry: Float[Array, "max_rows C"] | None
-    draft_lanes: list[Float[Array, "devices blocks elems"]]
+    draft_lanes: list[Float[Array, "devices slabs elems"]]
 
 
 class Carry(NamedTuple):
@@ -66,17 +66,17 @@ def init_state(
     texts = None
     if speculation is not None and speculation.looks_up:
         texts = init_texts(limits.max_rows, speculation.history, speculation.reference)
-    lane, table = (layout.devices, limits.num_blocks, layout.block_elems), (limits.max_rows, limits.pages_per_row)
+    lane, table = (layout.devices, limits.num_slabs, layout.slab_elems), (limits.max_rows, limits.pages_per_row)
     return DeviceState(
         lanes=[jnp.zeros(lane, dtype) for _ in range(layout.num_lanes)],
         full_table=jnp.zeros(table, jnp.int32),
         local_table=jnp.zeros(table, jnp.int32),
         length=jnp.zeros(limits.max_rows, jnp.int32),
         last_token=jnp.zeros(limits.max_rows, jnp.int32),
-        extras=init_extras(limits.max_rows, vocab, 0 if speculation is None else speculation.programs[-1]),
+        for_logits=init_logits_state(limits.max_rows, vocab, 0 if speculation is None else speculation.programs[-1]),
         texts=texts,
         carry=None if carry is None else jnp.zeros((limits.max_rows, carry.size), carry.dtype),
-        draft_lanes=[jnp.zeros((*lane[:2], elems), dtype) for elems in layout.draft_block_elems],
+        draft_lanes=[jnp.zeros((*lane[:2], elems), dtype) for elems in layout.draft_slab_elems],
     )
 
 

@@ -18,15 +18,15 @@ from jswa.exec.pack import Inputs, column, unpack
 from jswa.exec.programs.attend import Cells, attend_pages, static
 from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, layer_tile_tokens
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
-from jswa.exec.programs.extras import Extras, count_tokens, note_recent
 from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices
+from jswa.exec.programs.logits_state import LogitsState, count_tokens, note_recent
 from jswa.exec.programs.sampling.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling.rows import Beside, Sampling, StepOutputs
 from jswa.exec.programs.sampling.verify import Draws, accepted, draw, proposed
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.model.binding import bind_head
 from jswa.model.collectives import true_on_all
-from jswa.model.glue.projection import Projection
+from jswa.model.fused.projection import Projection
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 
@@ -100,7 +100,7 @@ def sampling_state(state: DeviceState) -> SamplingState:
     return {
         "length": state["length"],
         "last_token": state["last_token"],
-        "extras": state["extras"],
+        "for_logits": state["for_logits"],
         "carry": state["carry"],
     }
 
@@ -124,7 +124,7 @@ def finish_half(
             half.first,
             half.drafts,
             Sampling.of(rows[:, -len(SAMPLING) :]),
-            state["extras"],
+            state["for_logits"],
             half.finite,
             runs=half.runs,
             room=config.bucket.tokens,
@@ -160,12 +160,12 @@ def finish_half(
         if carry is not None and half.carry is not None:
             own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
             carry = carry.at[row_ids].set(own, mode="drop")
-        extras = state["extras"]
+        logits_state = state["for_logits"]
         if config.bucket.drafts:
-            extras = _count_right(extras, half.drafts, right, column(rows, "extras"))
+            logits_state = _count_right(logits_state, half.drafts, right, column(rows, "logits_state"))
     tokens = _sent_tokens(draws, half, right, config)
     sampled_state: SamplingState = {
-        **state, "length": length, "last_token": last_token, "carry": carry, "extras": extras,
+        **state, "length": length, "last_token": last_token, "carry": carry, "for_logits": logits_state,
     }  # fmt: skip
     return sampled_state, StepOutputs(tokens, draws.logprobs)
 
@@ -182,12 +182,12 @@ def _sent_tokens(
 
 
 def _count_right(
-    extras: Extras, drafts: Int[Array, "R K"], right: Int[Array, " R"], row_ids: Int[Array, " R"]
-) -> Extras:
+    logits_state: LogitsState, drafts: Int[Array, "R K"], right: Int[Array, " R"], row_ids: Int[Array, " R"]
+) -> LogitsState:
     """Count the right drafts of rows among their generated tokens; `row_ids` as in `count_tokens`."""
     counted = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None] < right[:, None]
     owners = jnp.broadcast_to(row_ids[:, None], drafts.shape)
-    return count_tokens(extras, jnp.maximum(drafts, 0).reshape(-1), owners.reshape(-1), counted.reshape(-1))
+    return count_tokens(logits_state, jnp.maximum(drafts, 0).reshape(-1), owners.reshape(-1), counted.reshape(-1))
 
 
 def _forward_rows(
@@ -265,16 +265,16 @@ def forward(
     with named_scope("drafts"):
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
         state = note_texts(state, tokens, indices)
-    with named_scope("extras"):
+    with named_scope("logits_state"):
         spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
         generated = indices.positions >= spread(inputs.column("prompt_length"))
         if config.bucket.drafts:  # which count if they are right
             place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
             generated &= place < spread(indices.counts - indices.drafts)
-        row_ids = jnp.where(indices.real, spread(inputs.column("extras")), config.pack.max_rows)
-        extras = count_tokens(state["extras"], tokens, row_ids, generated)
+        row_ids = jnp.where(indices.real, spread(inputs.column("logits_state")), config.pack.max_rows)
+        logits_state = count_tokens(state["for_logits"], tokens, row_ids, generated)
         ends = spread(indices.starts + indices.counts)
-        extras = note_recent(extras, tokens, row_ids, indices.positions, ends)
+        logits_state = note_recent(logits_state, tokens, row_ids, indices.positions, ends)
     lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(layer_scales, params, state, config)
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
@@ -301,7 +301,7 @@ def forward(
     stand_ins = _stand_ins(indices) if config.kernels.routing == "triton" else None
     hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins)
     experts = _experts(chosen, select, config.model.tail) if config.experts else None
-    state, carry = {**state, "lanes": lanes, "extras": extras}, None
+    state, carry = {**state, "lanes": lanes, "for_logits": logits_state}, None
     if placed is not None and not placed.only_last:
         with named_scope("drafts"):
             state, carry = placed.absorb(params, decoder, state, tokens, indices, taps)
@@ -366,14 +366,14 @@ def attend_layer(
     config: StepConfig,
     indices: StepIndices,
     layer: int,
-    lane: Float[Array, "1 blocks elems"],
+    lane: Float[Array, "1 slabs elems"],
     q: Float[Array, "T H D"] | Projection,
     kv: Float[Array, "T K E"] | None,
     sinks: Float[Array, " H"] | None,
     kv_scales: Float[Array, "2 K"] | None,
     *,
     last: bool,
-) -> tuple[Float[Array, "1 blocks elems"], Float[Array, "T H V"]]:
+) -> tuple[Float[Array, "1 slabs elems"], Float[Array, "T H V"]]:
     """Write the layer's KV to the lane, unless it reads another layer's, and attend; see `attend_pages`.
 
     Args:

@@ -23,13 +23,13 @@ _MOST_SLOTS = 32
 
 def copy_width(layout: KVLayout, itemsize: int) -> int:
     """Return the slots of a batch, a power of two: batches are the scratch memory of copies."""
-    slot = layout.block_bytes(itemsize) // layout.pages_per_block
+    slot = layout.slab_bytes(itemsize) // layout.pages_per_slab
     return 1 << (max(1, min(_MOST_SLOTS, MOST_BYTES // slot)).bit_length() - 1)
 
 
 def read_slots(state: DeviceState, ids: Int[Array, " width"], *, layout: KVLayout) -> list[Float[Array, "width elems"]]:
     """Return the contents of slots, for each lane. Ids ≥ the number of slots are padding and return garbage."""
-    slots = state["lanes"][0].shape[1] * layout.pages_per_block
+    slots = state["lanes"][0].shape[1] * layout.pages_per_slab
     return [lane.reshape(slots, -1).at[ids].get(mode="clip") for lane in state["lanes"]]
 
 
@@ -40,7 +40,7 @@ def write_slots(
 
     The state is donated.
     """
-    slots = state["lanes"][0].shape[1] * layout.pages_per_block
+    slots = state["lanes"][0].shape[1] * layout.pages_per_slab
     lanes = [
         lane.reshape(slots, -1).at[ids].set(new, mode="drop", unique_indices=True).reshape(lane.shape)
         for lane, new in zip(state["lanes"], contents, strict=True)
@@ -99,7 +99,7 @@ def compile_write_slots(layout: KVLayout, state: DeviceState, store: ProgramStor
 
 def slot_shapes(layout: KVLayout, state: DeviceState) -> list[jax.ShapeDtypeStruct]:
     """Return the shape of one batch of slots, for each lane."""
-    elems, mesh = layout.devices * layout.block_elems // layout.pages_per_block, mesh_of(state["lanes"][0])
+    elems, mesh = layout.devices * layout.slab_elems // layout.pages_per_slab, mesh_of(state["lanes"][0])
     spread, width = None if mesh is None else NamedSharding(mesh, COLUMNS), _width(layout, state)
     return [
         jax.ShapeDtypeStruct((width, elems), lane.dtype, sharding=spread)  # type: ignore[no-untyped-call]

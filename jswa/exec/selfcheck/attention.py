@@ -14,7 +14,7 @@ from jswa.exec.pack import PackSpec, padding, unpack
 from jswa.exec.programs.config import StepConfig, layer_tile_tokens
 from jswa.exec.programs.indices import step_indices
 from jswa.exec.programs.step import attend_layer
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
 from jswa.model.attention import scales_of
 from jswa.plan import COLUMNS
 
@@ -22,7 +22,7 @@ _ROWS = 3  # that have tokens
 _LONGEST = 1_200  # tokens of a row
 
 
-def attention_cases(engine: Engine) -> Iterator[Case]:
+def attention_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield the checks of attention."""
     model, layout, limits, kernels, kv_dtype = (
         engine.model,
@@ -55,7 +55,7 @@ def _attention_results(
     """Return the results of a layer's attention kernel and of XLA's in float32, [T, H, V], 0 for padding tokens."""
     rng = np.random.default_rng(layer)
     a, layout, tokens = config.model.layers[layer].attention, config.layout, config.bucket.tokens
-    state, packed, blocks = _content(config, limits, layer, rng)
+    state, packed, slabs = _content(config, limits, layer, rng)
     shape = layout.full if a.kind == "full" else layout.local
     assert shape is not None
 
@@ -65,7 +65,7 @@ def _attention_results(
     # Scores of about 1, so that many keys have weight.
     q = (normal(tokens, a.num_heads, a.head_dim) / (abs(a.scale) * a.head_dim**0.5)).astype(dtype)
     kv = normal(tokens, shape.num_kv_heads, shape.row).astype(dtype)
-    lane = normal(1, blocks, layout.block_elems).astype(kv_dtype)
+    lane = normal(1, slabs, layout.slab_elems).astype(kv_dtype)
     sinks = normal(a.num_heads).astype(dtype) if a.sinks else None
     found = _attend(config, layer, state, packed, lane, q, kv, sinks, scales)
     wide = lane if kv_dtype.itemsize == 1 else lane.astype(jnp.float32)
@@ -92,7 +92,7 @@ def _attend(
 def _content(
     config: StepConfig, limits: Limits, layer: int, rng: np.random.Generator
 ) -> tuple[dict[str, Array], Array, int]:
-    """Return page tables, the packed rows, and how many blocks the lane needs: ragged rows on shuffled pages."""
+    """Return page tables, the packed rows, and how many slabs the lane needs: ragged rows on shuffled pages."""
     bucket, layout = config.bucket, config.layout
     reach = config.model.layers[layer].attention.reach
     longest = min(limits.max_model_len, _LONGEST, max(300, (reach.size if reach else 0) + 70))
@@ -102,9 +102,9 @@ def _content(
     counts = [first] + [1] * (rows - 1)
     starts = [max(0, length - count) for length, count in zip((longest, longest // 3, 5), counts, strict=False)]
     starts = [min(start, limits.max_model_len - count) for start, count in zip(starts, counts, strict=True)]
-    per_block = 1 if reach is not None else layout.pages_per_block
+    per_slab = 1 if reach is not None else layout.pages_per_slab
     pages = [-(-(start + count) // limits.page_size) for start, count in zip(starts, counts, strict=True)]
-    ids = per_block + rng.permutation(sum(pages)).astype(np.int32)
+    ids = per_slab + rng.permutation(sum(pages)).astype(np.int32)
     table = np.zeros((limits.max_rows, limits.pages_per_row), np.int32)
     packed = padding(config.pack)
     inputs = unpack(packed, config.pack)
@@ -113,4 +113,4 @@ def _content(
         inputs.rows[row, [COLUMNS.index(name) for name in ("row_id", "start", "count")]] = row, start, count
     length = jnp.zeros(limits.max_rows, jnp.int32)
     state = {"full_table": jnp.asarray(table), "local_table": jnp.asarray(table), "length": length}
-    return state, jnp.asarray(packed), 1 + -(-sum(pages) // per_block)
+    return state, jnp.asarray(packed), 1 + -(-sum(pages) // per_slab)

@@ -25,7 +25,7 @@ class Case(NamedTuple):
     run: Callable[[], tuple[Num[Array, "..."], Num[Array, "..."]]]
 
 
-class Engine(NamedTuple):
+class CheckedEngine(NamedTuple):
     """The engine whose kernels are checked.
 
     Attributes:

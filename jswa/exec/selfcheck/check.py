@@ -22,9 +22,9 @@ from jswa.exec.buckets import Bucket
 from jswa.exec.compile.ptxas import find_ptxas
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.selfcheck.attention import attention_cases
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
+from jswa.exec.selfcheck.elementwise import elementwise_cases
 from jswa.exec.selfcheck.experts import expert_cases
-from jswa.exec.selfcheck.glue import glue_cases
 from jswa.exec.selfcheck.linear import linear_cases
 from jswa.exec.selfcheck.routing import routing_cases
 from jswa.exec.selfcheck.sampling import sampling_cases
@@ -41,11 +41,11 @@ _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw an
 
 
 # The checks of each operation's kernels; XLA's and the library's are not checked.
-CHECKS: Mapping[str, Callable[[Engine], Iterator[Case]]] = {
+CHECKS: Mapping[str, Callable[[CheckedEngine], Iterator[Case]]] = {
     "attention": attention_cases,
     "experts": expert_cases,
     "linear": linear_cases,
-    "glue": glue_cases,
+    "elementwise": elementwise_cases,
     "routing": routing_cases,
     "sampling": sampling_cases,
 }
@@ -76,15 +76,17 @@ def check_kernels(
     Raises KernelError that names the first kernel whose numbers differ by more than rounding.
     """
     local = {name: value.addressable_shards[0].data for name, value in params.items()}
-    engine = Engine(model, local, layout, limits, buckets, _chosen(buckets), kernels, run_dtype(params), kv_dtype)
+    engine = CheckedEngine(
+        model, local, layout, limits, buckets, _chosen(buckets), kernels, run_dtype(params), kv_dtype
+    )
     if store is None:
         return _compare(engine)
-    fixed = dataclasses.replace(limits, num_blocks=0)  # as the memory that is free is never the same
+    fixed = dataclasses.replace(limits, num_slabs=0)  # as the memory that is free is never the same
     key = f"kernels {model} {layout} {fixed} {buckets} {kernels} {kv_dtype}"
     return store.figure(key, (params,), "", partial(_compare, engine))
 
 
-def _compare(engine: Engine) -> int:
+def _compare(engine: CheckedEngine) -> int:
     begin = time.perf_counter()
     checked = [operation for operation, name in engine.kernels.table().items() if kernel_of(operation, name).checked]
     cases = [case for operation in checked for case in CHECKS[operation](engine)]

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jswa.architecture import ModelConfig, MoeConfig
-from jswa.exec.selfcheck.cases import Case, Engine
-from jswa.forms.base.form import Place
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.table import matrix_at
 from jswa.kernels import Kernels
 from pallas_kernels.experts.api import grouped_matmul, variant
@@ -22,14 +22,14 @@ from pallas_kernels.experts.stacks import stack_of
 _GROUP_UNITS = 40  # of 8 rows: the largest group of an expert
 
 
-def expert_cases(engine: Engine) -> Iterator[Case]:
+def expert_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield a check of experts in every tuning that the buckets lead to."""
     params, kernels = engine.params, engine.kernels
     seen: set[Hashable] = set()
     for owner, moe in _mixtures(engine.model):
         for matrix in ("gate_up", "down"):
             prefix = f"{owner}.{matrix}"
-            weights = stack_of(matrix_at(Place(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
+            weights = stack_of(matrix_at(MatrixPlace(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
             bias = params.get(f"{prefix}_bias")
             gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
             for bucket in engine.buckets:

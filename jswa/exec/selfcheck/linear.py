@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig
 from jswa.exec.buckets import Bucket
-from jswa.exec.selfcheck.cases import Case, Engine, normal
-from jswa.forms.base.form import Place
+from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.base.names import OUTPUTS_FIRST, linear_in_16_bits, runs_on_mosaic
 from jswa.forms.table import linear_in_tiles, matrix_at
 from jswa.model.layers import unit_of
@@ -29,7 +29,7 @@ _OUTPUTS = 512  # that are compared: few, since their weights are widened
 _GATES = re.compile(r"^layers\.(\d+)\.(.+)\.gate_up$")
 
 
-def linear_cases(engine: Engine) -> Iterator[Case]:
+def linear_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield the checks of linear layers, and of head and routers where the same kernel multiplies by them."""
     model, params, kernels, dtype = engine.model, engine.params, engine.kernels, engine.dtype
     if kernels.linear == "fp8":
@@ -86,7 +86,7 @@ def _head_cases(
 
 def _weights(name: str, params: Mapping[str, Array], sms: int | None) -> Dense:
     shape = params[name].shape if name in params else (0, 0)  # tiles tell their own
-    matrix: Dense = matrix_at(Place(name, shape, sms, "mosaic"), params)
+    matrix: Dense = matrix_at(MatrixPlace(name, shape, sms, "mosaic"), params)
     return matrix
 
 

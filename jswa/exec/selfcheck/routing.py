@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jswa.architecture import MoeConfig
-from jswa.exec.selfcheck.cases import Case, Engine, normal
-from jswa.model.glue.products import FEW_TOKENS
-from jswa.model.glue.routing import route, router_of
+from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal
+from jswa.model.fused.products import FEW_TOKENS
+from jswa.model.routing import route, router_of
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
 from pallas_kernels.experts.routing.plan import RouterWeights
 
 
-def routing_cases(engine: Engine) -> Iterator[Case]:
+def routing_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield a check for each kind of router, in the smallest and the largest of the chosen buckets."""
     model, kernels = engine.model, engine.kernels
     for moe in dict.fromkeys(layer.moe for layer in model.layers if layer.moe is not None):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import row_keys
-from jswa.exec.selfcheck.cases import Case, Engine
+from jswa.exec.selfcheck.cases import Case, CheckedEngine
 from jswa.plan import SAMPLING, SAMPLING_REALS
 
 _ROWS = 16  # more run the same code
@@ -27,7 +27,7 @@ _LIMITS: tuple[dict[str, float], ...] = (
 )
 
 
-def sampling_cases(engine: Engine) -> Iterator[Case]:
+def sampling_cases(engine: CheckedEngine) -> Iterator[Case]:
     """Yield a check of a few rows."""
     rows, vocab = min(_ROWS, max(bucket.rows for bucket in engine.chosen)), engine.model.vocab_size
     run = partial(_sampling_results, rows, vocab)
@@ -45,7 +45,7 @@ def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Arra
     @jax.jit
     def draw(logits: Array, own: Sampling, at: Array) -> tuple[Int[Array, " R"], Float[Array, "R V"]]:
         noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(row_keys(own.keys, at))
-        return kernels.sample(logits, at, own, init_extras(1, vocab), jnp.ones(rows, bool))[0], noise
+        return kernels.sample(logits, at, own, init_logits_state(1, vocab), jnp.ones(rows, bool))[0], noise
 
     found, noise = draw(jnp.asarray(logits), own, at)
     expected = [
@@ -77,7 +77,7 @@ def _columns(rows: int) -> Int[np.ndarray, "R C"]:
     """Return packed parameters of rows whose limits take turns, each with a key of its own."""
     columns = []
     for name in SAMPLING:
-        default = {"top_p": 1.0, "repetition": 1.0, "extras": 2**30}.get(name, 0)
+        default = {"top_p": 1.0, "repetition": 1.0, "logits_state": 2**30}.get(name, 0)
         values = [_LIMITS[row % len(_LIMITS)].get(name, default) for row in range(rows)]
         values = list(range(rows)) if name == "key_low" else values
         real = name in SAMPLING_REALS

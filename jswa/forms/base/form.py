@@ -17,7 +17,7 @@ LINEARS = ("xla", "cpu", "mosaic", "fp8")
 NO_DEFAULTS = ("reference", "xla", "cpu", "mosaic_overlap")
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """Where a matrix of the model is, and who multiplies by it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
         return len(self.shape) == 3
 
 
-class Counts(NamedTuple):
+class ScaleCounts(NamedTuple):
     """How many scales a matrix has, if its form does not say so.
 
     Attributes:
@@ -55,7 +55,7 @@ class Counts(NamedTuple):
     by_table: bool = False
 
 
-_UNTOLD = Counts()
+_UNTOLD = ScaleCounts()
 
 
 class Spec(NamedTuple):
@@ -82,7 +82,7 @@ class Form:
             none.
         scheme: the name by which `jswa.model.hf.schemes` knows that a checkpoint has it; "" for what is laid out for a
             kernel.
-        counted: the end of the array whose last two axes are the `Counts`.
+        counted: the end of the array whose last two axes are the `ScaleCounts`.
         linear, experts: the implementations for which matrices of linear layers, and stacks of experts, stay in this
             form if a checkpoint has it; for others they are widened to the type of the activations. No GPU has timed
             stacks of 8 bits and of integers, so those of "mosaic", a default, are widened.
@@ -101,9 +101,9 @@ class Form:
     """
 
     ends: tuple[str, ...]
-    bound: Callable[[Place, Mapping[str, Array]], Any]
+    bound: Callable[[MatrixPlace, Mapping[str, Array]], Any]
     optional: tuple[str, ...] = ()
-    specs: Callable[[str, tuple[int, ...], Counts], dict[str, Spec] | None] = lambda *_: None
+    specs: Callable[[str, tuple[int, ...], ScaleCounts], dict[str, Spec] | None] = lambda *_: None
     scheme: str = ""
     counted: str = ""
     linear: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class Form:
         found = (name.removesuffix(first) for name in params if name.endswith(first))
         return [name for name in found if self.arrays(name, params) is not None]
 
-    def nbytes(self, name: str, shape: tuple[int, ...], counts: Counts = _UNTOLD) -> int:
+    def nbytes(self, name: str, shape: tuple[int, ...], counts: ScaleCounts = _UNTOLD) -> int:
         """Return the least bytes that a matrix of this form takes; without scales that `counts` does not tell."""
         specs = self.specs(name, shape, counts)
         assert specs is not None

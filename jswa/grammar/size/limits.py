@@ -37,7 +37,7 @@ MOST: dict[Kind, tuple[int, str]] = {
 }
 
 
-class Counts:
+class SchemaCounts:
     """What the schemas of one grammar have together."""
 
     def __init__(self) -> None:

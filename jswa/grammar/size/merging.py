@@ -22,14 +22,14 @@ _APPLIED = {*_UNIONS, "allOf", "$ref", "const", "enum"}
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 
 
-class Part(NamedTuple):
+class SchemaPart(NamedTuple):
     """One of the things that a schema asks for: `key` says which, "base" for its plain keywords, "" for all of it."""
 
     key: str
     at: str
 
 
-class Copies(NamedTuple):
+class SchemaCopies(NamedTuple):
     """What merges take: copies of schemas and values, and strings of which one at least has a pattern or a format."""
 
     schemas: int = 0
@@ -45,48 +45,55 @@ class Merging:
 
     def __init__(self, nodes: Mapping[str, Schema]) -> None:
         self._nodes = nodes
-        self._known: dict[tuple[Part, Part], Copies] = {}
-        self._sizes: dict[Part, int] = {}
+        self._known: dict[tuple[SchemaPart, SchemaPart], SchemaCopies] = {}
+        self._sizes: dict[SchemaPart, int] = {}
         self._calls = 0
 
-    def copies(self, at: str) -> Copies:
+    def copies(self, at: str) -> SchemaCopies:
         """Return the copies that the schema at a place takes by itself. Raises SchemaError if they have no end."""
         parts, node = self._parts(at), self._node(at)
         pairs = chain(
             ((one, other) for i, one in enumerate(parts) for other in parts[:i]),
             # A property is merged with what the pattern of its name asks for: here each with all of them.
             (
-                (Part("", f"{at}/properties/{escape(name)}"), Part("", f"{at}/patternProperties/{escape(pattern)}"))
+                (
+                    SchemaPart("", f"{at}/properties/{escape(name)}"),
+                    SchemaPart("", f"{at}/patternProperties/{escape(pattern)}"),
+                )
                 for name in _map(node, "properties")
                 for pattern in _map(node, "patternProperties")
             ),
         )
-        return _sum(one for pair in pairs for one in (Copies(self._size(pair[1])), self._merged(*pair, at, 0)))
+        return _sum(one for pair in pairs for one in (SchemaCopies(self._size(pair[1])), self._merged(*pair, at, 0)))
 
     def _node(self, at: str) -> Mapping[str, Any]:
         node = self._nodes.get(at, True)
         return node if isinstance(node, Mapping) else {}
 
-    def _parts(self, at: str) -> list[Part]:
+    def _parts(self, at: str) -> list[SchemaPart]:
         """Return what a schema asks for; its `allOf` and what it refers to as parts of their own."""
         node = self._node(at)
-        parts = [Part("base", at)] if node.keys() - _NOTES - _APPLIED else []
-        parts += [Part(key, at) for key in ("const", "enum", *_UNIONS) if key in node]
+        parts = [SchemaPart("base", at)] if node.keys() - _NOTES - _APPLIED else []
+        parts += [SchemaPart(key, at) for key in ("const", "enum", *_UNIONS) if key in node]
         several = node.get("allOf")
-        parts += [Part("", f"{at}/allOf/{i}") for i in range(len(several))] if isinstance(several, list) else []
+        parts += [SchemaPart("", f"{at}/allOf/{i}") for i in range(len(several))] if isinstance(several, list) else []
         if isinstance(node.get("$ref"), str):
-            parts.append(Part("", target(node["$ref"])))
+            parts.append(SchemaPart("", target(node["$ref"])))
         return parts
 
-    def _options(self, part: Part) -> list[Part]:
+    def _options(self, part: SchemaPart) -> list[SchemaPart]:
         several = self._node(part.at)[part.key]
-        return [Part("", f"{part.at}/{part.key}/{i}") for i in range(len(several))] if isinstance(several, list) else []
+        return (
+            [SchemaPart("", f"{part.at}/{part.key}/{i}") for i in range(len(several))]
+            if isinstance(several, list)
+            else []
+        )
 
-    def _size(self, part: Part) -> int:
+    def _size(self, part: SchemaPart) -> int:
         """Return the number of schemas and values in a part, without what it refers to."""
         if part in self._sizes:
             return self._sizes[part]
-        node, inner = self._node(part.at), list[Part]()
+        node, inner = self._node(part.at), list[SchemaPart]()
         if part.key in ("const", "enum"):
             size = values_in(node[part.key])
         else:
@@ -94,13 +101,13 @@ class Merging:
             if part.key in _UNIONS:
                 inner = self._options(part)
             elif part.key == "base":
-                inner = [Part("", at) for key, at, _ in children(node, part.at) if key not in _APPLIED]
+                inner = [SchemaPart("", at) for key, at, _ in children(node, part.at) if key not in _APPLIED]
             else:
                 inner = [one for one in self._parts(part.at) if one.key or one.at.startswith(f"{part.at}/allOf/")]
         self._sizes[part] = size = size + sum(map(self._size, inner))
         return size
 
-    def _merged(self, one: Part, other: Part, at: str, level: int) -> Copies:
+    def _merged(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> SchemaCopies:
         """Return the copies that the merge of two parts takes."""
         known = self._known.get((one, other))
         if known is not None:
@@ -112,66 +119,68 @@ class Merging:
         self._known[one, other] = found = _sum(self._steps(one, other, at, level + 1))
         return found
 
-    def _steps(self, one: Part, other: Part, at: str, level: int) -> Iterator[Copies]:
+    def _steps(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[SchemaCopies]:
         for a, b in ((one, other), (other, one)):
             if not a.key:
-                yield Copies(1 + (self._size(a) if "$ref" in self._node(a.at) else 0))
+                yield SchemaCopies(1 + (self._size(a) if "$ref" in self._node(a.at) else 0))
                 if b.key or self._node(b.at):
                     yield from (self._merged(part, b, at, level) for part in self._parts(a.at))
                 return
         for a, b in ((one, other), (other, one)):
             if a.key in _UNIONS:
                 for option in self._options(a):
-                    yield Copies(self._size(b))
+                    yield SchemaCopies(self._size(b))
                     yield self._merged(option, b, at, level)
                 return
         for a, b in ((one, other), (other, one)):
             if a.key in ("const", "enum"):
                 count = self._values(a)
-                yield Copies(self._size(a) + count * self._size(b), count if _has_pattern(self._node(b.at)) else 0)
+                yield SchemaCopies(
+                    self._size(a) + count * self._size(b), count if _has_pattern(self._node(b.at)) else 0
+                )
                 return
         yield from self._bases(one, other, at, level)
 
-    def _values(self, part: Part) -> int:
+    def _values(self, part: SchemaPart) -> int:
         values = self._node(part.at)[part.key]
         return len(values) if part.key == "enum" and isinstance(values, list) else 1
 
-    def _bases(self, one: Part, other: Part, at: str, level: int) -> Iterator[Copies]:
+    def _bases(self, one: SchemaPart, other: SchemaPart, at: str, level: int) -> Iterator[SchemaCopies]:
         nodes = self._node(one.at), self._node(other.at)
         kinds, others = map(_kinds, nodes)
-        yield Copies(len(kinds) * len(others), int("string" in kinds & others and any(map(_has_pattern, nodes))))
+        yield SchemaCopies(len(kinds) * len(others), int("string" in kinds & others and any(map(_has_pattern, nodes))))
         if len(kinds) + len(others) > 2:
-            yield Copies(len(others) * self._size(one) + len(kinds) * self._size(other))
+            yield SchemaCopies(len(others) * self._size(one) + len(kinds) * self._size(other))
         of_objects = self._of_objects(one.at, other.at) if "object" in kinds & others else ()
         of_arrays = self._of_arrays(one.at, other.at) if "array" in kinds & others else ()
         for a, b in chain(of_objects, of_arrays):
-            yield Copies(1 + self._size(b))
+            yield SchemaCopies(1 + self._size(b))
             yield self._merged(a, b, at, level)
 
-    def _of_objects(self, one: str, other: str) -> Iterator[tuple[Part, Part]]:
+    def _of_objects(self, one: str, other: str) -> Iterator[tuple[SchemaPart, SchemaPart]]:
         """Yield the parts of two objects that are merged with each other."""
         for a, b, first in ((one, other, True), (other, one, False)):
             named = _map(self._node(b), "properties")
             wild = self._wild(b)
             for name in _map(self._node(a), "properties"):
-                here = Part("", f"{a}/properties/{escape(name)}")
+                here = SchemaPart("", f"{a}/properties/{escape(name)}")
                 if name not in named:
                     yield from ((here, part) for part in wild)
                 elif first:
-                    yield here, Part("", f"{b}/properties/{escape(name)}")
+                    yield here, SchemaPart("", f"{b}/properties/{escape(name)}")
             for name in _map(self._node(a), "patternProperties"):
-                yield from ((Part("", f"{a}/patternProperties/{escape(name)}"), part) for part in wild)
+                yield from ((SchemaPart("", f"{a}/patternProperties/{escape(name)}"), part) for part in wild)
         if all(isinstance(self._node(at).get("additionalProperties"), dict) for at in (one, other)):
-            yield Part("", f"{one}/additionalProperties"), Part("", f"{other}/additionalProperties")
+            yield SchemaPart("", f"{one}/additionalProperties"), SchemaPart("", f"{other}/additionalProperties")
 
-    def _wild(self, at: str) -> list[Part]:
+    def _wild(self, at: str) -> list[SchemaPart]:
         """Return the schemas of the properties of an object that it does not name."""
         node = self._node(at)
-        found = [Part("", f"{at}/patternProperties/{escape(name)}") for name in _map(node, "patternProperties")]
+        found = [SchemaPart("", f"{at}/patternProperties/{escape(name)}") for name in _map(node, "patternProperties")]
         given = isinstance(node.get("additionalProperties"), dict)
-        return [*found, Part("", f"{at}/additionalProperties")] if given else found
+        return [*found, SchemaPart("", f"{at}/additionalProperties")] if given else found
 
-    def _of_arrays(self, one: str, other: str) -> Iterator[tuple[Part, Part]]:
+    def _of_arrays(self, one: str, other: str) -> Iterator[tuple[SchemaPart, SchemaPart]]:
         """Yield the parts of two arrays that are merged with each other."""
         (first, rest), (others, others_rest) = self._items(one), self._items(other)
         for i in range(max(len(first), len(others))):
@@ -179,13 +188,13 @@ class Merging:
                 yield from ((a, b) for b in ([others[i]] if i < len(others) else others_rest))
         yield from ((a, b) for a in rest for b in others_rest)
 
-    def _items(self, at: str) -> tuple[list[Part], list[Part]]:
+    def _items(self, at: str) -> tuple[list[SchemaPart], list[SchemaPart]]:
         """Return the schemas of the first items of an array, and that of the others, if there is one."""
         node = self._node(at)
         key, rest = ("items", "additionalItems") if isinstance(node.get("items"), list) else ("prefixItems", "items")
         several = node.get(key)
-        first = [Part("", f"{at}/{key}/{i}") for i in range(len(several))] if isinstance(several, list) else []
-        return first, [Part("", f"{at}/{rest}")] if isinstance(node.get(rest), dict) else []
+        first = [SchemaPart("", f"{at}/{key}/{i}") for i in range(len(several))] if isinstance(several, list) else []
+        return first, [SchemaPart("", f"{at}/{rest}")] if isinstance(node.get(rest), dict) else []
 
 
 def values_in(value: Any) -> int:
@@ -198,11 +207,11 @@ def values_in(value: Any) -> int:
     return count
 
 
-def _sum(several: Iterable[Copies]) -> Copies:
+def _sum(several: Iterable[SchemaCopies]) -> SchemaCopies:
     schemas = patterns = 0
     for one in several:
         schemas, patterns = schemas + one.schemas, patterns + one.patterns
-    return Copies(schemas, patterns)
+    return SchemaCopies(schemas, patterns)
 
 
 def _has_pattern(node: Mapping[str, Any]) -> bool:

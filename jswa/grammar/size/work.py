@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jswa.grammar.bounds import SchemaError
 from jswa.grammar.exact.lookahead import lookaheads
 from jswa.grammar.size.alternatives import UNIONS, check_nested, choices
-from jswa.grammar.size.limits import MAX_PLACES, MAX_STEP, MAX_TEXT, Counts
+from jswa.grammar.size.limits import MAX_PLACES, MAX_STEP, MAX_TEXT, SchemaCounts
 from jswa.grammar.size.merging import Merging, values_in
 from jswa.grammar.size.walk import Schema, children, escape, parts_first, target
 
@@ -35,7 +35,7 @@ class _Facts(NamedTuple):
     is_one: bool = False
 
 
-def check_work(nodes: Mapping[str, Schema], counts: Counts) -> None:
+def check_work(nodes: Mapping[str, Schema], counts: SchemaCounts) -> None:
     """Raise SchemaError, with the place, for a schema that would take too much time or memory.
 
     Args:
@@ -71,7 +71,7 @@ def check_text(text: str, at: str = "") -> None:
         raise SchemaError(at, f"has a string of more than {MAX_TEXT} characters")
 
 
-def _check_values(node: Mapping[str, Any], at: str, counts: Counts) -> None:
+def _check_values(node: Mapping[str, Any], at: str, counts: SchemaCounts) -> None:
     for key in ("const", "enum"):
         if key in node:
             counts.add("values", values_in(node[key]), f"{at}/{key}")
@@ -81,7 +81,7 @@ def _check_values(node: Mapping[str, Any], at: str, counts: Counts) -> None:
         check_text(name, at)
 
 
-def _check_names(node: Mapping[str, Any], at: str, counts: Counts) -> None:
+def _check_names(node: Mapping[str, Any], at: str, counts: SchemaCounts) -> None:
     """Count the names of an object, and what is compared with its patterns of names."""
     named, patterns = _map(node, "properties"), _map(node, "patternProperties")
     more = [name for name in _names(node) if name not in named]

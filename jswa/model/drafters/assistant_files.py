@@ -15,9 +15,9 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused, requi
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part, Source, sources
+from jswa.model.hf.tensor_map import Source, TensorPart, sources
 from jswa.model.transformer import Params
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.json_object import read_object
 
 _KINDS = {"gemma4_assistant": "gemma4_text", "gemma4_unified_assistant": "gemma4_unified_text"}
@@ -128,15 +128,15 @@ def _sources(drafter: Assistant) -> dict[str, Source]:
     for name, source in table.items():
         if source.layout == "product":  # the other factor is the target's; see `_fold`
             table[name] = source._replace(parts=source.parts[:1], layout="rows", folds=source.folds[:1])
-    table["pre"] = Source((Part("pre_projection.weight", (model.d_model, 2 * width)),), "matrix")
-    table["post"] = Source((Part("post_projection.weight", (width, model.d_model)),), "matrix")
+    table["pre"] = Source((TensorPart("pre_projection.weight", (model.d_model, 2 * width)),), "matrix")
+    table["post"] = Source((TensorPart("post_projection.weight", (width, model.d_model)),), "matrix")
     if drafter.centroids is not None:
-        part = Part("masked_embedding.centroids.weight", (drafter.centroids.count, model.d_model))
+        part = TensorPart("masked_embedding.centroids.weight", (drafter.centroids.count, model.d_model))
         table["centroids"] = Source((part,), "matrix")
     return table
 
 
-def _members(order: Tensor, reader: Reader) -> Int[np.ndarray, " V"]:
+def _members(order: Tensor, reader: TensorReader) -> Int[np.ndarray, " V"]:
     """Return the tokens, cluster by cluster. Raises CheckpointError unless each is there once."""
     tokens: Int[np.ndarray, " V"] = reader.rows(order, 0, 1, columns=order.shape[0])[0]
     if not np.array_equal(np.sort(tokens), np.arange(len(tokens))):

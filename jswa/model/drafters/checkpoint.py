@@ -16,11 +16,11 @@ from jswa.model.hf.quantization import Quantization
 from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import weights_of
-from jswa.model.weights.safetensors_files import Reader, Tensor
+from jswa.model.weights.safetensors_files import Tensor, TensorReader
 from jswa.storage.checkpoint_files import is_folder
 
 OPTION = "speculative_config"
-ReadWhole = Callable[[Reader], Shaped[ndarray, "..."]]
+ReadWhole = Callable[[TensorReader], Shaped[ndarray, "..."]]
 
 
 class Checkpoint(NamedTuple):

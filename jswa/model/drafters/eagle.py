@@ -13,11 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig, Reach
-from jswa.model.attention import Attend as LayerAttend
+from jswa.model.attention import Attend
 from jswa.model.binding import bound, run_dtype
 from jswa.model.collectives import lookup_rows, psum
 from jswa.model.drafters.layers import layer_inputs, one_after_another, placed, scores
-from jswa.model.drafters.seam import Attend, Now, Ran
+from jswa.model.drafters.seam import DraftAttend, Now, Ran
 from jswa.model.layers import Normalize, linear, normed, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
@@ -126,7 +126,7 @@ class Eagle:
         logits = now.logits(out) if module.lm_head is None else scores(out, module.lm_head)
         return now.choose(logits, step, ids=None if module.tokens is None else module.tokens[...])
 
-    def _attend(self, attend: Attend) -> LayerAttend:
+    def _attend(self, attend: DraftAttend) -> Attend:
         def place(layer: int) -> tuple[int, AttentionConfig | None]:
             attention, window = self.layers[layer], self.windows[layer]
             reach = None if window is None else Reach(window)
@@ -190,7 +190,7 @@ class EagleModule(nnx.Module):
         embedded: Float[Array, "T M"],
         hidden: Float[Array, "T M"],
         positions: Int[Array, " T"],
-        attend: LayerAttend,
+        attend: Attend,
     ) -> Float[Array, "T M"]:
         """Return the output of all layers."""
         devices, inputs = self.config.model.devices, layer_inputs(self.config.model, positions, attend)

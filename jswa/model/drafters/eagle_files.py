@@ -21,8 +21,8 @@ from jswa.model.drafters.eagle import Eagle
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part, Source, sources
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.hf.tensor_map import Source, TensorPart, sources
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.json_object import read_object
 
 _KINDS = ("eagle3", "peagle")
@@ -164,9 +164,9 @@ def _sources(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, Source]
     first = table["layers.0.attention.qkv"]
     wide = tuple(part._replace(shape=(part.shape[0], 2 * d)) for part in first.parts)
     table["layers.0.attention.qkv"] = first._replace(parts=wide)
-    table["fc"] = Source((Part("fc.weight", (d, count * width)),), "matrix")
+    table["fc"] = Source((TensorPart("fc.weight", (d, count * width)),), "matrix")
     table["hidden_norm.weight"] = _vector("model.layers.0.hidden_norm.weight", d)
-    table["lm_head"] = Source((Part("lm_head.weight", (drafter.draft_vocab, d)),), "matrix")
+    table["lm_head"] = Source((TensorPart("lm_head.weight", (drafter.draft_vocab, d)),), "matrix")
     if not drafter.own_embed:
         del table["embed"]
     if not drafter.own_head:
@@ -179,7 +179,7 @@ def _sources(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, Source]
 
 
 def _vector(key: str, size: int) -> Source:
-    return Source((Part(key, (size,)),))
+    return Source((TensorPart(key, (size,)),))
 
 
 def _others(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, ReadWhole]:
@@ -201,7 +201,7 @@ def _others(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, ReadWhol
     return found
 
 
-def _tokens(offsets: Tensor, vocab: int, reader: Reader) -> Int[np.ndarray, " v"]:
+def _tokens(offsets: Tensor, vocab: int, reader: TensorReader) -> Int[np.ndarray, " v"]:
     """Return the token of each entry of the draft vocabulary. Raises CheckpointError for tokens that there are not."""
     count = offsets.shape[0]
     tokens: Int[np.ndarray, " v"] = np.arange(count) + reader.rows(offsets, 0, 1, columns=count)[0].astype(np.int64)

@@ -8,19 +8,19 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.forms.matrix import head_of
-from jswa.model.attention import Attend as LayerAttend
-from jswa.model.drafters.seam import Attend
+from jswa.model.attention import Attend
+from jswa.model.drafters.seam import DraftAttend
 from jswa.model.layers import rope_tables
 from jswa.model.transformer import LayerInputs
 
 
-def layer_inputs(model: ModelConfig, positions: Int[Array, " T"], attend: LayerAttend) -> LayerInputs:
+def layer_inputs(model: ModelConfig, positions: Int[Array, " T"], attend: Attend) -> LayerInputs:
     """Return what the layers of a drafter share about the tokens that they run."""
     ropes = {layer.attention.rope for layer in model.layers if layer.attention.rope is not None}
     return LayerInputs(positions, rope_tables(ropes, positions), attend, None)
 
 
-def placed(attend: Attend, place: Callable[[int], tuple[int, AttentionConfig | None]]) -> LayerAttend:
+def placed(attend: DraftAttend, place: Callable[[int], tuple[int, AttentionConfig | None]]) -> Attend:
     """Return `attend` for the layers of a drafter.
 
     Args:
@@ -36,7 +36,7 @@ def placed(attend: Attend, place: Callable[[int], tuple[int, AttentionConfig | N
     return attended
 
 
-def one_after_another(attends: Sequence[Attend]) -> Attend:
+def one_after_another(attends: Sequence[DraftAttend]) -> DraftAttend:
     """Return attention for several tokens of each row, the first token of all rows first.
 
     Each token's KV is stored before the next token's query reads.

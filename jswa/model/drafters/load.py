@@ -19,7 +19,7 @@ from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_table, weights_of
 from jswa.model.weights.placement import Placement
-from jswa.model.weights.safetensors_files import Reader
+from jswa.model.weights.safetensors_files import TensorReader
 
 Opened = Callable[[Path, ModelConfig], Checkpoint]
 METHODS: dict[str, Opened] = {"eagle3": open_eagle, "gemma4_assistant": open_assistant, "mtp": open_mtp}
@@ -54,7 +54,7 @@ def load_drafter(
     weights = weights_of(opened.table, opened.tensors, opened.stored)
     shapes = shapes_of(lambda: opened.make(dtype))
     of_table = {name: _shape(source, shapes[name]) for name, source in opened.table.items()}
-    with Reader(opened.all_tensors) as reader:
+    with TensorReader(opened.all_tensors) as reader:
         params = load_table(opened.table, weights, of_table, reader, placement)
         for name, read in opened.others.items():
             value = read(reader)

@@ -13,10 +13,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import AttentionConfig, LayerConfig, ModelConfig
-from jswa.model.attention import Attend as LayerAttend
+from jswa.model.attention import Attend
 from jswa.model.binding import bound, run_dtype
 from jswa.model.drafters.layers import layer_inputs, one_after_another, placed
-from jswa.model.drafters.seam import Attend, Now, Ran
+from jswa.model.drafters.seam import DraftAttend, Now, Ran
 from jswa.model.layers import Normalize, linear, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
@@ -92,7 +92,7 @@ class Mtp:
         found += [jnp.full(rows, -1, jnp.int32)] * (count - len(found))
         return jnp.stack(found, axis=1)
 
-    def _attend(self, attend: Attend) -> LayerAttend:
+    def _attend(self, attend: DraftAttend) -> Attend:
         return placed(attend, lambda layer: (self.target_layers + layer, None))
 
     def _bind(self, params: Params) -> "MtpModule":

@@ -10,7 +10,7 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused
 from jswa.model.drafters.mtp import Mtp
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part, Source, sources
+from jswa.model.hf.tensor_map import Source, TensorPart, sources
 from jswa.model.weights.safetensors_files import stored_tensors
 from jswa.storage.json_object import read_object
 
@@ -41,9 +41,9 @@ def open_mtp(folder: Path, target: ModelConfig) -> Checkpoint:
     table = {name: source for name, source in sources(model, tensors).items() if name.startswith("layers.")}
     for index in range(len(numbers)):
         theirs, d = f"model.layers.{index}", model.d_model
-        table[f"layers.{index}.eh_proj"] = Source((Part(f"{theirs}.eh_proj.weight", (d, 2 * d)),), "matrix")
+        table[f"layers.{index}.eh_proj"] = Source((TensorPart(f"{theirs}.eh_proj.weight", (d, 2 * d)),), "matrix")
         for ours, name in (("enorm", "enorm"), ("hnorm", "hnorm"), ("final_norm", "final_layernorm")):
-            table[f"layers.{index}.{ours}.weight"] = Source((Part(f"{theirs}.{name}.weight", (d,)),))
+            table[f"layers.{index}.{ours}.weight"] = Source((TensorPart(f"{theirs}.{name}.weight", (d,)),))
     return Checkpoint(drafter, model, drafter.module, table, tensors, tensors, parse_quantization(raw)).check()
 
 

@@ -22,7 +22,7 @@ FINAL = -1  # a tap: the hidden states after the final norm, from which the logi
 
 
 @runtime_checkable
-class Attend(Protocol):
+class DraftAttend(Protocol):
     """Stores KV and attends, for the tokens that were given to the drafter; as `jswa.model.attention.Attend`."""
 
     def __call__(
@@ -78,7 +78,7 @@ class Ran(NamedTuple):
     taps: tuple[Float[Array, "T M"], ...]
     previous: Callable[[Shaped[Array, "T X"], slice], Shaped[Array, "T X"]]
     embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
-    attend: Attend
+    attend: DraftAttend
 
 
 class Now(NamedTuple):
@@ -100,7 +100,7 @@ class Now(NamedTuple):
     embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
     logits: Callable[[Float[Array, "n M"]], Float[Array, "n V"]]
     choose: Choose
-    attend: Callable[[int], Attend]
+    attend: Callable[[int], DraftAttend]
 
 
 @runtime_checkable

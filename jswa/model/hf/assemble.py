@@ -6,9 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Part, Source
+from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Source, TensorPart
 
-Read = Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]  # reads rows [begin, end) of a tensor as a matrix
+Read = Callable[
+    [TensorPart, int, int], Shaped[np.ndarray, "rows columns"]
+]  # reads rows [begin, end) of a tensor as a matrix
 _CHUNK_BYTES = 2**21
 _LINE = 32  # rows of 16-bit numbers that fill a cache line in a transposed copy
 
@@ -16,7 +18,7 @@ _LINE = 32  # rows of 16-bit numbers that fill a cache line in a transposed copy
 class _Panel(NamedTuple):
     """The target of a tensor's rows: each entry of the view's first axis gets `each` rows, starting at row `begin`."""
 
-    part: Part
+    part: TensorPart
     begin: int
     view: Shaped[np.ndarray, "entries ..."]
     each: int = 1
@@ -79,7 +81,7 @@ def _copy(view: Shaped[np.ndarray, "entries ..."], rows: Shaped[np.ndarray, "ent
         view[begin : begin + step] = rows[begin : begin + step]
 
 
-def _whole(part: Part, read: Read) -> Shaped[np.ndarray, "..."]:
+def _whole(part: TensorPart, read: Read) -> Shaped[np.ndarray, "..."]:
     rows = int(np.prod(part.shape[:-1], dtype=np.int64))
     return read(part, 0, rows).reshape(part.shape)
 

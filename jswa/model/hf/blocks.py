@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jswa.architecture import AttentionConfig, Gate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
+from jswa.architecture import AttentionConfig, AttentionGate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
 from jswa.errors import UnsupportedModel
 from jswa.model.hf.common import (
     FULL,
@@ -210,7 +210,7 @@ def muse_glimmer(u: Usual) -> ModelConfig:
         u,
         scale=u.head_dim**-0.5 * fields.number("qk_scale_factor", 3.87),
         qk_norm=dataclasses.replace(u.norm, weighted=False),
-        gate=Gate("sigmoid"),
+        gate=AttentionGate("sigmoid"),
         **biased(u),
     )
     attentions = [

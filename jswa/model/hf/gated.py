@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from jswa.architecture import (
-    Gate,
+    AttentionGate,
     LayerConfig,
     MlpConfig,
     ModelConfig,
@@ -47,7 +47,7 @@ def afmoe(u: Usual) -> ModelConfig:
     fields = u.fields
     norm = dataclasses.replace(u.norm, cast_first=False)
     types = layer_types(u, every(u, fields.integer("global_attn_every_n_layers", 4)))
-    kinds = unrotated_full(attention(u, rope=parse_rope(u), qk_norm=norm, gate=Gate("sigmoid"), **biased(u)))
+    kinds = unrotated_full(attention(u, rope=parse_rope(u), qk_norm=norm, gate=AttentionGate("sigmoid"), **biased(u)))
     hidden = fields.width("moe_intermediate_size", 1408)
     shared = fields.integer("num_shared_experts", 2, low=0, high=1024)
     moe = MoeConfig(
@@ -89,7 +89,7 @@ def beam(u: Usual) -> ModelConfig:
     nested = fields.table("rope_parameters")
     kinds = {}
     for kind in (FULL, SLIDING):
-        base = attention(u, qk_norm=norm, gate=Gate("sigmoid", bias=True), **biased(u))
+        base = attention(u, qk_norm=norm, gate=AttentionGate("sigmoid", bias=True), **biased(u))
         if nested.get(kind) is None and (nested or kind == FULL):
             growth = Temperature(2048.0, 0.1, whole=False, power=True)
             kinds[kind] = dataclasses.replace(base, temperature=growth)
@@ -125,7 +125,7 @@ def laguna(u: Usual) -> ModelConfig:
     heads = _heads_per_layer(u)
     full = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
     sliding = {"rope_type": "default", "rope_theta": 1e4}
-    gate = Gate("softplus", per_head=_per_head(u))
+    gate = AttentionGate("softplus", per_head=_per_head(u))
     ropes = {
         kind: parse_rope(u, layer_type=kind, partial=1.0, default=default)
         for kind, default in ((FULL, full), (SLIDING, sliding))
@@ -159,7 +159,7 @@ def step3p5(u: Usual) -> ModelConfig:
     norm = dataclasses.replace(u.norm, offset=1.0, cast_first=False)
     types = layer_types(u, [FULL] * u.layers)
     scale = fields.number("query_pre_attn_scalar", float(u.head_dim)) ** -0.5
-    gate = Gate("sigmoid", per_head=_per_head(u))
+    gate = AttentionGate("sigmoid", per_head=_per_head(u))
     heads = _step_heads(u)
     attentions = [
         attention(

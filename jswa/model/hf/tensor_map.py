@@ -15,7 +15,7 @@ from jswa.model.hf.tensor_names import Names
 RANK_SLICES = 4  # ranks of the tensor parallel group for which MiMo-V2.5 saves its fused projection
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """One checkpoint tensor that belongs to a parameter.
 
     Attributes:
@@ -70,7 +70,7 @@ class Source(NamedTuple):
         folds: reordering of the rows of the first tensors; of the columns for layout "columns".
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     layout: Layout = "rows"
     per_expert: int = 1
     rows: tuple[int, ...] = ()
@@ -129,7 +129,7 @@ def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Sourc
         found: canonical names in the checkpoint; they decide between layouts if a family has more than one.
     """
     d, vocab, names = config.d_model, config.vocab_size, FAMILIES[config.family].names
-    table = {"embed": Source((Part("model.embed_tokens.weight", (vocab, d)),))}
+    table = {"embed": Source((TensorPart("model.embed_tokens.weight", (vocab, d)),))}
     table |= _norm("final_norm", config.final_norm.weighted, config.final_norm.bias, "model.norm", d)
     if not config.tie_embeddings:
         table["lm_head"] = _matrix({"lm_head": vocab}, d)
@@ -192,7 +192,7 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_sl
     if rank_slices and any(n % RANK_SLICES for n in rows.values()):
         raise CheckpointError(f"{prefix}.qkv_proj.weight: rows = {rows}: must be multiples of {RANK_SLICES}")
     if names.fused or rank_slices:
-        one = Part(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), RANK_SLICES if rank_slices else 1)
+        one = TensorPart(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), RANK_SLICES if rank_slices else 1)
         table["attention.qkv"] = Source((one,), "rank_slices" if rank_slices else "matrix", rows=tuple(rows.values()))
     if a.qkv_bias:
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
@@ -213,11 +213,11 @@ def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...]) -> dict[
     if a.qk_norm is None or not a.qk_norm.weighted:
         return {}
     wide = a.qk_norm_all_heads
-    q = Part(f"{prefix}.q_norm.weight", (a.head_dim * (a.num_heads if wide else 1),))
-    k = Part(f"{prefix}.k_norm.weight", (a.head_dim * (a.num_kv_heads if wide else 1),))
+    q = TensorPart(f"{prefix}.q_norm.weight", (a.head_dim * (a.num_heads if wide else 1),))
+    k = TensorPart(f"{prefix}.k_norm.weight", (a.head_dim * (a.num_kv_heads if wide else 1),))
     table = {"attention.q_norm.weight": Source((q,))}
     if folds:
-        owner = k if a.kv_from is None else Part(f"model.layers.{a.kv_from}.self_attn.k_norm.weight", k.shape)
+        owner = k if a.kv_from is None else TensorPart(f"model.layers.{a.kv_from}.self_attn.k_norm.weight", k.shape)
         table = {"attention.q_norm.weight": Source((q, owner), "product", folds=(folds[0], folds[0]))}
     return table if a.kv_from is not None else table | {"attention.k_norm.weight": Source((k,), folds=folds[1:])}
 
@@ -235,7 +235,7 @@ def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dic
 
 def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names, found: Collection[str]) -> dict[str, Source]:
     experts, router = config.num_experts, config.router
-    table = {f"{ours}.router": Source((Part(f"{layer}.{names.router}", (experts, d)),), "matrix")}
+    table = {f"{ours}.router": Source((TensorPart(f"{layer}.{names.router}", (experts, d)),), "matrix")}
     vectors = (
         (router.bias, "router_bias", names.router_bias, experts),
         (router.selection_bias, "selection_bias", names.selection_bias, experts),
@@ -268,30 +268,33 @@ def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collec
     # Quantization tools write one tensor per expert and matrix for every family.
     one_by_one = any(f"{folder}.0.{gate}.weight{end}" in found for end in ("", "_packed"))
     if names.stored == "each" or (one_by_one and not config.bias):
-        pair = [Part(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
-        single = [Part(f"{folder}.{e}.{down}.weight", (d, f)) for e in range(count)]
+        pair = [TensorPart(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
+        single = [TensorPart(f"{folder}.{e}.{down}.weight", (d, f)) for e in range(count)]
         return [("gate_up", Source(tuple(pair), "experts", per_expert=2)), ("down", Source(tuple(single), "experts"))]
     if names.stored == "stacked":
-        both = tuple(Part(f"{folder}.{name}.weight", (count, f, d)) for name in (gate, up))
-        one = Part(f"{folder}.{down}.weight", (count, d, f))
+        both = tuple(TensorPart(f"{folder}.{name}.weight", (count, f, d)) for name in (gate, up))
+        one = TensorPart(f"{folder}.{down}.weight", (count, d, f))
         return [("gate_up", Source(both, "transposed")), ("down", Source((one,), "transposed"))]
     if names.stored == "rows":
-        rows, one = Part(f"{folder}.gate_up_proj", (count, 2 * f, d)), Part(f"{folder}.down_proj", (count, d, f))
+        rows, one = (
+            TensorPart(f"{folder}.gate_up_proj", (count, 2 * f, d)),
+            TensorPart(f"{folder}.down_proj", (count, d, f)),
+        )
         return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
     layout: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
     table = [
-        ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, d, 2 * f)),), layout)),
-        ("down", Source((Part(f"{folder}.down_proj", (count, f, d)),))),
+        ("gate_up", Source((TensorPart(f"{folder}.gate_up_proj", (count, d, 2 * f)),), layout)),
+        ("down", Source((TensorPart(f"{folder}.down_proj", (count, f, d)),))),
     ]
     if f"{folder}.gate_up_proj_blocks" in found:  # MXFP4 blocks extend along the inputs, so matrices are [out, in]
         up_layout: Layout = "transposed_interleaved" if names.stored == "interleaved" else "transposed"
         table = [
-            ("gate_up", Source((Part(f"{folder}.gate_up_proj", (count, 2 * f, d)),), up_layout)),
-            ("down", Source((Part(f"{folder}.down_proj", (count, d, f)),), "transposed")),
+            ("gate_up", Source((TensorPart(f"{folder}.gate_up_proj", (count, 2 * f, d)),), up_layout)),
+            ("down", Source((TensorPart(f"{folder}.down_proj", (count, d, f)),), "transposed")),
         ]
     if config.bias:
-        table.append(("gate_up_bias", Source((Part(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), layout)))
-        table.append(("down_bias", Source((Part(f"{folder}.down_proj_bias", (count, d)),))))
+        table.append(("gate_up_bias", Source((TensorPart(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), layout)))
+        table.append(("down_bias", Source((TensorPart(f"{folder}.down_proj_bias", (count, d)),))))
     return table
 
 
@@ -300,7 +303,9 @@ def _per_layer_input(config: ModelConfig) -> dict[str, Source]:
     if own is None:
         return {}
     return {
-        "per_layer.embed": Source((Part("model.embed_tokens_per_layer.weight", (own.vocab_size, layers * own.dim)),)),
+        "per_layer.embed": Source(
+            (TensorPart("model.embed_tokens_per_layer.weight", (own.vocab_size, layers * own.dim)),)
+        ),
         "per_layer.project": _matrix({"model.per_layer_model_projection": layers * own.dim}, config.d_model),
         "per_layer.norm.weight": _vector("model.per_layer_projection_norm.weight", own.dim),
     }
@@ -324,7 +329,7 @@ def _streams(config: ModelConfig) -> dict[str, Source]:
 
     def all_of(name: str) -> Source:
         count = range(config.altup.streams - 1 if config.altup else 0)
-        return Source(tuple(Part(f"model.{name}.{i}.weight", (d, d)) for i in count), "experts")
+        return Source(tuple(TensorPart(f"model.{name}.{i}.weight", (d, d)) for i in count), "experts")
 
     return {"streams.begin": all_of("altup_projections"), "streams.end": all_of("altup_unembed_projections")}
 
@@ -347,13 +352,13 @@ def _stream_layer(config: ModelConfig, layer: str) -> dict[str, Source]:
 
 
 def _vector(key: str, size: int) -> Source:
-    return Source((Part(key, (size,)),))
+    return Source((TensorPart(key, (size,)),))
 
 
 def _matrix(rows: dict[str, int], columns: int) -> Source:
     """Return the source of a matrix made of linear layers, given the number of rows of each."""
-    return Source(tuple(Part(f"{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
+    return Source(tuple(TensorPart(f"{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
 
 
 def _bias(rows: dict[str, int]) -> Source:
-    return Source(tuple(Part(f"{name}.bias", (n,)) for name, n in rows.items()))
+    return Source(tuple(TensorPart(f"{name}.bias", (n,)) for name, n in rows.items()))

@@ -28,7 +28,7 @@ from jaxtyping import Shaped
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError
-from jswa.forms.base.form import FLOATS, Counts, Form, Spec, key_of
+from jswa.forms.base.form import FLOATS, Form, ScaleCounts, Spec, key_of
 from jswa.forms.plain import PLAIN
 from jswa.forms.table import FORMS, form_at
 from jswa.model.attention import scales_name
@@ -159,16 +159,16 @@ def _candidates(name: str, shape: tuple[int, ...], listed: Mapping[str, object])
     return found
 
 
-def _counts(form: Form, name: str, axes: int, listed: Mapping[str, object]) -> Counts | None:
+def _counts(form: Form, name: str, axes: int, listed: Mapping[str, object]) -> ScaleCounts | None:
     """Return how many scales a matrix has by the manifest; None if it should say so and does not."""
     if not form.counted:
-        return Counts()
+        return ScaleCounts()
     entry = listed.get(key_of(name, form.counted))
     found = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(found, list) or len(found) != axes or not all(isinstance(n, int) and n > 0 for n in found[-2:]):
         return None
     groups, shares = found[-2:]
-    return Counts(groups, shares, any(key_of(name, end) in listed for end in form.optional))
+    return ScaleCounts(groups, shares, any(key_of(name, end) in listed for end in form.optional))
 
 
 def _kv_scale_shapes(model: ModelConfig, listed: object) -> dict[str, jax.ShapeDtypeStruct]:

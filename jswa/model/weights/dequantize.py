@@ -26,10 +26,10 @@ from jaxtyping import Float, Shaped
 from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import Read
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.packed.float4 import Float4, float4_names, read_float4, resolve_float4
 from jswa.model.weights.packed.integers import Grouped, Unpacked, resolve_grouped, unpack
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 
 MX_BLOCK = 32
 _EXPONENTS = ("U8", "F8_E8M0")
@@ -42,7 +42,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainTensor:
     """A tensor of floating-point numbers."""
 
     tensor: Tensor
@@ -54,7 +54,7 @@ class Scaled:
 
     Attributes:
         height: rows per matrix of the stack.
-        group: rows, within a matrix, whose blocks of scales are counted separately (`Part.row_groups`).
+        group: rows, within a matrix, whose blocks of scales are counted separately (`TensorPart.row_groups`).
         block: rows and columns that share a scale.
     """
 
@@ -67,14 +67,14 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor of MXFP4 numbers with scales."""
 
     values: Tensor
     scale: Tensor
 
 
-Weight = Plain | Scaled | Packed | Float4 | Grouped
+Weight = PlainTensor | Scaled | PackedTensor | Float4 | Grouped
 
 
 def companions(key: str, tensors: Collection[str], quantization: Quantization | None) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def is_activation_scale(key: str) -> bool:
     return _ACTIVATIONS.search(key) is not None and _KV.search(key) is None
 
 
-def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:
+def resolve(part: TensorPart, tensors: Mapping[str, Tensor], quantization: Quantization | None) -> Weight:
     """Return the weight of a checkpoint tensor and its companions.
 
     Raises CheckpointError that names file and key if types or shapes do not fit.
@@ -113,7 +113,7 @@ def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantizatio
             raise CheckpointError(f"{first.where} has type {first.dtype}: must not have {names[1]}")
         first.require_shape(part.shape)
         first.require_type(*FLOATS)
-        return Plain(first)
+        return PlainTensor(first)
     if float4_names(part.key, names) is not None:
         return resolve_float4(part, names, tensors)
     if first.dtype == "U8":
@@ -128,11 +128,11 @@ def resolve(part: Part, tensors: Mapping[str, Tensor], quantization: Quantizatio
     return _scaled(part, first, scales[0], zeros[0] if zeros else None, quantization)
 
 
-def row_reader(weights: Mapping[str, Weight], reader: Reader) -> Read:
+def row_reader(weights: Mapping[str, Weight], reader: TensorReader) -> Read:
     """Return a function that reads rows of weights. It keeps `Grouped` weights unpacked, one byte a number."""
     unpacked: dict[str, Unpacked] = {}
 
-    def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def read(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         weight = weights[part.key]
         if not isinstance(weight, Grouped):
             return read_rows(weight, reader, begin, end)
@@ -143,14 +143,14 @@ def row_reader(weights: Mapping[str, Weight], reader: Reader) -> Read:
     return read
 
 
-def read_rows(weight: Weight, reader: Reader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+def read_rows(weight: Weight, reader: TensorReader, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
     """Return rows [begin, end) of a weight, in float32, or in the stored type if the weight is plain."""
     match weight:
         case Grouped():
             return unpack(weight, reader).rows(begin, end)
-        case Plain(tensor):
+        case PlainTensor(tensor):
             return reader.rows(tensor, begin, end)
-        case Packed(values, scale):
+        case PackedTensor(values, scale):
             columns = values.shape[-1] if values.shape[:-1] == scale.shape[:-1] else math.prod(values.shape[-2:])
             packed = reader.rows(values, begin, end, columns=columns)
             return unpack_mxfp4(packed, reader.rows(scale, begin, end))
@@ -173,7 +173,7 @@ def unpack_mxfp4(
     return pairs
 
 
-def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Packed:
+def _packed(part: TensorPart, first: Tensor, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> PackedTensor:
     *lead, columns = part.shape
     if columns % MX_BLOCK:
         raise CheckpointError(f"{first.where} has MXFP4 rows of {columns} numbers: must be a multiple of {MX_BLOCK}")
@@ -188,10 +188,10 @@ def _packed(part: Part, first: Tensor, names: tuple[str, ...], tensors: Mapping[
     scale = tensors[names[1]]
     scale.require_shape((*lead, groups), by=f"{part.key} asks for")
     scale.require_type(*_EXPONENTS)
-    return Packed(first, scale)
+    return PackedTensor(first, scale)
 
 
-def _scaled(part: Part, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:
+def _scaled(part: TensorPart, values: Tensor, scale: Tensor, zero: Tensor | None, quantization: Quantization) -> Scaled:
     *lead, height, columns = part.shape
     group = height // part.row_groups
     # The slices of a tensor parallel group may have been quantized separately.
@@ -214,7 +214,7 @@ def _scaled(part: Part, values: Tensor, scale: Tensor, zero: Tensor | None, quan
     return Scaled(values, scale, zero, height, size, block)
 
 
-def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows columns"]:
+def _read_scaled(weight: Scaled, reader: TensorReader, begin: int, end: int) -> Float[np.ndarray, "rows columns"]:
     raw = reader.rows(weight.values, begin, end)
     float8 = weight.values.dtype == "F8_E4M3"
     out: Float[np.ndarray, "rows columns"] = np.take(_FLOAT8, raw.view(np.uint8)) if float8 else raw.astype(np.float32)
@@ -230,13 +230,13 @@ def _read_scaled(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[
     return out
 
 
-def read_scales(weight: Scaled, reader: Reader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
+def read_scales(weight: Scaled, reader: TensorReader, begin: int, end: int) -> Float[np.ndarray, "rows blocks"]:
     """Return the scales of rows [begin, end), one for each block of columns."""
     return _read_grid(weight, weight.scale, reader, begin, end)
 
 
 def _read_grid(
-    weight: Scaled, tensor: Tensor, reader: Reader, begin: int, end: int
+    weight: Scaled, tensor: Tensor, reader: TensorReader, begin: int, end: int
 ) -> Float[np.ndarray, "rows blocks"]:
     rows, width = weight.block
     per_group = -(-weight.group // rows)

@@ -9,7 +9,7 @@ from jswa.forms.table import form_at
 from jswa.kernels import refused
 from jswa.model.transformer import Params
 from jswa.model.weights.packed import eight_bits, mxfp4
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.packed.table import READINGS
 from jswa.model.weights.placement import Placement
 from pallas_kernels import Linear
@@ -26,7 +26,7 @@ class Chosen(NamedTuple):
 
 
 def choose_formats(
-    matrices: Iterable[Matrix], mode: QuantizationMode, experts: Implementation, linear: Linear = "xla"
+    matrices: Iterable[StoredMatrix], mode: QuantizationMode, experts: Implementation, linear: Linear = "xla"
 ) -> dict[str, Chosen]:
     """Return the storage format of each matrix that is not stored in the engine's dtype.
 
@@ -58,7 +58,7 @@ def choose_formats(
     return found
 
 
-def _as_stored(matrix: Matrix, readings: Iterable[Reading], mode: QuantizationMode, kernel: str) -> Chosen | None:
+def _as_stored(matrix: StoredMatrix, readings: Iterable[Reading], mode: QuantizationMode, kernel: str) -> Chosen | None:
     """Return the form in which the checkpoint has a matrix, if it stays in it for a mode and a kernel."""
     for reading in readings:
         form, named = reading.form, mode in reading.modes
@@ -70,7 +70,7 @@ def _as_stored(matrix: Matrix, readings: Iterable[Reading], mode: QuantizationMo
     return None
 
 
-def _is_stack(matrix: Matrix) -> bool:
+def _is_stack(matrix: StoredMatrix) -> bool:
     return len(matrix.shape.shape) == 3
 
 
@@ -112,7 +112,7 @@ def _require_runnable(mode: QuantizationMode, axes: int, experts: Implementation
         raise ConfigError("quantization", mode, "experts in 8 bits need experts=xla or experts=mosaic in kernels")
 
 
-def load_matrix(matrix: Matrix, chosen: Chosen, experts: Implementation, placement: Placement) -> Params:
+def load_matrix(matrix: StoredMatrix, chosen: Chosen, experts: Implementation, placement: Placement) -> Params:
     """Read one matrix from a checkpoint in the form that is chosen, and return its parameters."""
     found = chosen.reading.load(matrix, chosen.how, placement)
     return _for_kernel(matrix.name, found, experts, placement)

@@ -25,7 +25,7 @@ from jswa.errors import CheckpointError
 from jswa.model.attention import scales_name
 from jswa.model.transformer import Params
 from jswa.model.weights.placement import Placement
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 
 _ENDS = ("{}_scale", "{}_proj.output_scale", "{}_proj.{}_scale", "attn.{}_scale", "qkv_proj.{}_scale", "kv_scale")
 # On Hopper queries are multiplied by K's scale in float16; scales of real keys are far from these bounds.
@@ -71,7 +71,7 @@ def stored_scales(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[st
     return found
 
 
-def read_scales(found: Mapping[str, StoredScales], reader: Reader, placement: Placement) -> Params:
+def read_scales(found: Mapping[str, StoredScales], reader: TensorReader, placement: Placement) -> Params:
     """Read the scales and return the parameters. Raises CheckpointError for scales out of range."""
     return {name: placement.put(name, np.stack([_read(x.keys, x.heads, reader), _read(x.values, x.heads, reader)]))
             for name, x in found.items()}  # fmt: skip
@@ -88,7 +88,7 @@ def _only(layer: int, which: str, tensors: Mapping[str, Tensor]) -> Tensor | Non
     return found[0] if found else None
 
 
-def _read(tensor: Tensor, heads: int, reader: Reader) -> Float32[np.ndarray, " K"]:
+def _read(tensor: Tensor, heads: int, reader: TensorReader) -> Float32[np.ndarray, " K"]:
     size = max(1, *tensor.shape) if tensor.shape else 1
     scales = reader.rows(tensor, 0, size, columns=1).astype(np.float32)[:, 0]
     wrong = scales[~((scales >= _LEAST) & (scales <= _MOST))]  # NaN too

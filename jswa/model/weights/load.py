@@ -25,16 +25,16 @@ from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
-from jswa.model.hf.tensor_map import Part, Source, sources, unused_names
+from jswa.model.hf.tensor_map import Source, TensorPart, sources, unused_names
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
-from jswa.model.weights.packed.reading import Matrix
+from jswa.model.weights.packed.reading import StoredMatrix
 from jswa.model.weights.placement import Placement, empty, load_all
-from jswa.model.weights.safetensors_files import Reader, Tensor, stored_tensors
+from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label
 from pallas_kernels import Linear
@@ -96,7 +96,7 @@ def load_checkpoint(
     table = sources(config, tensors)
     of_weights = {name: tensor for name, tensor in tensors.items() if name not in of_kv}
     weights = weights_of(table, of_weights, stored)
-    with Reader(tensors) as reader:
+    with TensorReader(tensors) as reader:
         read = row_reader(weights, reader)
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)
@@ -112,7 +112,7 @@ def load_table(
     table: Mapping[str, Source],
     weights: Mapping[str, Weight],
     shapes: Mapping[str, jax.ShapeDtypeStruct],
-    reader: Reader,
+    reader: TensorReader,
     placement: Placement,
     *,
     quantization: QuantizationMode = "none",
@@ -128,8 +128,8 @@ def load_table(
     """
     assert table.keys() == shapes.keys(), "the table and the module must have the same parameters"
 
-    def matrix(name: str) -> Matrix:
-        return Matrix(name, table[name], reader, weights, shapes[name], row_reader(weights, reader))
+    def matrix(name: str) -> StoredMatrix:
+        return StoredMatrix(name, table[name], reader, weights, shapes[name], row_reader(weights, reader))
 
     formats = choose_formats(list(map(matrix, table)), quantization, experts, linear)
 
@@ -163,7 +163,7 @@ def _neutral_biases(config: ModelConfig, tensors: Mapping[str, Tensor]) -> set[s
     """Return the biases of zeros that AutoGPTQ writes for matrices whose model has no bias."""
     used = {part.key for source in sources(config, tensors).values() for part in source.parts}
     extra = {name for name in tensors if name.endswith(".bias") and f"{name[:-4]}qweight" in tensors} - used
-    with Reader({name: tensors[name] for name in extra}) as reader:
+    with TensorReader({name: tensors[name] for name in extra}) as reader:
         return {name for name in extra if not reader.rows(tensors[name], 0, 1).any()}
 
 
@@ -184,11 +184,13 @@ def _resolve_tied(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[Mode
     return config, {name.replace(_HEAD, _EMBED) if name in heads else name: x for name, x in tensors.items()}
 
 
-def _part(table: Mapping[str, Source], key: str) -> Part:
+def _part(table: Mapping[str, Source], key: str) -> TensorPart:
     return next(part for source in table.values() for part in source.parts if part.key == key)
 
 
-def _same(one: Part, other: Part, read: Callable[[Part, int, int], Shaped[np.ndarray, "rows columns"]]) -> bool:
+def _same(
+    one: TensorPart, other: TensorPart, read: Callable[[TensorPart, int, int], Shaped[np.ndarray, "rows columns"]]
+) -> bool:
     """Return whether two checkpoint matrices have the same numbers."""
     return one.shape == other.shape and all(
         np.array_equal(read(one, row, end), read(other, row, end))

@@ -26,12 +26,12 @@ from jswa.errors import CheckpointError, ConfigError, RequestError, UnknownAdapt
 from jswa.forms.base.names import LINEAR
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, MAX_RANK, LoraConfig, read_lora_config
-from jswa.model.hf.tensor_map import Part, Source, canonical_name, sources, unused_names
+from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
 from jswa.model.lora import Pairs, adapter_params
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.placement import Placement, empty
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 from jswa.model.weights.safetensors_header import read_header
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.json_object import label
@@ -65,7 +65,7 @@ class Adapter:
     updates: Mapping[str, Update]
 
 
-class Adapters(NamedTuple):
+class AdapterWeights(NamedTuple):
     """Loaded adapters: parameters to add to the model's, and a digest of each adapter's numbers by adapter name.
 
     The order of `digests` is that of adapter numbers, from 1; see `jswa.model.lora`.
@@ -124,7 +124,7 @@ def check_adapters(folders: Mapping[str, Path], config: ModelConfig, rank: int =
 
 def load_adapters(
     adapters: Sequence[Adapter], config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None
-) -> Adapters:
+) -> AdapterWeights:
     """Read checked adapters; each device of a `mesh` gets its tensor parallel shard.
 
     Raises ConfigError if a file has changed since the check, or if a number is not finite in `dtype`.
@@ -148,7 +148,7 @@ def load_adapters(
     if params:
         size = sum(value.nbytes for value in params.values()) / 2**20
         _log.info("%d adapters beside %d matrices: %.1f MiB", len(adapters), len(pairs), size)
-    return Adapters(params, digests)
+    return AdapterWeights(params, digests)
 
 
 def read_adapter(adapter: Adapter, config: ModelConfig, dtype: jnp.dtype) -> HostAdapter:
@@ -268,7 +268,7 @@ def _why_not(key: str, config: ModelConfig, others: Iterable[str]) -> str:
     return f"adapts {label(key)}, which a model of type {config.family} does not have"
 
 
-def _update(part: Part, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig, most: int) -> Update:
+def _update(part: TensorPart, ends: Mapping[str, tuple[str, Tensor]], settings: LoraConfig, most: int) -> Update:
     (module, first), *_ = ends.values()
     if len(ends) < 2:
         raise CheckpointError(f"{first.where} lacks its lora_{'B' if _A in ends else 'A'}")
@@ -288,7 +288,7 @@ Pair = tuple[Float[np.ndarray, "r K"], Float[np.ndarray, "C r"]]
 def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
     """Return float32 A and scale · B by checkpoint tensor, and a digest of these numbers."""
     digest, values = hashlib.sha256(), {}
-    with Reader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
+    with TensorReader({tensor.key: tensor for update in adapter.updates.values() for tensor in update[:2]}) as reader:
         for key, (a, b, scale) in sorted(adapter.updates.items()):
             with np.errstate(over="ignore", invalid="ignore"):
                 down, up = (reader.rows(x, 0, x.shape[0]).astype(np.float32) for x in (a, b))
@@ -301,15 +301,15 @@ def _read(adapter: Adapter) -> tuple[dict[str, Pair], str]:
 
 
 def _pair(
-    source: Source, part: Part, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
+    source: Source, part: TensorPart, a: Float[np.ndarray, "r K"], b: Float[np.ndarray, "C r"], dtype: np.dtype
 ) -> tuple[Shaped[np.ndarray, "K r"], Shaped[np.ndarray, "r M"]]:
     """Return A and B in the order of the parameter's inputs and outputs; B is 0 at the outputs of other tensors."""
     rank = len(a)
 
-    def inputs(_: Part, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
+    def inputs(_: TensorPart, begin: int, end: int) -> Float[np.ndarray, "rows K"]:
         return a[begin:end]
 
-    def outputs(other: Part, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
+    def outputs(other: TensorPart, begin: int, end: int) -> Float[np.ndarray, "rows r"]:
         return b[begin:end] if other.key == part.key else np.zeros((end - begin, rank), np.float32)
 
     of_inputs = source.layout == "columns"  # this layout reorders inputs, the others may reorder outputs

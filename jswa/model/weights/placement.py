@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from jswa.architecture import ModelConfig
 from jswa.model.collectives import AXIS
-from jswa.model.partition import Cut, cut_of
+from jswa.model.partition import ShardCut, cut_of
 from jswa.model.transformer import Params
 
 _THREADS = 8
@@ -103,7 +103,7 @@ class Placement:
         cut = self.cut(name, shape)
         return len(cut.ranges) if cut is not None and cut.axis == -2 else 1
 
-    def cut(self, name: str, shape: tuple[int, ...]) -> Cut | None:
+    def cut(self, name: str, shape: tuple[int, ...]) -> ShardCut | None:
         """Return how a parameter is split, of its whole shape; None if it is whole on each device."""
         return None if self.mesh is None else cut_of(name, shape, self.model, self.mesh.size)
 
@@ -117,7 +117,7 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))  # type: ignore[no-untyped-call]
 
 
-def _shard[A: (np.ndarray, jax.Array)](array: A, cut: Cut, device: int) -> A:
+def _shard[A: (np.ndarray, jax.Array)](array: A, cut: ShardCut, device: int) -> A:
     """Return a device's shard."""
     axis: int = cut.axis % array.ndim
     slices: list[A] = [array[(slice(None),) * axis + (slice(*one),)] for one in cut.ranges[device]]

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from jswa.model.hf.assemble import Read, assemble
-from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.hf.tensor_map import Source, TensorPart
 from jswa.model.weights.placement import empty
 from pallas_kernels.quantized import Kind
 
@@ -39,10 +39,10 @@ def load_quantized(
     scales = empty((inputs, 1) if is_embedding else (*lead, 1, outputs), np.dtype(np.float32))
     found = {part: _scales(part, by_row) for part in source.parts}
 
-    def wide(part: Part, begin: int, end: int) -> Float32[np.ndarray, "rows columns"]:
+    def wide(part: TensorPart, begin: int, end: int) -> Float32[np.ndarray, "rows columns"]:
         return read(part, begin, end).astype(dtype, copy=False).astype(np.float32)
 
-    def codes(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def codes(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         out = np.empty((end - begin, part.shape[-1]), values.dtype)
         for first, last in _chunks(part, begin, end):
             rows = wide(part, first, last)
@@ -85,17 +85,17 @@ def of_outputs(source: Source, groups: int = 1) -> Source:
     return source._replace(parts=parts)
 
 
-def _whole(source: Source, cut: Part) -> Part:
+def _whole(source: Source, cut: TensorPart) -> TensorPart:
     return next(part for part in source.parts if part.key == cut.key)
 
 
-def _scales(part: Part, by_row: bool) -> Float32[np.ndarray, "R C"]:
+def _scales(part: TensorPart, by_row: bool) -> Float32[np.ndarray, "R C"]:
     """Return zeros for the scales of a tensor: per row, or per matrix and column."""
     rows = math.prod(part.shape[:-1])
     return np.zeros((rows, 1) if by_row else (rows // part.shape[-2], part.shape[-1]), np.float32)
 
 
-def _chunks(part: Part, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _chunks(part: TensorPart, begin: int, end: int) -> Iterator[tuple[int, int]]:
     step = max(1, CHUNK // part.shape[-1])
     for first in range(begin, end, step):
         yield first, min(first + step, end)

@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.tensor_map import canonical_name
-from jswa.model.weights.safetensors_header import Stored, open_weights, read_header
+from jswa.model.weights.safetensors_header import StoredTensor, open_weights, read_header
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.hub import INDEX, SINGLE
 from jswa.storage.json_object import label, read_object, shown
@@ -40,7 +40,7 @@ class Tensor(NamedTuple):
 
     path: Path
     key: str
-    stored: Stored
+    stored: StoredTensor
 
     @property
     def where(self) -> str:
@@ -148,7 +148,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-class Reader:
+class TensorReader:
     """A context manager that keeps the files open and reads rows of tensors from any thread.
 
     It reads files instead of mapping them: if a mapped file is truncated, access to it kills the process, and mapped
@@ -160,7 +160,7 @@ class Reader:
         self._files: dict[Path, tuple[int, int]] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "TensorReader":
         with ExitStack() as stack:
             for path in self._paths:
                 try:

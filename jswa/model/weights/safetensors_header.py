@@ -32,7 +32,7 @@ _METADATA = "__metadata__"
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor as a header describes it; its bytes are [begin, end), counted from the end of the header."""
 
     dtype: str
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
     end: int
 
 
-def read_header(path: Path, most: int = MAX_BYTES) -> dict[str, Stored]:
+def read_header(path: Path, most: int = MAX_BYTES) -> dict[str, StoredTensor]:
     """Return the checked tensors of a safetensors file, whose header may have `most` bytes, by name.
 
     Raises CheckpointError that names the file, the key, the value and the limit, in these cases: the header does not
@@ -87,7 +87,7 @@ def open_weights(path: Path) -> FileIO:
         raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
 
 
-def _stored(entry: Any, size: int, where: str) -> Stored:
+def _stored(entry: Any, size: int, where: str) -> StoredTensor:
     """Check one entry; `size` is the number of bytes of all tensors. Raises CheckpointError."""
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise CheckpointError(f"{where} = {shown(entry)}: must be an object of dtype, shape and data_offsets")
@@ -116,12 +116,12 @@ def _stored(entry: Any, size: int, where: str) -> Stored:
         raise CheckpointError(
             f"{where}: data_offsets = {offsets}: must span {bits} / 8 bytes, the size of {dtype} {shown(shape)}"
         )
-    return Stored(dtype, tuple(shape), begin, end)
+    return StoredTensor(dtype, tuple(shape), begin, end)
 
 
-def _require_full(tensors: dict[str, Stored], size: int, where: str) -> None:
+def _require_full(tensors: dict[str, StoredTensor], size: int, where: str) -> None:
     """Raise CheckpointError unless every byte after the header belongs to exactly one tensor."""
-    start = ("the header", Stored("", (), 0, 0))
+    start = ("the header", StoredTensor("", (), 0, 0))
     ordered = [start, *sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))]
     for (before, previous), (key, stored) in pairwise(ordered):
         if stored.begin != previous.end:

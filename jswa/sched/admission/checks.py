@@ -10,14 +10,14 @@ from jaxtyping import Int
 
 from jswa.cache.lease import NEVER, Lease
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.cache import Match
+from jswa.cache.prefix.cache import PrefixMatch
 from jswa.cache.prefix.radix import common_prefix
-from jswa.sched.draft import Draft, lease_of
+from jswa.sched.batch import Batch, lease_of
 from jswa.sched.sequence import Sequence
 from jswa.types import MissReason, PrefixHit
 
 
-def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> Match:
+def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> PrefixMatch:
     """Match at most `most` tokens of a waiting row. Its last token must run."""
     tokens = sequence.tokens
     last = len(tokens) - 1 if sequence.reads_cache else 0
@@ -44,7 +44,7 @@ class Writers:
             if not rows:
                 del self._rows[key]
 
-    def find(self, sequence: Sequence, match: Match) -> Sequence | None:
+    def find(self, sequence: Sequence, match: PrefixMatch) -> Sequence | None:
         """Return a running row that is about to publish more of a waiting text than the cache has now."""
         if not self._rows or not sequence.reads_cache:
             return None
@@ -67,7 +67,9 @@ class Writers:
         return sequence.request.cache_salt, sequence.tokens[: self._page].tobytes()
 
 
-def open_lease(cache: CacheManager, sequence: Sequence, match: Match, length: int) -> tuple[Lease, Match] | None:
+def open_lease(
+    cache: CacheManager, sequence: Sequence, match: PrefixMatch, length: int
+) -> tuple[Lease, PrefixMatch] | None:
     """Open the lease of a waiting row of `length` tokens at its match, or at the page before; None: no room."""
     salt = sequence.request.cache_salt
     lease = cache.open_at(match, salt, length)
@@ -79,7 +81,7 @@ def open_lease(cache: CacheManager, sequence: Sequence, match: Match, length: in
 
 
 def is_passed(
-    draft: Draft, sequence: Sequence, match: Match, writer: Sequence | None, long: int, *, behind: bool = False
+    batch: Batch, sequence: Sequence, match: PrefixMatch, writer: Sequence | None, long: int, *, behind: bool = False
 ) -> bool:
     """Return whether short prompts may overtake a long one that waits: the rest of a prompt before it is long too.
 
@@ -94,7 +96,7 @@ def is_passed(
     need, priority = sequence.num_known - match.resume.start, sequence.request.options.priority
     if behind:
         return True
-    for other, left in draft.left.items():
+    for other, left in batch.left.items():
         first = other is writer or (left <= need and other.request.options.priority <= priority)
         if first and left > long:
             return True
@@ -108,7 +110,7 @@ def fewest(most: int, enough: Callable[[int], bool]) -> int:
     return 1 + bisect.bisect_left(range(1, most), True, key=enough)
 
 
-def note_admission(sequence: Sequence, match: Match, *, prefix_cache: bool) -> None:
+def note_admission(sequence: Sequence, match: PrefixMatch, *, prefix_cache: bool) -> None:
     """Record when the row was first scheduled and its prefix cache hit, for the first token's event."""
     length, at = len(sequence.request.prompt), match.resume
     if sequence.prefix is not None or sequence.run_to > length:

@@ -92,7 +92,7 @@ class _Noted(NamedTuple):
     right: Int[np.ndarray, " R"]
 
 
-class Choice:
+class DraftChoice:
     """Chooses the number of drafts of each decode step. Rows are named by row id.
 
     Args:

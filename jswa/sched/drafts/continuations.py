@@ -6,13 +6,18 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.edges import Node
-from jswa.sched.drafts.earlier import Edge
+from jswa.sched.drafts.earlier import EarlierEdge
 
 BETWEEN = -1  # between two texts
 
 
 def continuations(
-    found: tuple[Sequence[Node | Edge], int], tokens: Int[np.ndarray, " T"], most: int, *, before: int, behind: int
+    found: tuple[Sequence[Node | EarlierEdge], int],
+    tokens: Int[np.ndarray, " T"],
+    most: int,
+    *,
+    before: int,
+    behind: int,
 ) -> tuple[Int[np.ndarray, " n"], int]:
     """Return the texts of the tree that go on where a text and the tree part, and the position of their first token.
 
@@ -31,10 +36,10 @@ def continuations(
         return np.zeros(0, np.int32), 0
     first = max(at, len(tokens) - behind)
     parts: list[Int[np.ndarray, " n"]] = []
-    length, waiting = 0, list[Node | Edge]([path[-1]])
+    length, waiting = 0, list[Node | EarlierEdge]([path[-1]])
     begins, start = first, 0
     while waiting and length < most:
-        node: Node | Edge | None = waiting.pop(0)
+        node: Node | EarlierEdge | None = waiting.pop(0)
         assert node is not None
         if parts:
             begins = node.start
@@ -49,16 +54,16 @@ def continuations(
             part = node.tokens[max(0, begins - node.start) :]
             parts.append(part)
             length += len(part)
-            below: list[Node | Edge] = sorted(node.children.values(), key=lambda child: -child.last)
+            below: list[Node | EarlierEdge] = sorted(node.children.values(), key=lambda child: -child.last)
             node, others = (below[0], below[1:]) if below else (None, [])
             waiting += others
     return np.concatenate(parts)[:most].astype(np.int32), start
 
 
-def _last(node: Node | Edge, end: int, count: int) -> Int[np.ndarray, " n"]:
+def _last(node: Node | EarlierEdge, end: int, count: int) -> Int[np.ndarray, " n"]:
     """Return the last tokens of the path to `node` before position `end`."""
     parts: list[Int[np.ndarray, " n"]] = []
-    above: Node | Edge | None = node
+    above: Node | EarlierEdge | None = node
     low = max(0, end - count)
     while above is not None and above.parent is not None and end > low:
         if above.start < end:

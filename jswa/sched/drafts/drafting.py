@@ -11,8 +11,8 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.radix import root_of
 from jswa.config import Limits
 from jswa.plan import RowText, StepPlan
-from jswa.sched.draft import Draft, lease_of
-from jswa.sched.drafts.choice import Choice
+from jswa.sched.batch import Batch, lease_of
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.sched.drafts.continuations import BETWEEN, continuations
 from jswa.sched.drafts.earlier import EarlierTexts
 from jswa.sched.drafts.watch import Watch
@@ -99,7 +99,7 @@ class Drafting:
         self.lengths: Lengths | None = None
         looks_up = limits.speculation is not None and limits.speculation.looks_up
         self._shares = looks_up and not limits.one_bucket  # whether the device shares the drafts of a decode step
-        self.choice = Choice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
+        self.choice = DraftChoice(rows.max_rows, watched=looks_up, most=most if self._shares else 0)
         self._watch = Watch(rows.max_rows) if looks_up else None
         refers = limits.speculation is not None and limits.speculation.reference > 0
         self.earlier = EarlierTexts() if refers else None
@@ -169,15 +169,15 @@ class Drafting:
         self._texts = []
         return texts
 
-    def _length(self, draft: Draft, *, split: bool) -> int:
+    def _length(self, batch: Batch, *, split: bool) -> int:
         """Return the number of drafts per row of the program in which the planned step runs."""
         if self.lengths is None or self._speculation is None:
             return self._most
-        rows, row_ids = self._rows, draft.decode
+        rows, row_ids = self._rows, batch.decode
         if not len(row_ids):
             return 0
-        if _runs_prompts(draft) and not self._one_bucket:
-            return self._length_beside_prompts(draft, self.lengths, split=split)
+        if _runs_prompts(batch) and not self._one_bucket:
+            return self._length_beside_prompts(batch, self.lengths, split=split)
         features = split, bool(rows.logprob_rows)
         kept = self.choice.kept(len(row_ids)) if features == self._features else None
         if kept is not None:
@@ -209,50 +209,50 @@ class Drafting:
             return length
         return self.choice.fitting(rows, self._finding)
 
-    def _length_beside_prompts(self, draft: Draft, lengths: Lengths, *, split: bool) -> int:
+    def _length_beside_prompts(self, batch: Batch, lengths: Lengths, *, split: bool) -> int:
         """Return the number of drafts per row of a step that runs prompts too: the one that pays most without these.
 
         The prompts make each draft cheaper: more of the step's tokens share its weights.
         """
-        rows, row_ids = self._rows, draft.decode
+        rows, row_ids = self._rows, batch.decode
         if rows.logprob_rows and (rows.launched < rows.prompt_logprobs_to).any():
             return 0  # no program gives log probabilities of prompts beside drafts
         best = self.choice.best(row_ids[rows.speculative[row_ids] > 0], len(row_ids))
         if not best:
             return 0
-        prompts = [count for count in draft.prompts.values() if count]
+        prompts = [count for count in batch.prompts.values() if count]
         tokens = len(row_ids) + sum(prompts)
         there = lengths(len(row_ids) + len(prompts), tokens=tokens, split=split, logprobs=bool(rows.logprob_rows))
         return best if there and best <= there[-1] else 0
 
     def give(
-        self, draft: Draft, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]], *, split: bool
+        self, batch: Batch, sequences_at: Callable[[Int[np.ndarray, " n"]], list[Sequence]], *, split: bool
     ) -> None:
         """Give decode rows drafts of what is left of the step: all rows as many, but for the ends of their texts.
 
         Where the device shares the drafts of a step, each row may get all that it finds, and has pages for them. Drafts
         preempt no row: a row that finds no page for them runs fewer. `split`: the step may run in two halves.
         """
-        rows, row_ids, covered = self._rows, draft.decode, self._cache.table.covered
+        rows, row_ids, covered = self._rows, batch.decode, self._cache.table.covered
         if not rows.unsettled and self.choice.rests(len(row_ids)):
             return
-        length = self._length(draft, split=split)
+        length = self._length(batch, split=split)
         if not length and not rows.unsettled:
             return
-        shares = length > 0 and self._shares and self.lengths is not None and not _runs_prompts(draft)
+        shares = length > 0 and self._shares and self.lengths is not None and not _runs_prompts(batch)
         drafts = np.minimum(rows.speculative[row_ids], self._most if shares else length)
         ends = rows.next_positions()[row_ids] + 1
         if not shares:
-            drafts = np.minimum(drafts, draft.budget // max(1, int(np.count_nonzero(drafts))))
+            drafts = np.minimum(drafts, batch.budget // max(1, int(np.count_nonzero(drafts))))
         drafts = np.maximum(np.minimum(drafts, rows.limit[row_ids] - 1 - ends), 0)
         for i in (ends + drafts > covered[row_ids]).nonzero()[0].tolist():
             (sequence,) = sequences_at(row_ids[i : i + 1])
             if not self._cache.grow(lease_of(sequence), int(ends[i] + drafts[i])):
                 drafts[i] = covered[row_ids[i]] - ends[i]
-        draft.budget -= int(drafts.sum())
-        draft.speculative = drafts
+        batch.budget -= int(drafts.sum())
+        batch.speculative = drafts
         if self.lengths is not None and drafts.any():
-            draft.program = length
+            batch.program = length
 
     def apply(
         self, plan: StepPlan, flight: Flight, counts: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"]
@@ -299,6 +299,6 @@ class Drafting:
         return DraftStats(counts.steps, counts.rows, counts.drafts, tuple(counts.accepted.tolist()[: self._most]))
 
 
-def _runs_prompts(draft: Draft) -> bool:
+def _runs_prompts(batch: Batch) -> bool:
     """Return whether the step runs several known tokens of a row: then the host counts the tokens of each row."""
-    return any(count > 1 for count in draft.prompts.values())
+    return any(count > 1 for count in batch.prompts.values())

@@ -17,16 +17,16 @@ MOST = 1 << 23  # tokens, 4 bytes each
 _EDGE = 128  # tokens that an edge counts as beside its own: so much memory do its objects take
 
 
-class Edge:
+class EarlierEdge:
     """An edge of a tree, or the root of one (no tokens): as `Node`, without pages."""
 
     __slots__ = ("children", "last", "parent", "salt", "start", "tokens")
 
     def __init__(
-        self, start: int, tokens: Int[np.ndarray, " T"], parent: "Edge | None", last: int, salt: str = ""
+        self, start: int, tokens: Int[np.ndarray, " T"], parent: "EarlierEdge | None", last: int, salt: str = ""
     ) -> None:
         self.start, self.tokens, self.parent, self.last, self.salt = start, tokens, parent, last, salt
-        self.children: dict[int, Edge] = {}
+        self.children: dict[int, EarlierEdge] = {}
 
     @property
     def end(self) -> int:
@@ -44,16 +44,16 @@ class EarlierTexts:
     def __init__(self, most: int = MOST) -> None:
         self.most = most
         self.tokens = 0  # and `_EDGE` for each edge
-        self._roots: dict[str, Edge] = {}
-        self._leaves: OrderedDict[Edge, None] = OrderedDict()  # the one used longest ago first
+        self._roots: dict[str, EarlierEdge] = {}
+        self._leaves: OrderedDict[EarlierEdge, None] = OrderedDict()  # the one used longest ago first
 
     def add(self, salt: str, nodes: Iterator[Node]) -> None:
         """Add the texts of a tree of the prefix cache, given its root and edges, parents first."""
-        places: dict[Node, tuple[Edge, int]] = {}
-        ends: list[tuple[int, Edge]] = []
+        places: dict[Node, tuple[EarlierEdge, int]] = {}
+        ends: list[tuple[int, EarlierEdge]] = []
         for node in nodes:
             if node.parent is None:
-                root = self._roots.setdefault(salt, Edge(0, node.tokens, None, node.last, salt))
+                root = self._roots.setdefault(salt, EarlierEdge(0, node.tokens, None, node.last, salt))
                 places[node] = root, 0
                 continue
             edge, at = places[node] = self._insert(*places[node.parent], node.tokens, node.last)
@@ -66,9 +66,9 @@ class EarlierTexts:
             self._evict()
         self._drop_empty(salt)
 
-    def walk(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[list[Edge], int]:
+    def walk(self, salt: str, tokens: Int[np.ndarray, " T"]) -> tuple[list[EarlierEdge], int]:
         """Return the edges that agree with a text from its start, and the number of tokens that agree."""
-        edge, at, path = self._roots.get(salt), 0, list[Edge]()
+        edge, at, path = self._roots.get(salt), 0, list[EarlierEdge]()
         while edge is not None and at < len(tokens):
             edge = edge.children.get(int(tokens[at]))
             if edge is None:
@@ -88,7 +88,7 @@ class EarlierTexts:
 
     def check(self) -> None:
         """Assert the laws above."""
-        tokens, leaves = 0, set[Edge]()
+        tokens, leaves = 0, set[EarlierEdge]()
         for salt, root in self._roots.items():
             assert (root.salt, len(root.tokens), root.parent) == (salt, 0, None)
             assert root.children, "an empty tree"
@@ -104,7 +104,7 @@ class EarlierTexts:
         assert leaves == set(self._leaves), "the leaves are miscounted"
         assert self.tokens == tokens <= self.most, "the tokens are miscounted, or too many"
 
-    def _insert(self, edge: Edge, at: int, tokens: Int[np.ndarray, " n"], last: int) -> tuple[Edge, int]:
+    def _insert(self, edge: EarlierEdge, at: int, tokens: Int[np.ndarray, " n"], last: int) -> tuple[EarlierEdge, int]:
         """Add text behind position `at` of an edge; return the edge and position of its end.
 
         The edge may have been split since: the position then lies above it.
@@ -126,23 +126,23 @@ class EarlierTexts:
         edge.last = max(edge.last, last)
         return edge, at
 
-    def _append(self, edge: Edge, tokens: Int[np.ndarray, " n"], last: int) -> Edge:
+    def _append(self, edge: EarlierEdge, tokens: Int[np.ndarray, " n"], last: int) -> EarlierEdge:
         """Append text to an edge: a leaf grows, any other edge gets a child. Return the edge that has the text."""
         self.tokens += len(tokens)
         if edge.parent is not None and not edge.children:
             edge.tokens = np.concatenate([edge.tokens, tokens])
             self._leaves.move_to_end(edge)
             return edge
-        child = edge.children[int(tokens[0])] = Edge(edge.end, tokens.copy(), edge, last)
+        child = edge.children[int(tokens[0])] = EarlierEdge(edge.end, tokens.copy(), edge, last)
         self.tokens += _EDGE
         self._leaves[child] = None
         return child
 
-    def _split(self, edge: Edge, at: int) -> Edge:
+    def _split(self, edge: EarlierEdge, at: int) -> EarlierEdge:
         """Split an edge at a position inside it; return the upper half, a new edge. `edge` becomes the lower half."""
         cut, above = at - edge.start, edge.parent
         assert above is not None
-        upper = Edge(edge.start, edge.tokens[:cut].copy(), above, edge.last)
+        upper = EarlierEdge(edge.start, edge.tokens[:cut].copy(), above, edge.last)
         above.children[int(upper.tokens[0])] = upper
         upper.children[int(edge.tokens[cut])] = edge
         edge.start, edge.tokens, edge.parent = at, edge.tokens[cut:].copy(), upper

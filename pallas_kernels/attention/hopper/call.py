@@ -12,7 +12,7 @@ from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
 from pallas_kernels.errors import NoAttentionKernel
@@ -21,13 +21,13 @@ from pallas_kernels.quantized import cut
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
     tuning: Tuning | None = None,
@@ -40,7 +40,7 @@ def paged_attention(
     Raises NoAttentionKernel if the kernel cannot serve the shapes or types, and ValueError if the tuning does not fit
     them.
     """
-    if isinstance(q, Packed):
+    if isinstance(q, PackedQueries):
         plan = plan_of(shape_of(q, kv, rows, tiles, attend), sms, tuning)
         if q.values.dtype != plan.dtype:
             raise NoAttentionKernel(
@@ -58,7 +58,9 @@ def paged_attention(
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
 
 
-def shape_of(q: Packed, kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend) -> Shape:
+def shape_of(
+    q: PackedQueries, kv: Float[Array, "P S K p E"], rows: PagedRows, tiles: QueryTiles, attend: AttentionParams
+) -> Shape:
     """Return the sizes of a call with packed queries. Raises NoAttentionKernel if the kernel cannot serve them."""
     tokens, kv_heads, _, head_dim = q.values.shape
     size = tokens, kv_heads * q.group, head_dim
@@ -70,8 +72,8 @@ def _run(
     result: jnp.dtype,
     packed: Float[Array, "I K M D2"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     layer_index: int,
     sinks: Float[Array, " H"] | None,
 ) -> Float[Array, "I K rows V"]:
@@ -88,7 +90,7 @@ def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) 
     return launch(shape, tuning or tuning_for(shape) or default_tuning(shape, sms or SMS))
 
 
-def _pack(plan: Launch, q: Float[Array, "T H D"], tiles: Tiles) -> Float[Array, "I K M D2"]:
+def _pack(plan: Launch, q: Float[Array, "T H D"], tiles: QueryTiles) -> Float[Array, "I K M D2"]:
     """Return queries by item and KV head, with rows padded to whole copies and columns with zeros to K's box."""
     chunks, queries = plan.chunks, plan.chunk_queries
     if plan.queries > 1:
@@ -101,7 +103,7 @@ def _pack(plan: Launch, q: Float[Array, "T H D"], tiles: Tiles) -> Float[Array, 
 
 
 def _unpack(
-    plan: Launch, out: Float[Array, "I K rows V"], tiles: Tiles, held: Bool[Array, " T"]
+    plan: Launch, out: Float[Array, "I K rows V"], tiles: QueryTiles, held: Bool[Array, " T"]
 ) -> Float[Array, "T H V"]:
     """Return the output by token. Padding tokens, whose items have written nothing, get zeros."""
     chunks, queries = plan.chunks, plan.chunk_queries
@@ -113,7 +115,7 @@ def _unpack(
 
 
 @partial(jax.jit, static_argnames=("plan", "tokens"))
-def _items(plan: Launch, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "I 6"]:
+def _items(plan: Launch, rows: PagedRows, tiles: QueryTiles, tokens: int) -> Int[Array, "I 6"]:
     """Return the numbers of each item: see `refs.Item`. Dead items see no keys.
 
     Items are chunks of tiles. With one token per tile there is an item per token; padding tokens, which no tile holds,

@@ -54,8 +54,8 @@ from pallas_kernels.attention.hopper.producer import (
     refill,
     upcast,
 )
-from pallas_kernels.attention.hopper.refs import Item, Lse, Refs, Shared
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.hopper.refs import Lse, Refs, Shared, WorkItem
+from pallas_kernels.attention.rows import AttentionParams
 from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
@@ -79,9 +79,9 @@ def body(plan: Launch, has_sinks: bool, *arrays: Ref, shared: Shared) -> None:
     if plan.listed:
         assert refs.entries is not None
         number = lax.axis_index("worker")
-        item, live = Item.of_list(plan, refs, number), number < refs.entries[0] * plan.kv_heads
+        item, live = WorkItem.of_list(plan, refs, number), number < refs.entries[0] * plan.kv_heads
     else:
-        item = Item.of(plan, refs)
+        item = WorkItem.of(plan, refs)
         live = plan.queries == 1 or item.end > 0
     pl.when(live)(partial(_run, plan, refs, lambda role, **_: role(item)))
 
@@ -107,7 +107,7 @@ def _run(plan: Launch, refs: Refs, each: Callable[..., None]) -> None:
         each(lambda item: produce(plan, refs, item), consumes=False)
 
 
-def each_item(plan: Launch, refs: Refs, role: Callable[[Item], None], *, consumes: bool) -> None:
+def each_item(plan: Launch, refs: Refs, role: Callable[[WorkItem], None], *, consumes: bool) -> None:
     """Run a role for the thread block's share of the work list, the longest entries first.
 
     Worker w of W takes pairs of an entry and a KV head w, 2W - 1 - w, 2W + w, ...: every second round in reverse, since
@@ -129,7 +129,7 @@ def each_item(plan: Launch, refs: Refs, role: Callable[[Item], None], *, consume
     def _entry(turn: Scalar) -> None:
         if refs.drained is not None and not consumes:
             pl.when(turn > 0)(partial(plgpu.barrier_wait, refs.drained))
-        role(Item.of_list(plan, refs, turn * workers + place(turn)))
+        role(WorkItem.of_list(plan, refs, turn * workers + place(turn)))
         if refs.drained is not None and consumes:
             plgpu.barrier_arrive(refs.drained, predicate=turn + 1 < count)
 
@@ -144,7 +144,7 @@ def _registers(plan: Launch) -> tuple[int, int]:
     return (232, 40) if plan.tuning.ahead else (216, 72)
 
 
-def _consume(plan: Launch, refs: Refs, item: Item, part: Part) -> None:
+def _consume(plan: Launch, refs: Refs, item: WorkItem, part: Part) -> None:
     """Run one consumer, for its rows and its columns of V."""
     row_part = part if plan.tuning.row_parts > 1 else 0
     width = plan.v_width // plan.column_parts
@@ -163,7 +163,7 @@ def _consume(plan: Launch, refs: Refs, item: Item, part: Part) -> None:
     _epilogue(plan, refs, item, part, carry)
 
 
-def _mainloop(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) -> Carry:
+def _mainloop(plan: Launch, refs: Refs, item: WorkItem, part: Part, carry: Carry) -> Carry:
     """Visit all blocks: scores, then softmax and output."""
 
     def step(turn: Scalar, carry: Carry) -> Carry:
@@ -176,7 +176,7 @@ def _mainloop(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) ->
     return out
 
 
-def _mainloop_ahead(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) -> Carry:
+def _mainloop_ahead(plan: Launch, refs: Refs, item: WorkItem, part: Part, carry: Carry) -> Carry:
     """Visit all blocks, of which there must be one at least: the next block's scores are formed during this softmax.
 
     FlashAttention 3's overlap within a warpgroup. Two blocks of scores are in registers at a time.
@@ -201,12 +201,12 @@ def _mainloop_ahead(plan: Launch, refs: Refs, item: Item, part: Part, carry: Car
     return _softmax_and_output(plan, refs, item, item.count - 1, part, carry, scores, ())
 
 
-def _refill_ids(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> tuple[Scalar, ...]:
+def _refill_ids(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar) -> tuple[Scalar, ...]:
     """Read the page ids of the block that is next in the turn's stage, if the consumer is to refill it."""
     return () if plan.tuning.producer else page_ids(plan, refs, item, turn + plan.tuning.stages)
 
 
-def _await_keys(plan: Launch, refs: Refs, item: Item, turn: Scalar, refill_ids: tuple[Scalar, ...]) -> None:
+def _await_keys(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar, refill_ids: tuple[Scalar, ...]) -> None:
     """Wait for a block of keys. Without a producer the consumer casts and clears it, and refills an 8-bit stage."""
     if plan.tuning.producer:
         refs.ring.consumer_wait(turn)
@@ -232,7 +232,7 @@ def _scores[T](
 def _softmax_and_output(
     plan: Launch,
     refs: Refs,
-    item: Item,
+    item: WorkItem,
     turn: Scalar,
     part: Part,
     carry: Carry,
@@ -254,7 +254,7 @@ def _softmax_and_output(
 
 
 def softmax_step(
-    plan: Launch, item: Item, turn: Scalar, part: Part, carry: Carry, scores: Float[Array, "64 N"]
+    plan: Launch, item: WorkItem, turn: Scalar, part: Part, carry: Carry, scores: Float[Array, "64 N"]
 ) -> tuple[Carry, Float[Array, "64 N"]]:
     """Return the state of the online softmax after a block's scores, without its values, and their exponentials."""
     block = plan.tuning.block
@@ -295,7 +295,7 @@ def _v_columns(plan: Launch, part: Part) -> Any:
 
 
 def _initial_softmax(
-    plan: Launch, refs: Refs, item: Item, row_part: Part
+    plan: Launch, refs: Refs, item: WorkItem, row_part: Part
 ) -> tuple[Float[Array, " 64"], Float[Array, " 64"]]:
     """Return maximum and sum before the first block.
 
@@ -312,14 +312,14 @@ def _initial_softmax(
     return top, weight + jnp.where(item.split == 0, 1.0, 0.0)
 
 
-def _softcapped(attend: Attend, scores: Float[Array, "64 N"]) -> tuple[Float[Array, "64 N"], float]:
+def _softcapped(attend: AttentionParams, scores: Float[Array, "64 N"]) -> tuple[Float[Array, "64 N"], float]:
     """Return the scores after the softcap, if any, and the factor that makes them exponents of 2."""
     if attend.softcap is None:
         return scores, attend.scale * _LOG2E
     return jnp.tanh(scores * (attend.scale / attend.softcap)), attend.softcap * _LOG2E
 
 
-def _has_unseen(plan: Launch, item: Item, row_part: Part, start: Scalar) -> Bool[Array, ""]:
+def _has_unseen(plan: Launch, item: WorkItem, row_part: Part, start: Scalar) -> Bool[Array, ""]:
     """Return whether some query of the warpgroup does not see some key of the block that begins at `start`."""
     if plan.queries == 1:
         return (start < item.begin) | (start + plan.tuning.block > item.end)
@@ -331,7 +331,7 @@ def _has_unseen(plan: Launch, item: Item, row_part: Part, start: Scalar) -> Bool
 
 
 def _mask(
-    plan: Launch, item: Item, row_part: Part, start: Scalar, scores: Float[Array, "64 N"]
+    plan: Launch, item: WorkItem, row_part: Part, start: Scalar, scores: Float[Array, "64 N"]
 ) -> Float[Array, "64 N"]:
     """Return the scores, with `_UNSEEN` for keys that the row's query does not see."""
     position = mosaic.iota(scores.shape, 1) + start
@@ -345,7 +345,7 @@ def _mask(
     return jnp.where(visible, scores, _UNSEEN)
 
 
-def _epilogue(plan: Launch, refs: Refs, item: Item, part: Part, carry: Carry) -> None:
+def _epilogue(plan: Launch, refs: Refs, item: WorkItem, part: Part, carry: Carry) -> None:
     """Normalise the output, and write the rows that hold queries."""
     total, top, weight = carry
     sync_consumers(refs)  # the other consumer may still read keys in the memory that the output is staged in

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 from pallas_kernels.hopper import SMEM_ALIGN, SMEM_BYTES, WARPGROUP_ROWS, WGMMA_COLUMNS
 
@@ -69,16 +69,16 @@ class Shape:
     columns: int
     layers_per_page: int
     stored: jnp.dtype
-    attend: Attend
+    attend: AttentionParams
 
     @classmethod
     def of(
         cls,
         q: Float[Array | jax.ShapeDtypeStruct, "T H D"],
         kv: Float[Array | jax.ShapeDtypeStruct, "P S K p E"],
-        rows: Rows,
-        tiles: Tiles,
-        attend: Attend,
+        rows: PagedRows,
+        tiles: QueryTiles,
+        attend: AttentionParams,
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.
 

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool
 
 from pallas_kernels import mosaic
 from pallas_kernels.attention.hopper.plan import Launch
-from pallas_kernels.attention.hopper.refs import Item, Refs, Stored
+from pallas_kernels.attention.hopper.refs import Refs, Stored, WorkItem
 from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 
 
-def produce(plan: Launch, refs: Refs, item: Item) -> None:
+def produce(plan: Launch, refs: Refs, item: WorkItem) -> None:
     """Copy the queries, then fill the ring with K and V of all of the item's blocks."""
     copy_queries(plan, refs, item)
     if refs.stored is None:
@@ -26,7 +26,7 @@ def produce(plan: Launch, refs: Refs, item: Item) -> None:
         _fill_upcast(plan, refs, item, refs.stored)
 
 
-def _fill(plan: Launch, refs: Refs, item: Item) -> None:
+def _fill(plan: Launch, refs: Refs, item: WorkItem) -> None:
     """Fill stages as they become free. Only the first and the last block can hold V that no query of the chunk sees.
 
     Such V is cleared before the stage becomes ready: in the first block once the ring is full, in the last block at the
@@ -51,7 +51,7 @@ def _fill(plan: Launch, refs: Refs, item: Item) -> None:
     pl.when(item.count > 1)(lambda: _finish_edge(plan, refs, item, item.count - 1))
 
 
-def _finish_edge(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> None:
+def _finish_edge(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar) -> None:
     """Clear unseen V of a block at the edge once its copies have arrived, and make the stage ready."""
 
     @pl.when(is_edge(plan, item, turn))
@@ -61,7 +61,7 @@ def _finish_edge(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> None:
         refs.ring.producer_commit(turn)
 
 
-def _fill_upcast(plan: Launch, refs: Refs, item: Item, stored: Stored) -> None:
+def _fill_upcast(plan: Launch, refs: Refs, item: WorkItem, stored: Stored) -> None:
     """Copy 8-bit pages into a ring of their own, and fill stages from it with 16-bit numbers.
 
     The cast is needed since WGMMA cannot take 8-bit V, which it would have to transpose.
@@ -79,7 +79,7 @@ def _fill_upcast(plan: Launch, refs: Refs, item: Item, stored: Stored) -> None:
         refill(plan, refs, item, turn, ids)
 
 
-def upcast(plan: Launch, refs: Refs, item: Item, turn: Scalar, stored: Stored, *, clears: bool) -> None:
+def upcast(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar, stored: Stored, *, clears: bool) -> None:
     """Cast a block from its 8-bit stage into its 16-bit stage. The former may be refilled behind this.
 
     `clears`: numbers of keys that no query of the chunk sees become zeros. The code for two consumers spills registers
@@ -106,13 +106,13 @@ def upcast(plan: Launch, refs: Refs, item: Item, turn: Scalar, stored: Stored, *
     plgpu.commit_smem()
 
 
-def is_edge(plan: Launch, item: Item, turn: Scalar) -> Bool[Array, ""]:
+def is_edge(plan: Launch, item: WorkItem, turn: Scalar) -> Bool[Array, ""]:
     """Return whether a block holds keys that no query of the chunk sees."""
     start = item.first + turn * plan.tuning.block
     return (start < item.begin) | (start + plan.tuning.block > item.end)
 
 
-def clear_unseen(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> None:
+def clear_unseen(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar) -> None:
     """Overwrite V with zeros where no query of the chunk sees it; a few columns at a time, to spare registers."""
     block, stage = plan.tuning.block, refs.ring.stage(turn)
     start = item.first + turn * block
@@ -135,7 +135,7 @@ def clear_unseen(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> None:
     plgpu.commit_smem()
 
 
-def copy_queries(plan: Launch, refs: Refs, item: Item) -> None:
+def copy_queries(plan: Launch, refs: Refs, item: WorkItem) -> None:
     """Start the copies of the queries, one for the rows of each consumer."""
     source = refs.q.at[item.index, item.head]
     if plan.tuning.row_parts == 1:
@@ -146,20 +146,20 @@ def copy_queries(plan: Launch, refs: Refs, item: Item) -> None:
         plgpu.copy_gmem_to_smem(source.at[rows], refs.queries.at[part], refs.queries_ready)
 
 
-def fill_first(plan: Launch, refs: Refs, item: Item) -> None:
+def fill_first(plan: Launch, refs: Refs, item: WorkItem) -> None:
     """Start the copies of the first block of each stage."""
     first_ids = [page_ids(plan, refs, item, jnp.int32(turn)) for turn in range(plan.tuning.stages)]
     for turn, ids in enumerate(first_ids):
         pl.when(turn < item.count)(partial(copy, plan, refs, item, jnp.int32(turn), ids))
 
 
-def refill(plan: Launch, refs: Refs, item: Item, turn: Scalar, ids: tuple[Scalar, ...]) -> None:
+def refill(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar, ids: tuple[Scalar, ...]) -> None:
     """Start the copies of the block that is next in a turn's stage, if there is one."""
     following = turn + plan.tuning.stages
     pl.when(following < item.count)(partial(copy, plan, refs, item, following, ids))
 
 
-def page_ids(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> tuple[Scalar, ...]:
+def page_ids(plan: Launch, refs: Refs, item: WorkItem, turn: Scalar) -> tuple[Scalar, ...]:
     """Read the page ids of a block. In place of a page without visible keys its nearest visible neighbour is read.
 
     The neighbour's keys are loaded again, and masked.
@@ -172,7 +172,7 @@ def page_ids(plan: Launch, refs: Refs, item: Item, turn: Scalar) -> tuple[Scalar
 
 
 def copy(
-    plan: Launch, refs: Refs, item: Item, turn: Scalar, ids: tuple[Scalar, ...], barrier: Ref | None = None
+    plan: Launch, refs: Refs, item: WorkItem, turn: Scalar, ids: tuple[Scalar, ...], barrier: Ref | None = None
 ) -> None:
     """Start the copies of a block: K and V of each page in one box. They arrive at `barrier`, or else at the ring's."""
     block, page = plan.tuning.block, plan.page

@@ -12,7 +12,7 @@ from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring
 
-FIELDS = 6  # numbers of an item in memory: see `Item`
+FIELDS = 6  # numbers of an item in memory: see `WorkItem`
 
 
 class Stored(NamedTuple):
@@ -91,7 +91,7 @@ class Refs:
     Attributes:
         q: queries [item, KV head, row, column].
         kv: K and V [box, token of the page, column]; a box is a page of one layer and KV head.
-        items: numbers of each item [item, field], or of each entry of a work list; see `Item`.
+        items: numbers of each item [item, field], or of each entry of a work list; see `WorkItem`.
         page_rows: page ids [row, column].
         layer_index: the layer's index within a page, one number.
         entries: of the work list, one number.
@@ -148,7 +148,7 @@ class Refs:
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkItem:
     """The work of a thread block: a chunk of queries, a KV head, and a split of the keys that the queries see.
 
     `FIELDS` numbers of it are read from memory: index, row, begin, end, first_query and first_page. An entry of a work
@@ -179,7 +179,7 @@ class Item:
     out: tuple[Scalar, ...]
 
     @classmethod
-    def of(cls, plan: Launch, refs: Refs) -> "Item":
+    def of(cls, plan: Launch, refs: Refs) -> "WorkItem":
         """Read the item, and take the split's share of its blocks. Blocks lie at multiples of their size."""
         item, head, split = (lax.axis_index(name) for name in ("item", "head", "split"))
         index, row, begin, end, first_query, first_page = (refs.items[item, field] for field in range(FIELDS))
@@ -193,7 +193,7 @@ class Item:
         return cls(index, head, split, layer, row, begin, end, first_query, first_page, first * block, count, out)
 
     @classmethod
-    def of_list(cls, plan: Launch, refs: Refs, number: Scalar) -> "Item":
+    def of_list(cls, plan: Launch, refs: Refs, number: Scalar) -> "WorkItem":
         """Read an entry of the work list, for one KV head. All heads of an entry follow each other."""
         entry, head = lax.div(number, plan.kv_heads), lax.rem(number, plan.kv_heads)
         index, row, begin, end, first_query, first_page, split, first, count = (

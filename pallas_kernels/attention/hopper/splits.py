@@ -13,24 +13,24 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.hopper import SMS, WARPGROUP_ROWS
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`, and `call.paged_attention` for its errors."""
     run = partial(call.paged_attention, layer_index=layer_index, attend=attend, sinks=sinks)
-    if isinstance(q, Packed):
+    if isinstance(q, PackedQueries):
         return run(q, kv, rows, tiles, tuning=plan_of(call.shape_of(q, kv, rows, tiles, attend), sms).tuning)
     shape = Shape.of(q, kv, rows, tiles, attend)
     tuning = plan_of(shape, sms).tuning
@@ -51,7 +51,7 @@ def plan_of(shape: Shape, sms: int | None = None) -> Launch:
     return launch(shape, tuning or default_tuning(shape, sms or SMS, split=1))
 
 
-def _ones(rows: Rows, tiles: Tiles) -> tuple[Int[Array, " R"], Tiles]:
+def _ones(rows: PagedRows, tiles: QueryTiles) -> tuple[Int[Array, " R"], QueryTiles]:
     """Return the tile of each row of one token (0 for other rows), and a tile of one token for each row.
 
     The latter is live if the row has one token.
@@ -60,5 +60,5 @@ def _ones(rows: Rows, tiles: Tiles) -> tuple[Int[Array, " R"], Tiles]:
     is_alone = (rows.counts[tiles.row] == 1) & (tiles.offset == 0)
     at = jnp.where(is_alone, tiles.row, len(index) + tile)  # others are distinct too, and dropped
     tile_of = jnp.zeros_like(index).at[at].set(tile, mode="drop", unique_indices=True)
-    ones = Tiles(index, jnp.where(rows.counts == 1, 0, rows.counts), index[:, None], index)
+    ones = QueryTiles(index, jnp.where(rows.counts == 1, 0, rows.counts), index[:, None], index)
     return tile_of, ones

@@ -12,23 +12,23 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import whole_tuning
 from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 
 
 def paged_attention(
-    q: Float[Array, "T H D"] | Packed,
+    q: Float[Array, "T H D"] | PackedQueries,
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
 ) -> Float[Array, "T H V"]:
     """See `api.paged_attention`, and `call.paged_attention` for its errors."""
     given = kv, rows, tiles, attend
-    tuning = plan_of(call.shape_of(q, *given) if isinstance(q, Packed) else Shape.of(q, *given)).tuning
+    tuning = plan_of(call.shape_of(q, *given) if isinstance(q, PackedQueries) else Shape.of(q, *given)).tuning
     return call.paged_attention(
         q, kv, rows, tiles, layer_index=layer_index, attend=attend, sinks=sinks, sms=sms, tuning=tuning
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
@@ -19,11 +19,11 @@ from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, co
 def paged_attention(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     layer_index: int,
-    attend: Attend,
+    attend: AttentionParams,
     sinks: Float[Array, " H"] | None,
     sms: int | None = None,
     tuning: Tuning | None = None,
@@ -99,7 +99,7 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def program_items(shape: Shape, rows: Rows, tiles: Tiles, tokens: int) -> Int[Array, "B 5"]:
+def program_items(shape: Shape, rows: PagedRows, tiles: QueryTiles, tokens: int) -> Int[Array, "B 5"]:
     """Return of each tile: row, first query's position, live queries, first page, lowest position that may be seen.
 
     With one token per tile there is an item per token; padding tokens, which no tile holds, have no live query. The

@@ -136,7 +136,7 @@ def attend(
 @triton.jit
 @no_type_check
 def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
-    """Return `Attend.first_visible` of the positions."""
+    """Return `AttentionParams.first_visible` of the positions."""
     if WINDOW > 0:
         return tl.maximum(position - (WINDOW - 1), 0)
     if CHUNK > 0:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from pallas_kernels.errors import NoAttentionKernel
 
 SMEM_BYTES = 101_376  # that one thread block may use on sm_86 and sm_89; sm_80 has 166,912
@@ -58,11 +58,16 @@ class Shape:
     columns: int
     layers_per_page: int
     dtype: jnp.dtype
-    attend: Attend
+    attend: AttentionParams
 
     @classmethod
     def of(
-        cls, q: Float[Array, "T H D"], kv: Float[Array, "P S K p E"], rows: Rows, tiles: Tiles, attend: Attend
+        cls,
+        q: Float[Array, "T H D"],
+        kv: Float[Array, "P S K p E"],
+        rows: PagedRows,
+        tiles: QueryTiles,
+        attend: AttentionParams,
     ) -> "Shape":
         """Return the sizes of a call of `paged_attention`. Only shapes and types of the arrays are read.
 

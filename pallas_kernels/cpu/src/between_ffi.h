@@ -40,7 +40,7 @@ ffi::Error parts_of(jswa::Parts& parts, ffi::AnyBuffer values, ffi::AnyBuffer bi
   return ffi::Error::Success();
 }
 
-// See pallas_kernels.glue.api.residual_norms.
+// See pallas_kernels.elementwise.api.residual_norms.
 ffi::Error join(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bias, ffi::AnyBuffer x,
                 ffi::AnyBuffer post_weight, ffi::AnyBuffer pre_weight, ffi::Result<ffi::AnyBuffer> y,
                 ffi::Result<ffi::AnyBuffer> normed, Numbers post, Numbers pre, float keep, float add) {
@@ -60,7 +60,7 @@ ffi::Error join(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bias
   return ffi::Error::Success();
 }
 
-// See pallas_kernels.glue.api.rotate_and_write.
+// See pallas_kernels.elementwise.api.rotate_and_write.
 ffi::Error rotate(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bias, ffi::AnyBuffer kv,
                   ffi::AnyBuffer q_weight, ffi::AnyBuffer k_weight, ffi::AnyBuffer v_weight, Floats cos, Floats sin,
                   ffi::BufferR1<ffi::DataType::F32> temperature, Ints pages, Ints offsets,
@@ -106,7 +106,7 @@ ffi::Error rotate(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer bi
   return ffi::Error::Success();
 }
 
-// See pallas_kernels.glue.sums.
+// See pallas_kernels.elementwise.sums.
 ffi::Error sums(ffi::ThreadPool pool, Floats values, ffi::BufferR2<ffi::DataType::U32> keys,
                 ffi::BufferR2<ffi::DataType::U32> thresholds, ffi::ResultBufferR2<ffi::DataType::F32> out) {
   jswa::Sums s{};
@@ -124,7 +124,7 @@ ffi::Error sums(ffi::ThreadPool pool, Floats values, ffi::BufferR2<ffi::DataType
   return ffi::Error::Success();
 }
 
-// See pallas_kernels.glue.sums.
+// See pallas_kernels.elementwise.sums.
 ffi::Error shares(ffi::ThreadPool pool, Floats x, ffi::Result<Floats> shares,
                   ffi::ResultBufferR1<ffi::DataType::F32> logs) {
   jswa::Shares s{};

@@ -50,11 +50,11 @@ function redrawTree() {
     : `${counted(now.tree.length, "edge")}${out ? `, ${count(out)} more not shown` : ""}, ${counted(now.windows.length, "window")}`;
 }
 
-/** Return how many slots have each code, without the block of zeros. */
-function countsOf(slots, pagesPerBlock) {
+/** Return how many slots have each code, without the slab of zeros. */
+function countsOf(slots, pagesPerSlab) {
   const counts = CODES.map(() => 0);
   for (const code of slots) counts[code] += 1;
-  counts[0] -= pagesPerBlock;
+  counts[0] -= pagesPerSlab;
   return counts;
 }
 
@@ -79,7 +79,7 @@ function showBar(node, counts, scale) {
 }
 
 function showHost() {
-  const m = now.geometry.pages_per_block;
+  const m = now.geometry.pages_per_slab;
   const counts = countsOf(now.host, m);
   const total = now.host.length - m;
   showLegend($("host-legend"), counts, 1);
@@ -89,9 +89,9 @@ function showHost() {
 
 /** Show the legend, the bar and the sentence about full KV; return the slots that full KV would take besides. */
 function showFigures() {
-  const { pages_per_block: m, page_size: page, num_blocks: blocks, has_full: hasFull, window } = now.geometry;
+  const { pages_per_slab: m, page_size: page, num_slabs: slabs, has_full: hasFull, window } = now.geometry;
   const counts = countsOf(now.slots, m);
-  const total = (blocks - 1) * m;
+  const total = (slabs - 1) * m;
   const fullPages = counts[1] + counts[2] + counts[3];
   const localPages = (counts[4] + counts[5] + counts[6]) / m;
   const rowsPages = now.rows.reduce((sum, row) => sum + row[3], 0);

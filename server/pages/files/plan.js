@@ -32,10 +32,10 @@ export class Replay {
   }
 
   start() {
-    const { num_blocks: blocks, pages_per_block: m } = this.geometry;
+    const { num_slabs: slabs, pages_per_slab: m } = this.geometry;
     this.at = 0;
-    this.slots = new Uint8Array(blocks * m);
-    this.owners = { full: new Uint16Array(blocks * m), local: new Uint16Array(blocks) };
+    this.slots = new Uint8Array(slabs * m);
+    this.owners = { full: new Uint16Array(slabs * m), local: new Uint16Array(slabs) };
     this.rows = new Map(); // row: {full: [], local: Map by position, launched, seen, shared}
   }
 
@@ -86,7 +86,7 @@ export class Replay {
   }
 
   paint(kind, page, code) {
-    const m = this.geometry.pages_per_block;
+    const m = this.geometry.pages_per_slab;
     if (kind === "full") this.slots[page] = code;
     else this.slots.fill(code, page * m, page * m + m);
   }

@@ -80,7 +80,7 @@ def assert_equal_plans(found: StepPlan, expected: StepPlan) -> None:
         if isinstance(second, np.ndarray):
             assert (first.dtype, first.shape) == (second.dtype, second.shape), field.name
             np.testing.assert_array_equal(first, second, err_msg=field.name)
-        elif field.name in ("extras", "masks", "table_rows"):
+        elif field.name in ("logits_state", "masks", "table_rows"):
             for one, other in zip(first, second, strict=True):
                 assert_equal_tuples(one, other, field.name)
         else:
@@ -136,7 +136,7 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
     for (plan, tokens), original in zip(found, launched, strict=True):
         assert_equal_plans(plan, original)
         assert len(tokens) == plan.num_rows
-    assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.extras)
+    assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.logits_state)
     assert any(plan.masks for plan in launched)
     assert late, "the masks of long bad words come late, and a trace has them with their plan"
     assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
@@ -154,7 +154,7 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
 def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     """The error names the file, whatever it contains."""
     for number, content in enumerate(
-        ["", "no trace", '{}\n{"plan": {}}', '{}\n{"plan": {"extras": [], "a": 1}}', "[]\n3"]
+        ["", "no trace", '{}\n{"plan": {}}', '{}\n{"plan": {"logits_state": [], "a": 1}}', "[]\n3"]
     ):
         path = tmp_path / str(number)
         path.write_text(content)

@@ -65,7 +65,7 @@ def test_indices_in_every_layer_are_gathered_once_per_layer() -> None:
     """On, the number of traced gathers is constant; off, each layer adds equally many. The context undoes itself."""
 
     def count(pattern: str) -> int:
-        limits = Limits(64, 2, 16, 4, num_blocks=16)
+        limits = Limits(64, 2, 16, 4, num_slabs=16)
         return ablation_indices.traced_gathers(small_model(pattern), limits, Bucket(2, 2, decode=True))
 
     few = count("LF")
@@ -77,7 +77,7 @@ def test_indices_in_every_layer_are_gathered_once_per_layer() -> None:
 
 def test_indices_in_every_layer_give_the_same_tokens_and_kv() -> None:
     """And XLA has merged none: the compiled program has at least two gathers more per layer."""
-    limits = Limits(64, 2, 16, 4, num_blocks=64, one_bucket=True, prefix_cache=False)
+    limits = Limits(64, 2, 16, 4, num_slabs=64, one_bucket=True, prefix_cache=False)
     found = ablation_indices.compare(small_model("LLF"), limits, prompt=10, output=12, repeats=1, steps=1)
     assert found["passes_with_equal_tokens"] == found["passes"] == 4
     assert found["largest_kv_difference"] == 0.0

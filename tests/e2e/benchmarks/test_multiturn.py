@@ -28,9 +28,9 @@ def test_ten_rounds_hit_nearly_all_and_hold_windows_only(memory: str) -> None:
     engine = geometry_engine("MiMo-V2-Flash", LOAD, 2**20)
     layout, length = engine.layout, LOAD.rounds * (LOAD.request + LOAD.output)
     if memory != "ample":
-        slots = LOAD.clients * (layout.full_pages(length) + 4 * layout.window_pages(length) * layout.pages_per_block)
-        blocks = 1 + math.ceil(slots / layout.pages_per_block)
-        limits = dataclasses.replace(engine.limits, num_blocks=blocks)
+        slots = LOAD.clients * (layout.full_pages(length) + 4 * layout.window_pages(length) * layout.pages_per_slab)
+        slabs = 1 + math.ceil(slots / layout.pages_per_slab)
+        limits = dataclasses.replace(engine.limits, num_slabs=slabs)
         engine = Engine(engine.model, limits, layout, engine.runner)
     whole = LOAD.clients * layout.touch(length)
 

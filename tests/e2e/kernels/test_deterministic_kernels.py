@@ -20,7 +20,7 @@ from pallas_kernels.experts import dense
 from tests.support.kernels.device import add_in_order
 from tests.support.kernels.engine import engine_on_interpreted_kernels, write_model
 
-KERNELS = "attention=mosaic_whole,experts=mosaic,linear=mosaic,glue=mosaic,sampling=cpu"
+KERNELS = "attention=mosaic_whole,experts=mosaic,linear=mosaic,elementwise=mosaic,sampling=cpu"
 OPTIONS: dict[str, Any] = {
     "kernels": KERNELS,
     "dtype": "bfloat16",

@@ -14,10 +14,10 @@ import pytest
 from jswa.forms.base.names import LINEAR, ZEROS
 from jswa.forms.layouts import lay_out_tiles
 from pallas_kernels.attention.hopper import call
+from pallas_kernels.elementwise.hopper import norms, rope
+from pallas_kernels.elementwise.plan import Pairs
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.eight_bits import BlockTiles8, block_tiles
-from pallas_kernels.glue.hopper import norms, rope
-from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.quantized import QuantizedBlocks
 from tests.support.kernels.engine import converse, engine_on_interpreted_kernels, errors, write_model
 from tests.support.nights import sample
@@ -26,7 +26,7 @@ from tests.support.nights import sample
 BOUND = 16 * 4 * 2.0**-12
 ONE_SHAPE: dict[str, Any] = {"cudagraph_capture_sizes": (), "deterministic": True}  # half as many kernels to compile
 
-# As on Hopper: the products and experts of a CPU give the glue's kernels no parts and no results of experts to add.
+# As on Hopper: the products and experts of a CPU give elementwise kernels no parts and no results of experts to add.
 OTHERS_ON_XLA = "attention=xla,linear=xla,experts=xla"
 
 
@@ -54,7 +54,7 @@ def test_attention_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     assert worst(tmp_path, monkeypatch, kernels="attention=mosaic") < BOUND
 
 
-def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
+def test_elementwise_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Biases, rotation, KV writes, residuals and norms, beside attention on XLA, which takes queries by token.
@@ -63,18 +63,18 @@ def test_glue_on_mosaic_has_the_log_probabilities_of_the_dense_model(
     """
     drafts = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     options: dict[str, Any] = {"speculative_config": drafts, **ONE_SHAPE}
-    assert worst(tmp_path, monkeypatch, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **options) < BOUND
+    assert worst(tmp_path, monkeypatch, kernels=f"{OTHERS_ON_XLA},elementwise=mosaic", **options) < BOUND
 
 
 @pytest.mark.parametrize("family", sample(["mimo_v2_flash", "llama4_text"], 2))
-def test_glue_on_mosaic_serves_other_forms_of_attention(
+def test_elementwise_on_mosaic_serves_other_forms_of_attention(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MiMo-V2-Flash: V narrower than K, times a factor, and a part of the columns rotated.
 
     Llama 4: interleaved pairs, norms without weights, chunks, a temperature, a shared expert.
     """
-    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **ONE_SHAPE) < BOUND
+    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},elementwise=mosaic", **ONE_SHAPE) < BOUND
 
 
 def plain_v(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,20 +111,20 @@ def drop_shared_experts(right: Callable[..., Any]) -> Callable[..., Any]:
         ("llama4_text", norms, "residual_norms", drop_shared_experts),
     ],
 )
-def test_a_kernel_of_the_glue_that_ignores_a_form_is_found(
+def test_an_elementwise_kernel_that_ignores_a_form_is_found(
     family: str, module: Any, name: str, fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test of its family fails clearly."""
     monkeypatch.setattr(module, name, fault(getattr(module, name)))
-    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},glue=mosaic", **ONE_SHAPE) > 3 * BOUND
+    assert worst(tmp_path, monkeypatch, family, kernels=f"{OTHERS_ON_XLA},elementwise=mosaic", **ONE_SHAPE) > 3 * BOUND
 
 
 @pytest.mark.nightly
-def test_glue_on_mosaic_hands_queries_to_attention_as_it_copies_them(
+def test_elementwise_on_mosaic_hands_queries_to_attention_as_it_copies_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In decode steps; mixed steps cut them into tiles."""
-    assert worst(tmp_path, monkeypatch, kernels="attention=mosaic,glue=mosaic") < BOUND
+    assert worst(tmp_path, monkeypatch, kernels="attention=mosaic,elementwise=mosaic") < BOUND
 
 
 KV: dict[str, Any] = {"kv_cache_dtype": "fp8"}
@@ -132,11 +132,13 @@ KV: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
-def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
+def test_elementwise_on_mosaic_writes_pages_of_8_bits_for_attention(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With scales of K and V, which packed queries are multiplied by too: not twice as far from float32 as XLA."""
-    named = {name: KV | {"dtype": dtype, "kernels": f"xla,attention={name},glue={name}"} for name in ("mosaic", "xla")}
+    named = {
+        name: KV | {"dtype": dtype, "kernels": f"xla,attention={name},elementwise={name}"} for name in ("mosaic", "xla")
+    }
     kernel, plain = (
         worst(tmp_path / name, monkeypatch, "gpt_oss with scales of KV", **options) for name, options in named.items()
     )
@@ -144,7 +146,9 @@ def test_glue_on_mosaic_writes_pages_of_8_bits_for_attention(
 
 
 @pytest.mark.nightly
-def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_that_an_elementwise_kernel_leaves_out_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test before this fails clearly if K, V and packed queries do not have them."""
     right: Callable[..., Any] = rope.rotate_and_write
 
@@ -152,7 +156,7 @@ def test_scales_that_the_glue_leaves_out_are_found(tmp_path: Path, monkeypatch: 
         return right(*given[:6], given[6]._replace(scales=None), *given[7:])
 
     monkeypatch.setattr(rope, "rotate_and_write", wrong)
-    options = KV | {"dtype": "bfloat16", "kernels": "xla,attention=mosaic,glue=mosaic"}
+    options = KV | {"dtype": "bfloat16", "kernels": "xla,attention=mosaic,elementwise=mosaic"}
     assert worst(tmp_path, monkeypatch, "gpt_oss with scales of KV", **options) > 1  # 0.27 without the fault
 
 
@@ -243,15 +247,18 @@ def test_a_scale_of_another_block_is_found(tmp_path: Path, monkeypatch: pytest.M
 DENSE: dict[str, Any] = {"dtype": "bfloat16", **ONE_SHAPE}
 
 
-@pytest.mark.parametrize("glue", sample(["xla", "mosaic"], 2))
-def test_linear_layers_of_4_bits_on_mosaic(glue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("elementwise", sample(["xla", "mosaic"], 2))
+def test_linear_layers_of_4_bits_on_mosaic(elementwise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 with attention and shared experts in W4A16: not twice as far from its numbers in float32 as XLA.
 
-    The glue's kernels take the products in one part.
+    The elementwise kernels take the products in one part.
     """
     kernel, plain = (
         worst(tmp_path / name, monkeypatch, "llama4_text in 4 bits", quantization="auto", kernels=kernels, **DENSE)
-        for name, kernels in (("mosaic", f"{OTHERS_ON_XLA},linear=mosaic,glue={glue}"), ("xla", OTHERS_ON_XLA))
+        for name, kernels in (
+            ("mosaic", f"{OTHERS_ON_XLA},linear=mosaic,elementwise={elementwise}"),
+            ("xla", OTHERS_ON_XLA),
+        )
     )
     assert 0 < kernel < 2 * plain
 

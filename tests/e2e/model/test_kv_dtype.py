@@ -31,14 +31,14 @@ def scores(llm: LLM, texts: list[list[int]]) -> list[float]:
 
 @pytest.mark.nightly
 def test_fp8_kv_holds_four_times_the_tokens_at_little_loss() -> None:
-    """Four times the blocks of float32 in the same bytes; the model's own stories take at most 1 % more bits."""
+    """Four times the slabs of float32 in the same bytes; the model's own stories take at most 1 % more bits."""
     with LLM("tiny", **OPTIONS) as wide:
-        blocks = wide.engine.limits.num_blocks
+        slabs = wide.engine.limits.num_slabs
         written = wide.generate(PROMPTS, temperature=0.7, seed=1, max_tokens=150, use_tqdm=False)
         texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in written]
         plain = scores(wide, texts)
     with LLM("tiny", **OPTIONS, kv_cache_dtype="fp8") as narrow:
-        assert narrow.engine.limits.num_blocks == 4 * blocks
+        assert narrow.engine.limits.num_slabs == 4 * slabs
         cold = scores(narrow, texts)
         assert np.mean(cold) > 1.01 * np.mean(plain)  # log probabilities are negative
         assert np.abs(np.subtract(cold, plain)).max() > 1e-4  # the model did run in 8 bits

@@ -77,7 +77,7 @@ def test_a_prompt_with_such_a_token_fails_alone_and_is_not_cached_from_there_on(
 def test_kv_that_the_last_token_does_not_see_counts_too() -> None:
     """One layer with a window of 4: the logits at the end of the chunk are finite, but not the KV inside of it."""
     model = oracles.small_model("L", window=4, d_model=8, heads=(1, 1, 8))
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=32, page_size=4, num_blocks=40, one_bucket=True)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=32, page_size=4, num_slabs=40, one_bucket=True)
     layout = KVLayout.of(model, limits.page_size)
     with oracles.quick_compiles():
         runner = Runner(model, oracles.random_params(model), layout, limits)

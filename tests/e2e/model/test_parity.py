@@ -28,9 +28,9 @@ from tests.support.oracles import dense_logits, quick_compiles, small_engine_par
 from tests.support.paged import FLOAT32, LENGTH, TOKENS, Device, Session, Text, compare
 
 
-def serve(device: Device, texts: list[Text], *, chunk: int, num_blocks: int | None = None) -> Session:
-    """Run all texts in overlapped steps of at most `chunk` tokens, in an arena of `num_blocks` blocks."""
-    session = Session(device, chunk=chunk, num_blocks=num_blocks)
+def serve(device: Device, texts: list[Text], *, chunk: int, num_slabs: int | None = None) -> Session:
+    """Run all texts in overlapped steps of at most `chunk` tokens, in an arena of `num_slabs` slabs."""
+    session = Session(device, chunk=chunk, num_slabs=num_slabs)
     session.run(*texts)
     session.check_zeros()
     return session
@@ -114,7 +114,7 @@ def test_chunks_batches_and_pages_do_not_change_the_logits(
 
     if device.layout.full is not None:  # else a row that runs never needs more memory
         with subtests.test("preempted"):
-            session = serve(device, crowd, chunk=8, num_blocks=device.least_blocks(8))
+            session = serve(device, crowd, chunk=8, num_slabs=device.least_slabs(8))
             assert session.scheduler.preemptions > 0
             assert session.moves > 0 or page_size > 1, "no page was moved"
             for key, logits in session.logits.items():
@@ -188,7 +188,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: py
     fixture = load_fixture("mistral_layer_types")
     write_checkpoint(tmp_path, fixture.config, fixture.tensors)
     model, params = load_checkpoint(tmp_path, FLOAT32)
-    layout, limits = KVLayout.of(model, 4), Limits(128, 3, 16, page_size=4, num_blocks=100)
+    layout, limits = KVLayout.of(model, 4), Limits(128, 3, 16, page_size=4, num_slabs=100)
     buckets = (Bucket(3, 3, decode=True), Bucket(16, 3, decode=False))
     monkeypatch.setattr(
         runner_module, "bucket_table", lambda *_, **__: buckets
@@ -229,7 +229,7 @@ def test_preempted_rows_get_the_tokens_that_they_get_alone() -> None:
     """In a pool that is far too small for its rows: they are preempted, and run their known tokens again."""
     prompts = make_prompts(6, seed=5)
     alone = [generate(make_engine(), [prompt], 60)[0] for prompt in prompts]
-    engine = make_engine(num_blocks=14, max_model_len=160)
+    engine = make_engine(num_slabs=14, max_model_len=160)
     crowded = generate(engine, prompts, 60)
     assert engine.stats().preemptions > 0
     for prompt, first, second in zip(prompts, alone, crowded, strict=True):
@@ -237,7 +237,7 @@ def test_preempted_rows_get_the_tokens_that_they_get_alone() -> None:
 
 
 def test_compaction_does_not_change_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a tiny pool with two full pages a block: pages of running rows are moved."""
+    """In a tiny pool with two full pages a slab: pages of running rows are moved."""
     runner = small_engine_parts()[-1]
     moves = 0
     launch = runner.launch
@@ -251,7 +251,7 @@ def test_compaction_does_not_change_the_tokens(monkeypatch: pytest.MonkeyPatch) 
     prompts = make_prompts(12, seed=8, high=60)
     alone = [generate(make_engine(), [prompt], 30)[0] for prompt in prompts]
     assert moves == 0, "a large arena needs no compaction"
-    crowded = generate(make_engine(num_blocks=16, max_model_len=96), prompts, 30)
+    crowded = generate(make_engine(num_slabs=16, max_model_len=96), prompts, 30)
     assert moves > 0
     for prompt, first, second in zip(prompts, alone, crowded, strict=True):
         assert_same_text(prompt, first, second)

@@ -51,7 +51,7 @@ def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logpro
         for k, layer in zip(pattern, model.layers, strict=True)
     ]
     model = dataclasses.replace(model, layers=tuple(layers))
-    layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_blocks=9)
+    layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_slabs=9)
     spec = PackSpec.of(bucket, page_size=4, max_rows=3, targets=logprobs == "prompt")
     config = StepConfig(model, layout, bucket, spec, logprobs=logprobs)
     kind = jnp.dtype(dtype)
@@ -74,7 +74,7 @@ def test_indices_are_gathered_once_for_any_number_of_layers(bucket: Bucket) -> N
     few = integer_gathers(trace("LLF", bucket))
     assert len(few) > 0
     assert integer_gathers(trace("L" * 20 + "FFFF", bucket)) == few
-    assert {scope.split("/")[1] for scope in few} <= {"indices", "extras", "sampling"}
+    assert {scope.split("/")[1] for scope in few} <= {"indices", "logits_state", "sampling"}
 
 
 def products(jaxpr: Any) -> dict[str, set[int]]:
@@ -159,7 +159,7 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
     """Alias bytes equal the state's bytes; no copy is as large as a lane, nor are all temporaries together."""
     *_, runner = small_engine_parts()
     assert {(bucket.rows, bucket.tokens) for bucket in runner.buckets} == {(1, 1), (2, 2), (3, 3), (3, 16)}
-    seen = "u16[{},{}]".format(*runner.state["extras"]["seen"].shape)
+    seen = "u16[{},{}]".format(*runner.state["for_logits"]["seen"].shape)
     for bucket in runner.buckets:
         program = program_of(runner, bucket)
         assert_in_place(program, runner, runner.state)
@@ -169,11 +169,11 @@ def test_every_bucket_updates_the_kv_in_place() -> None:
 
 
 def test_warming_up_changes_nothing_on_the_device() -> None:
-    """Every program runs three times: arena, page tables, last tokens and extras are the same bytes as before."""
+    """Every program runs three times: arena, page tables, last tokens and logits state are the same bytes as before."""
     *_, runner = small_engine_parts()
     rng = np.random.default_rng(0)
     before = jax.tree.map(lambda leaf: rng.integers(0, 256, leaf.nbytes, np.uint8).view(leaf.dtype), runner.state)
-    pages = runner.limits.num_blocks * runner.layout.pages_per_block
+    pages = runner.limits.num_slabs * runner.layout.pages_per_slab
     for table in ("full_table", "local_table"):
         before[table] = (before[table].view(np.uint32) % pages).astype(np.int32)
     held, runs = {**runner.state}, Counter[object]()
@@ -219,7 +219,7 @@ def random_plans(count: int, max_tokens: int = 16) -> Iterator[tuple[StepPlan, A
     """Yield plans of a busy scheduler, each with a function that applies its tokens; steps overlap as in the engine."""
     model, _, layout, limits, _ = small_engine_parts()
     rng = np.random.default_rng(11)
-    scheduler = Scheduler(layout, Limits(320, 3, max_tokens, limits.page_size, num_blocks=32))
+    scheduler = Scheduler(layout, Limits(320, 3, max_tokens, limits.page_size, num_slabs=32))
     arrivals = itertools.count()
     for number in range(count):
         while len(scheduler.sequences) < 6:
@@ -251,7 +251,7 @@ def test_a_thousand_plans_trace_nothing_and_upload_once(monkeypatch: pytest.Monk
     The donated state is gone; every token is finite, though the arena began full of NaN.
     """
     _, _, layout, limits, runner = small_engine_parts()
-    num_pages = limits.num_blocks * layout.pages_per_block
+    num_pages = limits.num_slabs * layout.pages_per_slab
     guards: list[str | None] = []
     device_put = jax.device_put
 

@@ -96,7 +96,10 @@ def assert_same_text(facts: Facts, one: Facts) -> None:
 
 def assert_collectives(found: list[list[str]], layers: int) -> None:
     """Assert of a first half: two reductions a layer, one for the embedding, one for the rows that are finite."""
-    of = {part: [kind for kind, scope in found if part in scope.split("/")] for part in ("indices", "logits", "extras")}
+    of = {
+        part: [kind for kind, scope in found if part in scope.split("/")]
+        for part in ("indices", "logits", "logits_state")
+    }
     assert not any(of.values())
     for layer in range(layers):
         inside = [kind for kind, scope in found if f"layer_{layer}" in scope.split("/")]

@@ -199,15 +199,15 @@ def test_a_forced_text_after_hits_has_the_probabilities_of_a_cold_run(family: Fa
 def zero_page(llm: LLM, text: Tokens) -> None:
     """Write zeros to the last but one cached local page of a text, which the next tokens still see."""
     engine = llm.engine
-    runner, m = engine.runner, engine.layout.pages_per_block
+    runner, m = engine.runner, engine.layout.pages_per_slab
     assert isinstance(runner, PageRunner)
     tree = engine.scheduler.cache.prefix.tree
     path, length = tree.walk("", np.array(text, np.int32))
     page = (len(text) - 1) // engine.layout.page_size - 1
-    block = int(tree.pages(path, length)[1][page])
-    assert block > 0
-    for first in range(block * m, (block + 1) * m, runner.slots_per_copy):
-        slots = np.arange(first, min(first + runner.slots_per_copy, (block + 1) * m), dtype=np.int32)
+    slab = int(tree.pages(path, length)[1][page])
+    assert slab > 0
+    for first in range(slab * m, (slab + 1) * m, runner.slots_per_copy):
+        slots = np.arange(first, min(first + runner.slots_per_copy, (slab + 1) * m), dtype=np.int32)
         zeros = [np.zeros_like(lane) for lane in runner.read_slots(slots)]
         runner.write_slots(slots, zeros, np.arange(len(slots), dtype=np.int32))
 

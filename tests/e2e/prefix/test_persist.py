@@ -246,7 +246,7 @@ def test_steps_go_on_while_a_cache_is_saved_and_loaded(
     with steps_go_on(later, expected) as wait, monkeypatch.context() as patch:
         patch.setattr(persist, "save", watched("save", save, wait))
         patch.setattr(persist, "load", watched("load", load, wait))
-        patch.setattr(page_copies.Reading, "store", watched("pages", page_copies.Reading.store, wait))
+        patch.setattr(page_copies.SlotReading, "store", watched("pages", page_copies.SlotReading.store, wait))
         patch.setattr(page_copies, "BATCHES", 1)
         tokens = later.load_cache(saved)
         assert tokens > 250

@@ -35,7 +35,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def left_empty(llm: LLM) -> Iterator[None]:
-    """Check after each test that no page, no extras and no request is left."""
+    """Check after each test that no page, no logits state and no request is left."""
     yield
     while llm.engine.has_work():
         llm.engine.step()

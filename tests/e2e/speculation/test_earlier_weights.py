@@ -26,9 +26,7 @@ def engine() -> Iterator[Engine]:
     """An engine that looks its drafts up in texts behind the same five tokens."""
     model, params, layout, limits, _ = small_engine_parts()
     drafts = Speculation("suffix", 3, longest=5, shortest=5).of_length(200)
-    limits = dataclasses.replace(
-        limits, max_model_len=200, max_rows=2, max_tokens=16, num_blocks=60, speculation=drafts
-    )
+    limits = dataclasses.replace(limits, max_model_len=200, max_rows=2, max_tokens=16, num_slabs=60, speculation=drafts)
     with programs_compiled_when_run():
         yield Engine(model, limits, layout, Runner(model, params, layout, limits))
 

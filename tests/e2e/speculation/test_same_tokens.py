@@ -44,7 +44,7 @@ Said = dict[str, list[TokenEvent]]
 def engines() -> Iterator[tuple[Engine, Engine]]:
     """Two engines of one model: the second drafts."""
     model, params, layout, limits, _ = small_engine_parts()
-    limits = dataclasses.replace(limits, max_model_len=200, max_rows=2, max_tokens=16, num_blocks=60)
+    limits = dataclasses.replace(limits, max_model_len=200, max_rows=2, max_tokens=16, num_slabs=60)
     drafting = dataclasses.replace(limits, speculation=DRAFTS)
     with programs_compiled_when_run():
         runners = [Runner(model, params, layout, own) for own in (limits, drafting)]

@@ -12,23 +12,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jswa.cache.disk.records import Geometry, Key, Lanes, Record, Tail, size_of, write_record
+from jswa.cache.disk.records import DiskRecord, Key, Lanes, RecordGeometry, Tail, size_of, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.errors import ConfigError
 
-GEOMETRY = Geometry("a model", 4, 2, lanes=2, elems=3, dtype=np.dtype(np.float32))
+GEOMETRY = RecordGeometry("a model", 4, 2, lanes=2, elems=3, dtype=np.dtype(np.float32))
 OTHER = GEOMETRY._replace(identity="another")
 LIMIT = 6_000
 
 
-def record(number: int, *, tail: bool = False, geometry: Geometry = GEOMETRY) -> Record:
+def record(number: int, *, tail: bool = False, geometry: RecordGeometry = GEOMETRY) -> DiskRecord:
     """A record of two pages, given by a number."""
     digest = hashlib.sha256(bytes([number])).digest()[:16]
     pages: tuple[Key, ...] = (("full", digest), ("local", digest))
-    return Record(geometry.identity, b"tree", bytes([number % 3]), pages, Tail(b"before", 3) if tail else None)
+    return DiskRecord(geometry.identity, b"tree", bytes([number % 3]), pages, Tail(b"before", 3) if tail else None)
 
 
-def contents(number: int, geometry: Geometry = GEOMETRY) -> Lanes:
+def contents(number: int, geometry: RecordGeometry = GEOMETRY) -> Lanes:
     """Its rows: one of the full page, two of the local page; another model has others."""
     return [np.full((3, 3), 10 * number + lane + 0.5 * (geometry is OTHER), np.float32) for lane in range(2)]
 
@@ -48,7 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The folder, as a new engine finds it."""
         return DiskStore(self.folder, LIMIT, self.geometry, self.write, rest=0.0)
 
-    def write(self, path: Path, own: Record, lanes: Lanes) -> None:
+    def write(self, path: Path, own: DiskRecord, lanes: Lanes) -> None:
         """Write a file, if there is room."""
         if self.full:
             path.with_suffix(".part").write_bytes(b"half")
@@ -128,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 30))
     def deep(self, number: int) -> None:
         """A record that is too large is dropped."""
-        own = Record(
+        own = DiskRecord(
             "a model", b"t", b"f", tuple(("full", number.to_bytes(2) + i.to_bytes(2)) for i in range(400)), None
         )
         dropped = self.store.dropped

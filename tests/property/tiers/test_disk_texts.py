@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jswa.architecture import Reach
-from jswa.cache.disk.records import Geometry, Lanes, Record, write_record
+from jswa.cache.disk.records import DiskRecord, Lanes, RecordGeometry, write_record
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.disk.texts import DiskCache
 from jswa.config import HostMemory, Limits
@@ -22,7 +22,7 @@ from tests.support.loops.conversation import VOCAB, Conversation, make_conversat
 SHAPES = [(4, Reach(6)), (1, Reach(3)), (4, Reach(8, chunked=True)), (2, Reach(4))]
 
 
-def write(path: Path, record: Record, lanes: Lanes) -> None:
+def write(path: Path, record: DiskRecord, lanes: Lanes) -> None:
     """Write a file, with all lanes of the fake device in one type."""
     write_record(path, record, [lane.astype(np.int64) for lane in lanes])
 
@@ -34,7 +34,9 @@ def attach(
     host, layout = talk.scheduler.cache.host, talk.scheduler.layout
     assert host is not None
     page = layout.page_size
-    geometry = Geometry(identity, page, layout.pages_per_block, len(talk.loop.runner.memory), page, np.dtype(np.int64))
+    geometry = RecordGeometry(
+        identity, page, layout.pages_per_slab, len(talk.loop.runner.memory), page, np.dtype(np.int64)
+    )
     store = DiskStore(folder, limit, geometry, write)
     host.disk = DiskCache(host.tier, store, slots, 1e-3 if patience < 1 else 1e3, patience)
     return store
@@ -49,7 +51,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, folder: Path, texts:
         choose.randint(1, 5),
         choose.choice([8, 24]),
         page,
-        num_blocks=1 + choose.choice([6, 20]) * (1 + 3 // page),
+        num_slabs=1 + choose.choice([6, 20]) * (1 + 3 // page),
         host=HostMemory(1 + choose.choice([12, 60]) * (1 + 3 // page), choose.choice([1, 8, 50]), 0.05),
     )
     failures = choose.choice([0, 0, 50])  # as if each were another model
@@ -152,7 +154,7 @@ def long_texts(talk: Conversation) -> None:
 
 def short_of_memory(folder: Path, patience: float) -> tuple[Conversation, DiskStore]:
     """Return a conversation on a device and a host with memory for one and two of `long_texts`."""
-    limits = Limits(120, 2, 24, 4, num_blocks=1 + 30, host=HostMemory(1 + 30, 8, 0.05))
+    limits = Limits(120, 2, 24, 4, num_slabs=1 + 30, host=HostMemory(1 + 30, 8, 0.05))
     talk = make_conversation((1, 1), Reach(6), limits)
     return talk, attach(talk, folder, "a model", patience=patience)
 
@@ -195,7 +197,7 @@ def test_a_full_disk_or_a_slow_one_is_left_out(tmp_path: Path) -> None:
     assert host is not None
     go = threading.Event()
 
-    def full(path: Path, record: Record, lanes: Lanes) -> None:
+    def full(path: Path, record: DiskRecord, lanes: Lanes) -> None:
         go.wait()
         raise OSError(errno.ENOSPC, "No space left on device")
 

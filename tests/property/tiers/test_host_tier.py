@@ -60,7 +60,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, operations: int, che
         choose.randint(1, 5),
         choose.choice([8, 24]),
         page,
-        num_blocks=1 + choose.choice([6, 20, 60]) * (1 + 3 // page),
+        num_slabs=1 + choose.choice([6, 20, 60]) * (1 + 3 // page),
         prefix_cache_interval=choose.choice([None, None, 16]),
         host=HostMemory(1 + choose.choice([4, 60, 200]) * (1 + 3 // page), choose.choice([1, 8, 50]), 0.05),
     )
@@ -132,7 +132,7 @@ def test_a_million_operations_lose_no_page_and_find_no_wrong_one(kind: str) -> N
 
 def test_a_text_that_comes_back_is_known_by_its_turns() -> None:
     """Where its turns ended is known as on the device, and there is no other place beside them."""
-    limits = Limits(120, 2, 24, 4, num_blocks=1 + 30, host=HostMemory(1 + 120, 8, 0.05))
+    limits = Limits(120, 2, 24, 4, num_slabs=1 + 30, host=HostMemory(1 + 120, 8, 0.05))
     talk = make_conversation((1, 1), Reach(6), limits)
 
     def turn(prompt: list[int]) -> list[int]:

@@ -5,11 +5,11 @@ import random
 import numpy as np
 from jaxtyping import Int
 
-from jswa.sched.drafts.choice import Choice
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.speculation import PROGRAMS
 
 
-class Drawn(Choice):
+class Drawn(DraftChoice):
     """Draws the number of drafts of each step."""
 
     def __init__(self, chance: random.Random, max_rows: int) -> None:

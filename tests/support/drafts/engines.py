@@ -89,7 +89,7 @@ def watched(seen: Seen) -> Iterator[None]:
         lengths = state["length"].at[row_ids].get(mode="fill", fill_value=0)
         first = jnp.clip(indices.first_token, 0, len(tokens) - 1)
         full = self.drafter.layers and self.drafter.layers[0].kind == "full"
-        pages = state["lanes"][0].shape[1] * self.layout.pages_per_block
+        pages = state["lanes"][0].shape[1] * self.layout.pages_per_slab
         kept = indices.full.write_pages[first] >= pages if full else jnp.zeros(len(first), bool)
         jax.debug.callback(seen.note_begins, indices.counts, indices.starts, lengths, kept)
         return absorb(self, params, decoder, state, tokens, indices, taps)
@@ -186,7 +186,7 @@ def pair_of(kind: str, folder: Path, *, alone: bool, **changes: Any) -> Pair:
     method, at, own = write_target(kind, folder)
     model, params = load_checkpoint(at, FLOAT32)
     drafter, own_params = load_drafter(method, own, model, params, FLOAT32)
-    limits = Limits(max_model_len=320, max_rows=1, max_tokens=32, page_size=8, num_blocks=150)
+    limits = Limits(max_model_len=320, max_rows=1, max_tokens=32, page_size=8, num_slabs=150)
     limits = dataclasses.replace(limits, **changes)
     plain_layout, layout = KVLayout.of(model, limits.page_size), KVLayout.of(model, limits.page_size, drafter.layers)
     speculation = Speculation(method, DRAFTS)  # type: ignore[arg-type]

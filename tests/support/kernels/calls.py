@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.plan import Shape, Tuning
-from pallas_kernels.attention.rows import Attend, Packed, Rows, Tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
 from tests.support.kernels.device import hopper
@@ -127,7 +127,7 @@ def run(
 
 
 def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
-    """Run a decode call on "mosaic" with queries as the glue's kernel writes them; rows beyond the group hold NaN."""
+    """Run a decode call on "mosaic" with queries as the elementwise one writes them; rows beyond the group hold NaN."""
     q, kv, rows, tiles = _arrays(call, case)
     attend, kv_heads = _attend(case), kv.shape[2]
     scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
@@ -142,7 +142,7 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         values = jnp.pad(values, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=jnp.nan)
         sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
         return paged_attention(
-            Packed(values, grouped.shape[2], q.dtype),
+            PackedQueries(values, grouped.shape[2], q.dtype),
             kv,
             rows,
             tiles,
@@ -159,12 +159,12 @@ def run_packed(call: Call, case: Case) -> Float[np.ndarray, "T H V"]:
         return np.asarray(out.astype(jnp.float32))
 
 
-def _arrays(call: Call, case: Case) -> tuple[Array, Array, Rows, Tiles]:
+def _arrays(call: Call, case: Case) -> tuple[Array, Array, PagedRows, QueryTiles]:
     counts = np.array([row.count for row in call.rows], np.int32)
     return (
         jnp.asarray(call.q, case.dtype),
         jnp.asarray(call.kv, case.kv_dtype or case.dtype),
-        Rows(
+        PagedRows(
             jnp.array([row.start for row in call.rows], jnp.int32),
             jnp.asarray(counts),
             jnp.asarray(call.page_rows),
@@ -183,8 +183,8 @@ def _arrays(call: Call, case: Case) -> tuple[Array, Array, Rows, Tiles]:
 def _program(
     q: Float[Array, "T H D"],
     kv: Float[Array, "P S K p E"],
-    rows: Rows,
-    tiles: Tiles,
+    rows: PagedRows,
+    tiles: QueryTiles,
     *,
     case: Case,
     implementation: Implementation,
@@ -210,8 +210,8 @@ def _program(
     )
 
 
-def _attend(case: Case) -> Attend:
-    return Attend(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
+def _attend(case: Case) -> AttentionParams:
+    return AttentionParams(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
 
 
 def _scale(case: Case) -> float:
@@ -225,14 +225,14 @@ def token_rows(counts: Int[np.ndarray, " R"], tokens: int) -> Int[np.ndarray, " 
 
 
 @partial(jax.jit, static_argnames="size")
-def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> Tiles:
+def _tiles(counts: Array, first_token: Array, token_row: Array, size: int) -> QueryTiles:
     return tile_rows(counts, first_token, token_row, size)
 
 
-def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> Tiles:
+def tiles_of(counts: Int[np.ndarray, " R"], tokens: int, size: int) -> QueryTiles:
     """Return the tiles of rows that are contiguous in the step."""
     first_token = (np.cumsum(counts) - counts).astype(np.int32)
-    tiles: Tiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
+    tiles: QueryTiles = _tiles(counts, first_token, token_rows(counts, tokens), size)
     return tiles
 
 

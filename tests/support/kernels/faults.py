@@ -14,15 +14,15 @@ def window_too_short() -> None:
     """A window ends one key early."""
     import jax.numpy as jnp
 
-    from pallas_kernels.attention.rows import Attend
+    from pallas_kernels.attention.rows import AttentionParams
 
-    original = Attend.first_visible
+    original = AttentionParams.first_visible
 
-    def first_visible(self: Attend, position: Any) -> Any:
+    def first_visible(self: AttentionParams, position: Any) -> Any:
         found = original(self, position)
         return found if self.window is None else found + jnp.minimum(found, 1)
 
-    Attend.first_visible = first_visible  # type: ignore[method-assign]
+    AttentionParams.first_visible = first_visible  # type: ignore[method-assign]
 
 
 def sinks_dropped() -> None:
@@ -54,15 +54,15 @@ def next_column() -> None:
     """Page ids are read from the next column of the page table."""
     from pallas_kernels.attention.hopper import refs
 
-    original = refs.Item.of.__func__  # type: ignore[attr-defined]
+    original = refs.WorkItem.of.__func__  # type: ignore[attr-defined]
 
-    def of(cls: type[refs.Item], plan: Any, given: Any) -> refs.Item:
+    def of(cls: type[refs.WorkItem], plan: Any, given: Any) -> refs.WorkItem:
         import dataclasses
 
-        item: refs.Item = original(cls, plan, given)
+        item: refs.WorkItem = original(cls, plan, given)
         return dataclasses.replace(item, first_page=item.first_page - 1)
 
-    refs.Item.of = classmethod(of)  # type: ignore[method-assign, assignment]
+    refs.WorkItem.of = classmethod(of)  # type: ignore[method-assign, assignment]
 
 
 def not_accumulated() -> None:

@@ -37,7 +37,7 @@ class Loop:
     def host_contents(self) -> list[Shaped[np.ndarray, "slots p"]]:
         """Return memory for the second prefix cache, without slots if there is none."""
         host, memory = self.runner.limits.host, self.runner.memory
-        slots = 0 if host is None else host.blocks * self.runner.layout.pages_per_block
+        slots = 0 if host is None else host.slabs * self.runner.layout.pages_per_slab
         return [np.zeros((slots, lane.shape[1]), lane.dtype) for lane in memory]
 
     def _row_of(self, slot: int) -> Row:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.stats import CacheStats, HitCounter
-from jswa.cache.view import FULL, CacheView, Geometry
+from jswa.cache.view import FULL, ArenaGeometry, CacheView
 from jswa.config import Limits
 from jswa.errors import (
     EngineError,
@@ -114,7 +114,7 @@ class FakeEngine:
         self.model = FakeModel()
         self.adapters = {name: f"digest of {name}" for name in adapters}
         self.kernels = Kernels()
-        self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_blocks=64)
+        self.limits = Limits(max_model_len, max_rows, max_rows, 16, num_slabs=64)
         self.grammars: Grammars | None = None
         self.rule = rule
         self.steps = 0
@@ -272,13 +272,13 @@ class FakeEngine:
         return CacheStats(0, 10, 5, 5, 0, 0, {"cold": 3, "salt": 2}, 0, 0, 0, 0, 0, 0)
 
     def view(self, edges: int) -> CacheView:
-        """Return an arena of 64 blocks, in which every running request has one full page."""
+        """Return an arena of 64 slabs, in which every running request has one full page."""
         slots = np.zeros(64, np.uint8)
         slots[1 : 1 + len(self.running)] = FULL
         texts = [len(text) for text in self.running.values()]
         rows = np.array([(row, length, 0, 0, 1) for row, length in enumerate(texts)], np.int32).reshape(-1, 5)
         tree, marks = np.array([(-1, 0, 48, 3, 1, 2, 0)])[:edges], np.array([(0, 48)])[:edges]
-        geometry = Geometry(16, 1, 64, 8, 32, False, True)
+        geometry = ArenaGeometry(16, 1, 64, 8, 32, False, True)
         return CacheView(geometry, slots, np.zeros(0, np.uint8), rows, tree, marks, 0.0)
 
     def step_stats(self) -> StepStats:

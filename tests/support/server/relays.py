@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.cluster.merge import Answer
-from server.cluster.relay import Lost, Relay, Replica
+from server.cluster.relay import Relay, Replica, ReplicaLost
 from server.gate.keys import Keys
 from server.gate.routes import table
 from server.http.errors import ApiError
@@ -40,7 +40,7 @@ class Way:
         try:
             async for pieces in answer:
                 if left == 0:
-                    raise Lost("gone")
+                    raise ReplicaLost("gone")
                 left = None if left is None else left - 1
                 yield pieces
         finally:

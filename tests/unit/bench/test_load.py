@@ -14,20 +14,20 @@ import pytest
 
 from jswa.bench import cli as bench_cli
 from jswa.bench.load import BenchConfig, arrivals, bodies
-from jswa.bench.report import Record, limits_of, percentile, plot, report, summary
+from jswa.bench.report import RequestRecord, limits_of, percentile, plot, report, summary
 from jswa.errors import ConfigError
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
 
 
-def record(first: float, gap: float, tokens: int) -> Record:
+def record(first: float, gap: float, tokens: int) -> RequestRecord:
     """A request whose pieces of text arrived at even intervals."""
     chunks = [first + gap * i for i in range(tokens)]
-    return Record(0.0, chunks, chunks[-1], prompt_tokens=10, cached_tokens=4, completion_tokens=tokens)
+    return RequestRecord(0.0, chunks, chunks[-1], prompt_tokens=10, cached_tokens=4, completion_tokens=tokens)
 
 
 def test_the_figures_of_three_requests() -> None:
-    records = [record(0.1, 0.02, 11), record(0.3, 0.04, 6), Record(0.0, error="status 500")]
+    records = [record(0.1, 0.02, 11), record(0.3, 0.04, 6), RequestRecord(0.0, error="status 500")]
     found = summary(records, 2.0, limits_of(("ttft:200", "tpot:30")))
     assert (found["requests"], found["failed"], found["completion_tokens"], found["cached_tokens"]) == (3, 1, 17, 8)
     assert found["request_throughput"] == 1

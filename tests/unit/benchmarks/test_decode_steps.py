@@ -22,7 +22,7 @@ PAGE = 4
 @pytest.mark.parametrize("reach", [Reach(10), Reach(8, chunked=True)], ids=["sliding", "chunked"])
 def test_rows_have_pages_of_their_own_for_all_visible_positions(kind: tuple[int, int], reach: Reach) -> None:
     layout = make_layout(PAGE, reach, num_full=kind[0], num_local=kind[1])
-    limits, m = Limits(64, 8, 16, PAGE, num_blocks=200), layout.pages_per_block
+    limits, m = Limits(64, 8, 16, PAGE, num_slabs=200), layout.pages_per_slab
     runner: Any = SimpleNamespace(layout=layout, limits=limits)
     texts = lay_out_rows(runner, 5, 30, 6)
     assert texts is not None
@@ -35,14 +35,14 @@ def test_rows_have_pages_of_their_own_for_all_visible_positions(kind: tuple[int,
         slots += text.pages.full.tolist()
         slots += [page * m + n for page in text.pages.local.tolist() for n in range(m)]
     assert len(set(slots)) == len(slots)
-    assert not slots or (m <= min(slots) and max(slots) < limits.num_blocks * m)
+    assert not slots or (m <= min(slots) and max(slots) < limits.num_slabs * m)
     assert lay_out_rows(runner, 5, 62, 6) is None
-    assert lay_out_rows(SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_blocks=8)), 8, 30, 6) is None  # type: ignore[arg-type]
+    assert lay_out_rows(SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_slabs=8)), 8, 30, 6) is None  # type: ignore[arg-type]
 
 
 def test_a_step_continues_the_step_before() -> None:
     layout = make_layout(PAGE, Reach(10), num_full=1, num_local=2)
-    runner: Any = SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_blocks=200))
+    runner: Any = SimpleNamespace(layout=layout, limits=Limits(64, 8, 16, PAGE, num_slabs=200))
     texts = lay_out_rows(runner, 3, 20, 4)
     assert texts is not None
     first, second = plan_of(texts, 0, 1, begin=True), plan_of(texts, 1, 1, begin=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_blocks
+from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_slabs
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_layout, make_request, share
@@ -62,7 +62,7 @@ def test_some_row_reaches_the_peak(kind: tuple[int, int], max_tokens: int) -> No
         manager.grow(lease, launched)
         peak = max(peak, lease.held_slots)
         manager.slide(lease, launched)
-    slack = layout.pages_per_block if layout.local else 0
+    slack = layout.pages_per_slab if layout.local else 0
     assert peak_slots(layout, max_tokens, length) - slack <= peak <= peak_slots(layout, max_tokens, length)
 
 
@@ -87,11 +87,11 @@ def test_capacity_is_the_longest_row_whose_peak_fits(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_an_arena_of_useful_blocks_never_runs_short(kind: tuple[int, int], page_size: int) -> None:
+def test_an_arena_of_useful_slabs_never_runs_short(kind: tuple[int, int], page_size: int) -> None:
     """With all rows at max_model_len at the same time no row waits for pages, and none is preempted."""
     layout = make_layout(page_size, 7, num_full=kind[0], num_local=kind[1])
     limits = Limits(40, 5, 12, page_size)
-    limits = Limits(40, 5, 12, page_size, num_blocks=useful_blocks(layout, limits))
+    limits = Limits(40, 5, 12, page_size, num_slabs=useful_slabs(layout, limits))
     loop = Loop(layout, limits, TextModel(50))
     assert loop.scheduler.capacity == limits.max_model_len
     for i in range(limits.max_rows):
@@ -108,14 +108,14 @@ def test_an_arena_of_useful_blocks_never_runs_short(kind: tuple[int, int], page_
 def test_capacity_of_a_small_arena_by_hand() -> None:
     """p = 4, W = 6, m = 2, chunks of 8."""
     layout = make_layout(4, 6, num_full=1, num_local=2)
-    assert layout.pages_per_block == 2
-    # touch(6) = ⌈5/4⌉ + 1 = 3 blocks of 2 slots; 20 tokens are 5 full pages.
+    assert layout.pages_per_slab == 2
+    # touch(6) = ⌈5/4⌉ + 1 = 3 slabs of 2 slots; 20 tokens are 5 full pages.
     assert layout.resident_slots(20) == 5 + 2 * 3
     assert layout.resident_slots(3) == 1 + 2 * 2
-    # The last chunk of 8 beside the 5 keys before it: touch(13) = 4 blocks.
+    # The last chunk of 8 beside the 5 keys before it: touch(13) = 4 slabs.
     assert peak_slots(layout, 8, 20) == 5 + 2 * 4
     assert layout.step_reserve_slots(8, 3) == 2 * (2 + 3)
     assert rows_held(layout, 34, 20) == 3
     assert make_layout(4, None, num_full=1, num_local=0).step_reserve_slots(8, 3) == 0
-    # 4 rows of resident(20), the reserve ⌈8/4⌉ + 4 blocks, and the block of zeros.
-    assert useful_blocks(layout, Limits(20, 4, 8, 4)) == 1 + math.ceil((4 * 11 + 2 * 6) / 2)
+    # 4 rows of resident(20), the reserve ⌈8/4⌉ + 4 slabs, and the slab of zeros.
+    assert useful_slabs(layout, Limits(20, 4, 8, 4)) == 1 + math.ceil((4 * 11 + 2 * 6) / 2)

@@ -20,7 +20,7 @@ Heads = tuple[int, int, int]  # KV heads, head size, value size
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a model, and the lanes, local layers per lane (S') and full pages per block (m) that it must get."""
+    """Sizes of a model, and the lanes, local layers per lane (S') and full pages per slab (m) that it must get."""
 
     full: int
     local: int
@@ -55,12 +55,12 @@ MODELS = {
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("name", MODELS)
-def test_real_models_get_the_lanes_and_blocks_of_the_design(name: str, page_size: int) -> None:
+def test_real_models_get_the_lanes_and_slabs_of_the_design(name: str, page_size: int) -> None:
     """The examples of docs/design/kv-memory.md."""
     want = MODELS[name]
     layout = KVLayout.of(want.model(), page_size)
     assert layout.num_lanes == want.lanes
-    assert layout.pages_per_block == want.m
+    assert layout.pages_per_slab == want.m
     assert (layout.local.layers_per_page if layout.local else None) == want.slots
     assert (layout.full is None, layout.local is None) == (want.full == 0, want.local == 0)
     assert (layout.reach.size if layout.reach else None) == (want.window if want.local else None)
@@ -82,7 +82,7 @@ def test_arenas_of_real_models_have_little_padding(name: str, page_size: int) ->
     local=st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)),
     page_size=st.sampled_from([1, 4, 16]),
 )
-def test_any_model_gets_page_views_that_divide_a_block(
+def test_any_model_gets_page_views_that_divide_a_slab(
     order: list[bool], full: Heads, local: Heads, page_size: int
 ) -> None:
     """And every layer gets memory of its own, for any sizes and order of layers."""
@@ -98,21 +98,21 @@ def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
         assert (kind.num_layers if kind else 0) == kinds.count(name)  # type: ignore[arg-type]
         if kind is not None:
             page_elems.append(layout.page_size * kind.elems)
-            assert kind.pages_per_block * kind.layers_per_page * layout.page_size * kind.elems == layout.block_elems
+            assert kind.pages_per_slab * kind.layers_per_page * layout.page_size * kind.elems == layout.slab_elems
     assert layout.full is None or layout.full.layers_per_page == 1
-    assert layout.local is None or layout.local.pages_per_block == 1
+    assert layout.local is None or layout.local.pages_per_slab == 1
     # Padding is less than one common unit beyond what the wider kind needs.
     per_lane = math.ceil(kinds.count("local") / layout.num_lanes)
     need = layout.page_size * max(
         per_lane * layout.local.elems if layout.local else 0, layout.full.elems if layout.full else 0
     )
-    assert need <= layout.block_elems < need + math.lcm(*page_elems)
+    assert need <= layout.slab_elems < need + math.lcm(*page_elems)
     places = [(place.kind, place.lane, place.index) for place in layout.layers]
     assert [place.kind for place in layout.layers] == kinds
     assert len(set(places)) == len(places)
     slots = {"full": 1, "local": layout.local.layers_per_page if layout.local else 0}
     assert all(0 <= lane < layout.num_lanes and 0 <= slot < slots[kind] for kind, lane, slot in places)
-    assert layout.block_bytes(2) == 2 * layout.num_lanes * layout.block_elems
+    assert layout.slab_bytes(2) == 2 * layout.num_lanes * layout.slab_elems
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_a_layer_that_reads_the_kv_of_another_has_its_place_and_takes_none() -> 
 
 
 def test_full_layers_of_a_drafter_have_pages_of_the_model_in_lanes_of_their_own() -> None:
-    model = MODELS["gemma-4-31B"].model()  # ten full pages to a block
+    model = MODELS["gemma-4-31B"].model()  # ten full pages to a slab
     drafter = [make_layer(None, (8, 32, 32)).attention] * 2
     alone, beside = KVLayout.of(model, 16), KVLayout.of(model, 16, drafter)
     assert alone.full is not None
-    assert [(kind.num_layers, kind.num_kv_heads, kind.row, kind.pages_per_block) for kind in beside.drafts] == [
-        (1, 8, 64, alone.full.pages_per_block)
+    assert [(kind.num_layers, kind.num_kv_heads, kind.row, kind.pages_per_slab) for kind in beside.drafts] == [
+        (1, 8, 64, alone.full.pages_per_slab)
     ] * 2
     assert [(place.kind, place.lane) for place in beside.draft_layers] == [("full", 0), ("full", 1)]
     assert dataclasses.replace(beside, drafts=(), draft_layers=()) == alone

@@ -11,7 +11,7 @@ from tests.support.builders import make_layout
 
 def test_every_slot_has_the_code_of_its_owners() -> None:
     layout = make_layout(4, 8, num_full=1, num_local=2)
-    manager, m = CacheManager(layout, 40, 30, 3), layout.pages_per_block
+    manager, m = CacheManager(layout, 40, 30, 3), layout.pages_per_slab
     assert m == 2
     text = np.arange(20, dtype=np.int32)
     first = manager.open_at(manager.match("", text, 19), length=20)
@@ -61,7 +61,7 @@ def test_host_memory_has_the_codes_of_its_own_pages() -> None:
         manager.publish(lease, text, 12)
         manager.close(lease, text)
     seen = view(manager, np.zeros(1, np.int64), 0).host
-    assert len(seen) == 20 * layout.pages_per_block
+    assert len(seen) == 20 * layout.pages_per_slab
     assert set(seen.tolist()) == {FREE, CACHED, KEPT}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.commands import capacity
-from jswa.commands.capacity import Row
+from jswa.commands.capacity import CapacityRow
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
@@ -24,16 +24,16 @@ class Report(NamedTuple):
 
     lines: list[str]
     layout: KVLayout
-    rows: dict[int, Row]
+    rows: dict[int, CapacityRow]
 
 
 def report_of(name: str, folder: Path, patch: pytest.MonkeyPatch, *, page_size: int = 64) -> Report:
     """Run the report on the model's config.json."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
-    seen: list[tuple[KVLayout, list[Row]]] = []
+    seen: list[tuple[KVLayout, list[CapacityRow]]] = []
     table = capacity.table
 
-    def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[Row]:
+    def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[CapacityRow]:
         rows = table(model, layout, itemsize=itemsize, memory=memory)
         seen.append((layout, rows))
         return rows
@@ -101,13 +101,13 @@ def test_long_rows_fit_nearly_as_often_as_they_ideally_could(
 @pytest.mark.parametrize(
     ("name", "length", "rows"),
     [
-        # A block is a local page of 52 layers, padded to 6 x 10 layers: 60 x 64 x 16 x 256 x 2 bytes. 75 GiB are 2,560
-        # blocks, and block 0 holds no row. A row: 512 full pages, six to a block, and 17 local pages.
+        # A slab is a local page of 52 layers, padded to 6 x 10 layers: 60 x 64 x 16 x 256 x 2 bytes. 75 GiB are 2,560
+        # slabs, and slab 0 holds no row. A row: 512 full pages, six to a slab, and 17 local pages.
         ("gemma-3-27b", 32768, 2559 * 6 / (512 + 6 * 17)),
-        # 12 full and 12 local layers: any block is one page, 12 x 64 x 8 x 128 x 2 bytes; 51,200 of them. A window of
+        # 12 full and 12 local layers: any slab is one page, 12 x 64 x 8 x 128 x 2 bytes; 51,200 of them. A window of
         # 128 tokens touches 3 pages.
         ("gpt-oss-20b", 32768, 51_199 / (512 + 3)),
-        # A block is a local page of 36 layers or 3 full pages of 12: 36 x 64 x 8 x 256 x 2 bytes; 8,533 of them. A
+        # A slab is a local page of 36 layers or 3 full pages of 12: 36 x 64 x 8 x 256 x 2 bytes; 8,533 of them. A
         # chunk of 8,192 tokens takes 128 pages.
         ("Llama-4-Scout", 131072, 8532 * 3 / (2048 + 3 * 128)),
     ],
@@ -153,7 +153,7 @@ def test_rows_of_two_pools_with_a_fixed_ratio(
         "Mistral-7B-v0.1",
     ],
 )  # fmt: skip
-def test_whole_blocks_cost_little_more_than_the_ideal(
+def test_whole_slabs_cost_little_more_than_the_ideal(
     name: str, page_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding and partial pages take at most 5 % at 32k and 2 % at 128k (MiMo with 64-token pages: 6 % at 32k)."""
@@ -197,4 +197,4 @@ def test_devices_share_weights_and_kv(tmp_path: Path) -> None:
     lines = capacity.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, devices=2)
     line = next(line for line in lines if line.startswith("each of 2 devices holds"))
     assert f"{half / GIB:.3g} GiB of weights, {(half + MEMORY) / GIB:.3g} GiB with KV" in line
-    assert 2 * KVLayout.of(shard_config(whole, 2), 64).block_bytes(2) == KVLayout.of(whole, 64).block_bytes(2)
+    assert 2 * KVLayout.of(shard_config(whole, 2), 64).slab_bytes(2) == KVLayout.of(whole, 64).slab_bytes(2)

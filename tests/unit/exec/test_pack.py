@@ -53,7 +53,7 @@ def test_unpacking_gives_the_plan_and_padding(plan: StepPlan, more_rows: int, mo
     for name in ("full_write_from", "local_visible_from", "samples"):
         np.testing.assert_array_equal(inputs.column(name)[:rows], getattr(plan, name))
     np.testing.assert_array_equal(inputs.rows[:rows], plan.rows)
-    assert np.all(inputs.column("extras")[rows:] == MAX_ROWS), "padding rows have extras"
+    assert np.all(inputs.column("logits_state")[rows:] == MAX_ROWS), "padding rows have logits state"
     np.testing.assert_array_equal(inputs.tokens[: plan.num_tokens], plan.tokens)
     assert np.all(inputs.column("row_id")[rows:] == MAX_ROWS)
     assert np.all(inputs.column("count")[rows:] == 0)

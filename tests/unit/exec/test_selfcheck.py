@@ -26,12 +26,12 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from pallas_kernels import fp8
 from pallas_kernels.attention import reference
+from pallas_kernels.elementwise.hopper import norms, rope
+from pallas_kernels.elementwise.plan import Pairs
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api
 from pallas_kernels.experts.triton import call as triton_experts
-from pallas_kernels.glue.hopper import norms, rope
-from pallas_kernels.glue.plan import Pairs
 from pallas_kernels.interpreter import interpreted
 from pallas_kernels.sampling import api as sampling_api
 from tests.support.checkpoints.packed_integers import CASES, write_both
@@ -39,10 +39,10 @@ from tests.support.checkpoints.quantized import experts_in_blocks, in_blocks, pl
 from tests.support.oracles import quick_compiles, random_params, small_model
 
 
-def checked(kernels: Kernels, buckets: Sequence[Bucket], store: ProgramStore | None = None, blocks: int = 4) -> int:
+def checked(kernels: Kernels, buckets: Sequence[Bucket], store: ProgramStore | None = None, slabs: int = 4) -> int:
     """Check the kernels of a small hybrid model; return how many."""
     model = small_model("LF", window=64)
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=blocks)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=slabs)
     layout, kind = KVLayout.of(model, limits.page_size), np.dtype(np.float32)
     with quick_compiles():
         return check_kernels(model, random_params(model), layout, limits, buckets, kernels, kind, store)
@@ -64,7 +64,7 @@ def test_kernels_that_agreed_are_not_checked_again(tmp_path: Path, monkeypatch: 
     assert checked(own, [DECODE], ProgramStore(folder, devices, "sources")) == 2
     monkeypatch.setattr(reference, "paged_attention", lambda q, *_, **__: jnp.zeros_like(q))
     jax.clear_caches()  # type: ignore[no-untyped-call]
-    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources"), blocks=5) == 2
+    assert checked(own, [DECODE], ProgramStore(folder, devices, "sources"), slabs=5) == 2
     for sources, buckets in (("others", [DECODE]), ("sources", [DECODE, MIXED])):
         with pytest.raises(KernelError):
             checked(own, buckets, ProgramStore(folder, devices, sources))
@@ -81,7 +81,7 @@ def test_products_of_8_bit_factors_are_checked(fault: float, monkeypatch: pytest
         params |= reformat(name, {name: value}, Placement(model), "fp8", "xla")
     lay_out(params, linear="fp8", experts=False)
     sizes = {value.shape for name, value in params.items() if name.endswith(".rows")}
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=4)
     given = model, params, KVLayout.of(model, 16), limits, [DECODE, MIXED], Kernels(linear="fp8")
     monkeypatch.setattr(fp8, "matmul", lambda x, weights: right(x, weights) * fault)
     with quick_compiles():
@@ -137,7 +137,7 @@ def test_expert_kernels_are_checked_on_the_weights_as_they_are_held(
     write(tmp_path, {**config, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}, {})
     bfloat16 = jnp.dtype("bfloat16")
     model, params = dummy_checkpoint(tmp_path, bfloat16, 0, quantization=mode, experts=kernel)
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -155,7 +155,7 @@ def test_experts_in_integers_of_4_bits_are_checked(tmp_path: Path) -> None:
     packed, _ = write_both(tmp_path, case, "mixtral_base", num_hidden_layers=1, intermediate_size=64)
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(packed, bfloat16, quantization="auto", experts="mosaic_overlap")
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic_overlap")
         assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
@@ -176,7 +176,7 @@ def test_linear_layers_on_mosaic_are_checked(
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(packed if mode == "auto" else plain, bfloat16, quantization=mode)
     lay_out(params, linear="mosaic", experts=False)
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -197,7 +197,7 @@ def test_experts_with_scales_of_blocks_are_checked(tmp_path: Path) -> None:
     bfloat16 = jnp.dtype("bfloat16")
     model, params = load_checkpoint(tmp_path, bfloat16, quantization="fp8", experts="mosaic")
     assert "layers.0.mlp.down.block_scales" in params
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         layout, kernels = KVLayout.of(model, 16), Kernels("xla", "mosaic")
         assert check_kernels(model, params, layout, limits, [DECODE], kernels, np.dtype(bfloat16)) == 2
@@ -216,7 +216,7 @@ def test_linear_layers_with_scales_of_blocks_are_checked(
     model, params = load_checkpoint(tmp_path, bfloat16, quantization="auto", linear="mosaic")
     lay_out(params, linear="mosaic", experts=False)
     assert "layers.0.mlp.down.block_scales" in params
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     if broken:
         break_grouped_product(monkeypatch)
     with interpreted(), quick_compiles():
@@ -251,7 +251,7 @@ def small_checks(
     if experts:
         moe = MoeConfig(8, 2, 64, "silu", RouterConfig("sigmoid", selection_bias=True, normalize=True), shared=shared)
         model = dataclasses.replace(model, layers=tuple(dataclasses.replace(each, mlp=moe) for each in model.layers))
-    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=256, max_rows=2, max_tokens=8, page_size=16, num_slabs=4)
     params = {name: value.astype(jnp.bfloat16) for name, value in random_params(model).items()}
     if scaled:
         params[scales_name(0)] = jnp.ones((2, 2), jnp.float32)
@@ -261,7 +261,7 @@ def small_checks(
 
 
 @pytest.mark.parametrize("fault", [None, "norms", "rope"])
-def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elementwise_kernels_are_checked_if_it_is_mosaics(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms of products and of experts, rotation and KV, interpreted; a broken kernel is refused by name."""
     names = {"norms": ("residual_norms", norms), "rope": ("rotate_and_write", rope)}
     if fault is not None:
@@ -270,10 +270,10 @@ def test_the_glue_is_checked_if_it_is_mosaics(fault: str | None, monkeypatch: py
         monkeypatch.setattr(module, name, lambda *given: (right(*given)[0] * 1.1, right(*given)[1]))
     with interpreted():
         if fault is None:
-            assert small_checks(Kernels(glue="mosaic"), experts=True) == 6
+            assert small_checks(Kernels(elementwise="mosaic"), experts=True) == 6
             return
-        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
-            small_checks(Kernels(glue="mosaic"))
+        with pytest.raises(KernelError, match=r"elementwise kernel 'mosaic', (norms, 128|rotation and KV, 4 heads)"):
+            small_checks(Kernels(elementwise="mosaic"))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
     """A sum without the expert of all tokens, and an activation that is another, are refused."""
     shared, right, product = MlpConfig(64, "silu"), norms.residual_norms, hopper.grouped_matmul
     with interpreted():
-        assert small_checks(Kernels(glue="mosaic"), experts=True, shared=shared) == 7
+        assert small_checks(Kernels(elementwise="mosaic"), experts=True, shared=shared) == 7
         if fault == "shared":
 
             def without(branch: Any, *given: Any) -> Any:
@@ -292,8 +292,8 @@ def test_shared_experts_and_gates_are_checked(fault: str, found: str, monkeypatc
             monkeypatch.setattr(norms, "residual_norms", without)
         else:
             monkeypatch.setattr(hopper, "grouped_matmul", lambda *given, **rest: 1.1 * product(*given, **rest))
-        with pytest.raises(KernelError, match=f"glue kernel 'mosaic', {found}"):
-            small_checks(Kernels(glue="mosaic"), experts=True, shared=shared)
+        with pytest.raises(KernelError, match=f"elementwise kernel 'mosaic', {found}"):
+            small_checks(Kernels(elementwise="mosaic"), experts=True, shared=shared)
 
 
 def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
@@ -308,16 +308,16 @@ def forgetful(given: tuple[Any, ...], fault: dict[str, Any]) -> Any:
         ({"rope": PAIRS, "qk_norm": Norm(1e-6), "temperature": Temperature(4.0, 0.5)}, ("interleaved", False)),
     ],
 )
-def test_the_glue_is_checked_in_every_form_of_attention(
+def test_elementwise_kernels_are_checked_in_every_form_of_attention(
     form: dict[str, Any], fault: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V of another size than K, times a factor; interleaved pairs, a temperature. A kernel without one is refused."""
     right = rope.rotate_and_write
     with interpreted():
-        assert small_checks(Kernels(glue="mosaic"), attention=form) == 7
+        assert small_checks(Kernels(elementwise="mosaic"), attention=form) == 7
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*forgetful(given, dict([fault]))))
-        with pytest.raises(KernelError, match=r"glue kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
-            small_checks(Kernels(glue="mosaic"), attention=form)
+        with pytest.raises(KernelError, match=r"elementwise kernel 'mosaic', rotation and KV, 4 heads of 64/(32|64)"):
+            small_checks(Kernels(elementwise="mosaic"), attention=form)
 
 
 def other_scales(given: tuple[Any, ...]) -> Any:
@@ -331,14 +331,14 @@ def next_cells(given: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("fault", [other_scales, next_cells])
-def test_the_glue_is_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elementwise_kernels_are_checked_over_pages_of_8_bits(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of pages, with scales and without."""
-    right, kernels = rope.rotate_and_write, Kernels(glue="mosaic")
+    right, kernels = rope.rotate_and_write, Kernels(elementwise="mosaic")
     with interpreted():
         assert small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True) == 11
         monkeypatch.setattr(rope, "rotate_and_write", lambda *given: right(*fault(given)))
         with pytest.raises(
-            KernelError, match=r"glue kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
+            KernelError, match=r"elementwise kernel 'mosaic', KV in 8 bits, 4 heads of 64/64, 2 tokens, scales"
         ):
             small_checks(kernels, kv_dtype="float8_e4m3fn", scaled=True)
 

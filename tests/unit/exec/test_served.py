@@ -15,7 +15,7 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.state import state_shapes
 from jswa.exec.served import computes_rows_alone, unserved, what_serves
-from jswa.kernels import Facts, Kernels, kernel_of, resolve
+from jswa.kernels import DeviceFacts, Kernels, kernel_of, resolve
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.hopper.call import plan_of as attention_plan
 from pallas_kernels.experts.hopper.call import plan_of as experts_plan
@@ -28,20 +28,20 @@ from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments
 
 SIXTEEN, EIGHT = jnp.dtype("bfloat16"), jnp.dtype("float8_e4m3fn")
-HOPPER = Facts("gpu", 9.0, "bfloat16", deterministic=True)
+HOPPER = DeviceFacts("gpu", 9.0, "bfloat16", deterministic=True)
 
 
 @pytest.mark.parametrize(
     ("model", "kernel", "why"),
     [
-        ("gpt-oss-20b", ("glue", "mosaic"), None),
+        ("gpt-oss-20b", ("elementwise", "mosaic"), None),
         ("gpt-oss-20b", ("routing", "triton"), None),
         ("gpt-oss-20b", ("sampling", "triton"), None),
-        ("gemma-3-27b", ("glue", "mosaic"), None),
-        ("Olmo-3-7B", ("glue", "mosaic"), "qk_norm_all_heads"),
-        ("Llama-4-Scout", ("glue", "cpu"), "interleaved pairs"),
-        ("Mistral-7B-v0.1", ("glue", "cpu"), None),
-        ("Mistral-7B-v0.1", ("glue", "xla"), None),
+        ("gemma-3-27b", ("elementwise", "mosaic"), None),
+        ("Olmo-3-7B", ("elementwise", "mosaic"), "qk_norm_all_heads"),
+        ("Llama-4-Scout", ("elementwise", "cpu"), "interleaved pairs"),
+        ("Mistral-7B-v0.1", ("elementwise", "cpu"), None),
+        ("Mistral-7B-v0.1", ("elementwise", "xla"), None),
     ],
 )
 def test_kernels_tell_which_models_they_serve(model: str, kernel: tuple[str, str], why: str | None) -> None:
@@ -64,16 +64,16 @@ def test_the_sampling_kernel_serves_no_vocabulary_that_it_cannot_hold() -> None:
     assert "33554432" in str(unserved(kernel_of("sampling", "triton"), config, SIXTEEN))
 
 
-def test_glue_on_a_cpu_writes_no_pages_of_8_bits() -> None:
+def test_elementwise_on_a_cpu_writes_no_pages_of_8_bits() -> None:
     """On Hopper it does."""
     model = parse_config(CONFIGS["Mistral-7B-v0.1"], weights=False)
-    assert unserved(kernel_of("glue", "cpu"), model, EIGHT) == "writes no KV of 8 bits"
-    assert unserved(kernel_of("glue", "mosaic"), model, EIGHT) is None
+    assert unserved(kernel_of("elementwise", "cpu"), model, EIGHT) == "writes no KV of 8 bits"
+    assert unserved(kernel_of("elementwise", "mosaic"), model, EIGHT) is None
 
 
 def test_a_deterministic_engine_on_a_cpu_computes_rows_alone_unless_xla_multiplies_by_some_matrix() -> None:
     """Adapters' matrices, for one."""
-    chosen = resolve("auto", Facts("cpu", None, "float32", deterministic=True))
+    chosen = resolve("auto", DeviceFacts("cpu", None, "float32", deterministic=True))
     params = {
         "embed": jnp.ones((8, 4)),
         "layers.0.mlp.down": jnp.ones((1, 4, 32)),
@@ -126,7 +126,7 @@ def test_kernels_are_planned_for_the_multiprocessors_of_the_device() -> None:
 def test_a_model_that_a_kernel_does_not_support_is_refused_with_its_name(operation: str) -> None:
     """Here float32, without any GPU: kernels are traced before they are compiled."""
     model = parse_config(load_fixture("gpt_oss_base").config)
-    layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_blocks=9)
+    layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_slabs=9)
     bucket = Bucket(2, 2, decode=True)
     spec = PackSpec.of(bucket, page_size=16, max_rows=2, targets=False)
     named: dict[str, Any] = {operation: "mosaic"}

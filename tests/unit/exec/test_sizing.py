@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from jswa.cache.capacity import useful_blocks
+from jswa.cache.capacity import useful_slabs
 from jswa.cache.layout import KVLayout
 from jswa.config import EngineConfig, Limits, LoraRoom, resolve_limits
 from jswa.errors import ConfigError
@@ -150,8 +150,8 @@ def test_an_arena_that_does_not_fit_is_an_error_with_its_numbers(monkeypatch: py
     """Two lanes of 3,200 bytes: into one block each, and into what is free."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     layout = make_layout(4, 10, num_full=2, num_local=2)
-    limits = Limits(64, 4, 16, 4, num_blocks=20)
-    lane = 20 * layout.block_elems * 2
+    limits = Limits(64, 4, 16, 4, num_slabs=20)
+    lane = 20 * layout.slab_elems * 2
 
     def require(free: int, block: int) -> None:
         found: Any = [FakeDevice("gpu", 10 * lane, 10 * lane - free, block, 10 * lane)]
@@ -192,10 +192,10 @@ def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
     """All memory of the option, or of a GPU, is used; on a CPU without the option, as much as rows need."""
     layout = make_layout(4, 10, num_full=1, num_local=3)
     limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
-    useful = useful_blocks(layout, limits)
-    memory = 10 * useful * layout.block_bytes(4)
+    useful = useful_slabs(layout, limits)
+    memory = 10 * useful * layout.slab_bytes(4)
     found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
-    assert found.num_blocks == (10 * useful if all_of_it else useful)
+    assert found.num_slabs == (10 * useful if all_of_it else useful)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_scratch_is_measured_with_the_most_logits_that_exist_at_once(vocab: int,
 
 
 def test_no_program_needs_more_scratch_than_was_measured() -> None:
-    """Scratch is measured with an arena of two blocks; the programs of this runner have one of 800."""
+    """Scratch is measured with an arena of two slabs; the programs of this runner have one of 800."""
     model, params, layout, limits, _ = small_engine_parts()
     one_step = dataclasses.replace(limits, one_bucket=True)
     runner = Runner(model, params, layout, one_step, on_gpu=True)

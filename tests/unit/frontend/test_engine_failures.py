@@ -50,7 +50,7 @@ def failing(stage: str, function: Callable[..., Any], faults: Faults) -> Callabl
 
 def make_engine(faults: Faults) -> Engine:
     """Return an engine that fails at the stages among `faults`."""
-    limits, layout = Limits(64, 3, 16, 4, num_blocks=40), KVLayout.of(HYBRID, 4)
+    limits, layout = Limits(64, 3, 16, 4, num_slabs=40), KVLayout.of(HYBRID, 4)
     runner = FakeRunner(
         layout, limits, TEXTS, lambda slot: next(s for s in engine.scheduler.running if s.row_id == slot)
     )

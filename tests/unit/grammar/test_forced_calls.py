@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from jswa.grammar.compiler import Grammars
-from jswa.grammar.forms import Family, ToolError, forced_calls
+from jswa.grammar.forms import AnswerFamily, ToolError, forced_calls
 from jswa.text.answers.parser import AnswerParser
 from jswa.text.answers.template import shipped
 from tests.support.text.grammar import allowed_by, follow
@@ -53,7 +53,7 @@ def test_what_is_forced_is_read(family: str) -> None:
     template = template_of(family, tokenizer)
     grammars = Grammars(tokenizer, tokenizer.vocab_size, [tokenizer.vocab_size - 1], template.delimiters)
     vocabulary = grammars.vocabulary
-    whole = Family(template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
+    whole = AnswerFamily(template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
 
     @settings(suppress_health_check=list(HealthCheck), max_examples=settings().max_examples // 4)
     @given(TOOL_NAMES, st.dictionaries(NAMES, SCHEMAS, max_size=3), st.randoms(use_true_random=False))

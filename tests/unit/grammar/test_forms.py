@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from jswa.grammar.compiler import Grammars
-from jswa.grammar.forms import Family, ToolError, forced_calls, shaped_content, strict_calls
+from jswa.grammar.forms import AnswerFamily, ToolError, forced_calls, shaped_content, strict_calls
 from jswa.grammar.matching.llg import Matcher
 from jswa.grammar.schema import SchemaError
 from jswa.text.answers.parser import AnswerParser
@@ -60,7 +60,7 @@ class Model:
         ends = [token for text in ENDS if (token := self.tokenizer.backend.token_to_id(text)) is not None]
         self.grammars = Grammars(self.tokenizer, self.tokenizer.vocab_size, ends, self.template.delimiters)
         vocabulary = self.grammars.vocabulary
-        self.family = Family(self.template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
+        self.family = AnswerFamily(self.template.writes, vocabulary.special, frozenset(vocabulary.end_ids))
 
     def matcher(self, text: str) -> Matcher:
         return self.grammars.add(text).matcher()
@@ -235,7 +235,7 @@ def test_a_template_of_ones_own_tells_by_its_delimiters() -> None:
     del pattern["fields"]["tool_calls"]["open"]
     unknown = compile_template(pattern, tokenizer).writes
     with pytest.raises(SchemaError, match="does not say how calls are written"):
-        forced_calls(Family(unknown, {}, frozenset()), [TIME], "may", parallel=True)
+        forced_calls(AnswerFamily(unknown, {}, frozenset()), [TIME], "may", parallel=True)
     wrongs: list[Any] = [
         {"calls": {"text": "x"}},
         {"talk": {}},

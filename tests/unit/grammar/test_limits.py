@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jswa.errors import InvalidSampling
 from jswa.grammar.compiler import Grammars
-from jswa.grammar.forms import Family, ToolError, forced_calls
+from jswa.grammar.forms import AnswerFamily, ToolError, forced_calls
 from jswa.grammar.schema import SchemaError
 from jswa.grammar.size import limits
 from jswa.text.answers.template import compile_template, shipped
@@ -194,7 +194,7 @@ def test_a_choice_that_is_no_list_of_strings_is_refused(choice: Any) -> None:
 
 def test_the_tools_of_a_request_count_together(grammars: Grammars) -> None:
     template = compile_template(shipped()["hermes"], tokenizer_of(()))
-    family = Family(template.writes, grammars.vocabulary.special, frozenset(grammars.vocabulary.end_ids))
+    family = AnswerFamily(template.writes, grammars.vocabulary.special, frozenset(grammars.vocabulary.end_ids))
     tools = [{"name": f"f{i}", "parameters": record(1, {"type": "integer", "multipleOf": 9_001})} for i in range(10)]
     forced_calls(family, tools[:3], "done", parallel=True)
     with pytest.raises(ToolError, match="30000 as the sum") as found:
@@ -329,7 +329,7 @@ def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]
     writes = compile_template(shipped()[family], tokenizer_of(())).writes
     tools = [{"name": "f", "parameters": {"properties": {"a": schema}} if inside else schema}]
     with suppress(SchemaError):
-        forced_calls(Family(writes, {}, frozenset()), tools, "done", parallel=True)
+        forced_calls(AnswerFamily(writes, {}, frozenset()), tools, "done", parallel=True)
 
 
 def test_the_documentation_lists_the_limits() -> None:

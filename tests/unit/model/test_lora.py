@@ -14,7 +14,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import Adapters, check_adapters, load_adapters
+from jswa.model.weights.lora_files import AdapterWeights, check_adapters, load_adapters
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import Fixture, adapter_names, load_adapter, load_fixture
 from tests.parity.sketch import sketch
@@ -96,7 +96,7 @@ def test_adapters_are_scaled_in_float32_and_cast_once(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(found), value.astype(jnp.bfloat16))
 
 
-def load(folder: Path, **loras: Lora) -> tuple[ModelConfig, Params, Adapters]:
+def load(folder: Path, **loras: Lora) -> tuple[ModelConfig, Params, AdapterWeights]:
     """Load a checkpoint, and adapters that are written beside it."""
     model, params = load_checkpoint(folder, FLOAT32)
     folders = {name: lora.write(folder / "adapters" / name) for name, lora in loras.items()}

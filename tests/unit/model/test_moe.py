@@ -14,8 +14,8 @@ from jswa.architecture import LayerConfig, MlpConfig, MoeConfig, Norm, RouterCon
 from jswa.forms.base.form import Form
 from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
 from jswa.model.binding import bind, param_shapes
-from jswa.model.glue.routing import route
 from jswa.model.moe import Moe
+from jswa.model.routing import route
 from jswa.model.transformer import Decoder
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation

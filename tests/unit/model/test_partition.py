@@ -10,7 +10,7 @@ import pytest
 from jswa.architecture import MlpConfig, ModelConfig, MoeConfig, Norm, RouterConfig
 from jswa.cache.layout import KVLayout
 from jswa.errors import ConfigError
-from jswa.model.partition import Cut, cut_of, shard_config
+from jswa.model.partition import ShardCut, cut_of, shard_config
 from tests.support.builders import make_layer, make_model
 
 D, D_V, HIDDEN, EXPERTS = 6, 4, 24, 8
@@ -26,7 +26,7 @@ def model_of(heads: int, kv_heads: int, **changes: Any) -> ModelConfig:
     return dataclasses.replace(make_model(*layers), vocab_size=96)
 
 
-def shard_of(cut: Cut | None, whole: np.ndarray, device: int) -> np.ndarray:
+def shard_of(cut: ShardCut | None, whole: np.ndarray, device: int) -> np.ndarray:
     """Return a device's shard of an array."""
     assert cut is not None
     return np.concatenate([np.take(whole, range(*run), axis=cut.axis) for run in cut.ranges[device]], axis=cut.axis)
@@ -125,7 +125,7 @@ def test_each_device_stores_matching_gate_and_up_columns(name: str) -> None:
 def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
     """The other devices add zeros, so the sum over devices has the bias once."""
     cut = cut_of("layers.0.mlp.down_bias", (5,), model_of(8, 4), 4)
-    assert cut == Cut(-1, (((0, 5),), (), (), ()))
+    assert cut == ShardCut(-1, (((0, 5),), (), (), ()))
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_a_model_that_cannot_be_split_is_refused(model: ModelConfig, message: st
 def test_each_device_needs_kv_memory_for_its_own_heads_only() -> None:
     """Half the KV heads need half the bytes; a device stores at least one KV head."""
     model = model_of(8, 4)
-    sizes = [KVLayout.of(shard_config(model, devices), 4).block_bytes(2) for devices in (1, 2, 4, 8)]
+    sizes = [KVLayout.of(shard_config(model, devices), 4).slab_bytes(2) for devices in (1, 2, 4, 8)]
     assert [sizes[0] // size for size in sizes] == [1, 2, 4, 4]
     assert shard_config(model, 1) is model

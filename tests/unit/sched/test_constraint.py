@@ -44,8 +44,8 @@ def allowed_by(found: Constraint, text: list[int], vocab: int) -> Bool[np.ndarra
     return np.array([bool(bits[token // 32] & 0xFFFFFFFF & (1 << (token % 32))) for token in range(vocab)])
 
 
-def test_a_request_without_extras_has_no_constraint() -> None:
-    """Temperature, its limits, stop tokens and log probabilities need no extras."""
+def test_a_request_without_logits_state_has_no_constraint() -> None:
+    """Temperature, its limits, stop tokens and log probabilities need no logits state."""
     params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, stop_token_ids=[3], logprobs=2)
     assert make_constraint(params, 40, PROMPT, frozenset({3}), ()) is None
     assert make_constraint(SamplingParams(logit_bias={}), 40, PROMPT, frozenset(), ()) is None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.sched.drafts.choice import Chances, Choice, best_length
+from jswa.sched.drafts.choice import Chances, DraftChoice, best_length
 from jswa.sched.drafts.watch import Hits
 from tests.support.builders import share
 
@@ -54,7 +54,7 @@ def simulate(
     `changes`: from this step on, the chance of a first draft is another.
     """
     rng, rows, times = np.random.default_rng(seed), ROWS[name], TIMES[name]
-    choice, ids = Choice(rows), np.arange(rows)
+    choice, ids = DraftChoice(rows), np.arange(rows)
     tokens = seconds = 0.0
     for step in range(steps):
         if changes is not None and step == changes[0]:
@@ -102,7 +102,7 @@ def test_rows_that_begin_to_copy_are_noticed(name: str) -> None:
 
 def test_the_counts_of_a_row_end_with_it() -> None:
     """Another sequence in the row has the chances of all rows."""
-    choice = Choice(2)
+    choice = DraftChoice(2)
     for _ in range(20):
         choice.note(np.array([0]), np.array([3]), np.array([3]))
         choice.note(np.array([1]), np.array([3]), np.array([0]))
@@ -116,7 +116,7 @@ def test_the_counts_of_a_row_end_with_it() -> None:
 @pytest.mark.parametrize(("finding", "wanted"), [(0.0, 1), (0.25, 1), (0.5, 3), (1.0, 7)])
 def test_a_step_has_room_for_the_rows_that_find_drafts(finding: float, wanted: int) -> None:
     """Right drafts for a quarter of the rows fit in the tokens of one draft per row; nothing is gained by more."""
-    choice, ids = Choice(16, watched=True, most=7), np.arange(16)
+    choice, ids = DraftChoice(16, watched=True, most=7), np.arange(16)
     for step in range(60):
         kept = (0, 1, 3, 7)[step % 4]
         choice.took(16, kept, {0: 1.0, 1: 1.3, 3: 1.8, 7: 2.6}[kept] / 1e3)
@@ -143,7 +143,7 @@ def test_one_row_gets_no_more_drafts_than_its_step_has() -> None:
 def test_a_row_that_follows_a_text_again_is_noticed_at_once() -> None:
     """Behind many wrong drafts three right ones in a row say more, but not two, nor three that a wrong one follows."""
     ids = np.arange(4)
-    choice = Choice(4, watched=True)
+    choice = DraftChoice(4, watched=True)
     wrong = np.zeros((4, 16), bool)
     for _ in range(4):
         choice.watched(Hits(ids, wrong, np.full(4, 16)))

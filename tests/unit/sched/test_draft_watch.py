@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.sched.drafts.choice import Choice
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.sched.drafts.watch import Hits, Watch
 from jswa.sched.rows import Rows
 from tests.support.builders import share
@@ -105,7 +105,7 @@ def test_few_rows_are_compared_like_many(
 def test_the_choice_of_no_drafts_holds_while_nothing_is_found() -> None:
     """Rows that have begun just now are chosen for anew: of them less has been compared."""
     choice, ids, none = (
-        Choice(2, watched=True),
+        DraftChoice(2, watched=True),
         np.arange(2),
         Hits(np.arange(2), np.zeros((2, 16), bool), np.full(2, 16)),
     )
@@ -128,7 +128,7 @@ def test_the_choice_of_no_drafts_holds_while_nothing_is_found() -> None:
 
 def test_hits_make_a_row_draft() -> None:
     """No step is spent on trials while hits are rare; as soon as they are many, drafts are tried, and then chosen."""
-    choice, ids = Choice(1, watched=True), np.arange(1)
+    choice, ids = DraftChoice(1, watched=True), np.arange(1)
     times = {0: 1e-3, 1: 1.1e-3, 3: 1.2e-3, 7: 1.5e-3}
 
     def run(hits: list[bool]) -> list[int]:

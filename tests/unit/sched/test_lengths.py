@@ -22,9 +22,9 @@ MODEL = TextModel(1000)
 PROMPT = list(range(9))
 
 
-def make_loop(advance: Callable[[int], int], *, drafts: int = 3, blocks: int = 60, tokens: int = 16) -> Loop:
+def make_loop(advance: Callable[[int], int], *, drafts: int = 3, slabs: int = 60, tokens: int = 16) -> Loop:
     """Return a loop whose rows run so many drafts a step."""
-    return Loop(HYBRID, Limits(200, 4, tokens, 4, num_blocks=1 + blocks), MODEL, drafts, advance)
+    return Loop(HYBRID, Limits(200, 4, tokens, 4, num_slabs=1 + slabs), MODEL, drafts, advance)
 
 
 def steps(loop: Loop) -> Iterator[tuple[StepPlan | None, list[TokenEvent]]]:
@@ -86,7 +86,7 @@ def test_drafts_take_what_prompts_leave_of_a_step() -> None:
         loop = (
             make_loop(lambda most: most, drafts=drafts)
             if drafts
-            else Loop(HYBRID, Limits(200, 4, 16, 4, num_blocks=61), MODEL)
+            else Loop(HYBRID, Limits(200, 4, 16, 4, num_slabs=61), MODEL)
         )
         for name in "ab":
             loop.scheduler.add(make_request(name, [ord(name)] * 3, length=60))
@@ -105,7 +105,7 @@ def test_drafts_preempt_no_row() -> None:
     found = []
     for drafts in (0, 7):
         advance = (lambda most: 1) if drafts else None
-        loop = Loop(HYBRID, Limits(80, 4, 64, 4, num_blocks=19, prefix_cache=False), MODEL, drafts, advance)
+        loop = Loop(HYBRID, Limits(80, 4, 64, 4, num_slabs=19, prefix_cache=False), MODEL, drafts, advance)
         for number in range(4):
             loop.scheduler.add(make_request(f"{number}", [number] * 5, length=34))
         for _ in steps(loop):

@@ -41,7 +41,7 @@ BAD_DOCUMENT = extended(extended([1], 24, fails=True), 60)  # the second of four
 
 def make_loop(layout: str = "hybrid", *, rows: int = 8) -> Loop:
     """Return a loop with chunks of 16 tokens and memory for all texts."""
-    return Loop(LAYOUTS[layout], Limits(64, rows, 16, 4, num_blocks=400), MODEL)
+    return Loop(LAYOUTS[layout], Limits(64, rows, 16, 4, num_slabs=400), MODEL)
 
 
 def add(loop: Loop, name: str, prompt: list[int], *, new: int = 3, salt: str = "") -> None:

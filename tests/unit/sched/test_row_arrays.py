@@ -13,7 +13,7 @@ from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence, Status
 from tests.support.builders import make_layout, make_request
 
-LIMITS = Limits(400, 4, 16, 4, num_blocks=41)
+LIMITS = Limits(400, 4, 16, 4, num_slabs=41)
 
 
 def begin(rows: Rows, sequence: Sequence, *, table: LeaseTable | None = None) -> None:

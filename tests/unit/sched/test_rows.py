@@ -1,4 +1,4 @@
-"""Sampling columns, extras and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
+"""Sampling columns, logits state and masks of rows (jswa/sched/rows.py), alone and in the scheduler."""
 
 import dataclasses
 from collections.abc import Collection, Iterator
@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
-from jswa.plan import COLUMNS, ExtrasEntry, Request, RequestOptions, RowMask, StepPlan, Words
+from jswa.plan import COLUMNS, LogitsEntry, Request, RequestOptions, RowMask, StepPlan, Words
 from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
@@ -72,7 +72,7 @@ def columns_of(sequence: Sequence) -> dict[str, Any]:
     return dict(zip(COLUMNS, record, strict=True))
 
 
-def bits_of_row(entry: ExtrasEntry | None) -> Int[np.ndarray, " 2"]:
+def bits_of_row(entry: LogitsEntry | None) -> Int[np.ndarray, " 2"]:
     """Return the mask of a row on the device after its beginning."""
     assert entry is not None
     return entry.allowed.words(np.arange(2))
@@ -95,7 +95,7 @@ def mask_at(masks: Masks, sequence: Sequence, position: int) -> RowMask | None:
 
 
 def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None:
-    """Floats and keys as their bits; top_k -1 becomes 0; a row without extras names a row past all others."""
+    """Floats and keys as their bits; top_k -1 becomes 0; a row without logits state names a row past all others."""
     params: dict[str, Any] = {"temperature": 0.5, "top_k": -1, "top_p": 0.25, "min_p": 0.125, "top_n_sigma": -1}
     sequence = make_sequence(make_request("a", [1, 2, 3], **params))
     assert masks_of(sequence).admit(sequence) is None
@@ -104,13 +104,13 @@ def test_columns_contain_the_sampling_parameters_and_the_prompt_length() -> None
     assert [columns[name].view(np.float32) for name in names] == [0.5, 0.25, 0.125, 1.0, 0.0, 0.0]
     assert (columns["top_k"], columns["top_n_sigma"], columns["prompt_length"]) == (0, 0, 3)
     assert (columns["key_high"], columns["key_low"].view(np.uint32)) == (7, 2**32 - 1)
-    assert columns["extras"] >= 3
+    assert columns["logits_state"] >= 3
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
     sequence = make_sequence(make_request("b", [1], **penalties))
     entry, columns = masks_of(sequence).admit(sequence), columns_of(sequence)
     assert [columns[name].view(np.float32) for name in names[3:]] == [1.5, -0.5, 0.75]
     assert entry is not None
-    assert columns["extras"] == entry.row_id == sequence.row_id
+    assert columns["logits_state"] == entry.row_id == sequence.row_id
 
 
 @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ class Steps:
 
 def make_steps(rows: int) -> Steps:
     """Return a scheduler with plenty of pages."""
-    return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_blocks=400)))
+    return Steps(Scheduler(LAYOUT, Limits(30, rows, 64, LAYOUT.page_size, num_slabs=400)))
 
 
 @pytest.mark.parametrize(
     "params",
     [{"repetition_penalty": 1.05}, {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [9, 3]}, {"min_tokens": 2}],
 )
-def test_every_row_can_have_extras(params: dict[str, Any]) -> None:
+def test_every_row_can_have_logits_state(params: dict[str, Any]) -> None:
     """A checkpoint with a repetition penalty of its own runs at all rows, and holds no other request back."""
     steps = make_steps(rows=40)
     for index in range(39):
@@ -238,7 +238,7 @@ def test_every_row_can_have_extras(params: dict[str, Any]) -> None:
     plan = steps.step()
     assert plan is not None
     assert plan.num_rows == 40
-    assert len({entry.row_id for entry in plan.extras}) == 39
+    assert len({entry.row_id for entry in plan.logits_state}) == 39
     while steps.scheduler.has_work():
         steps.step()
 

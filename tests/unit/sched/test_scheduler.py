@@ -25,9 +25,9 @@ HYBRID = make_layout(4, 6, num_full=1, num_local=2)
 MODEL = TextModel(1000)
 
 
-def make_loop(layout: KVLayout, *, blocks: int, rows: int = 4, tokens: int = 16, length: int = 40) -> Loop:
-    """Return a loop on an arena of `blocks` usable blocks."""
-    return Loop(layout, Limits(length, rows, tokens, layout.page_size, num_blocks=1 + blocks), MODEL)
+def make_loop(layout: KVLayout, *, slabs: int, rows: int = 4, tokens: int = 16, length: int = 40) -> Loop:
+    """Return a loop on an arena of `slabs` usable slabs."""
+    return Loop(layout, Limits(length, rows, tokens, layout.page_size, num_slabs=1 + slabs), MODEL)
 
 
 def find(loop: Loop, name: str) -> Sequence:
@@ -48,7 +48,7 @@ def run(loop: Loop) -> list[TokenEvent]:
 def test_a_long_generation_never_holds_more_than_the_window(layers: tuple[int, int], count: int) -> None:
     """W = 64, p = 16: at most touch(W) + 1 local pages at every step, and each step reads back its whole window."""
     layout = make_layout(16, 64, num_full=layers[0], num_local=layers[1])
-    loop = make_loop(layout, blocks=2000, length=100 + count, tokens=32)
+    loop = make_loop(layout, slabs=2000, length=100 + count, tokens=32)
     prompt = list(range(100))
     loop.scheduler.add(make_request("long", prompt, length=100 + count))
     cache = loop.scheduler.cache
@@ -66,7 +66,7 @@ def test_a_decode_row_gets_a_local_page_before_it_frees_one() -> None:
     """Inside a plan, before it slides, it holds at most touch(W) local pages."""
     layout = make_layout(16, 64, num_full=1, num_local=2)
     pool_of_five = 1 + (layout.touch(64) * 2 + 32) // 2
-    loop = Loop(layout, Limits(500, 1, 1, 16, num_blocks=pool_of_five), MODEL)
+    loop = Loop(layout, Limits(500, 1, 1, 16, num_slabs=pool_of_five), MODEL)
     assert loop.scheduler.capacity == 500
     loop.scheduler.add(make_request("a", [1], length=500))
     assert len(run(loop)) == 499
@@ -74,7 +74,7 @@ def test_a_decode_row_gets_a_local_page_before_it_frees_one() -> None:
 
 def test_requests_run_in_order_of_arrival() -> None:
     """With one row at a time, requests finish in order of arrival, whatever their lengths."""
-    loop = make_loop(FULL, blocks=40, rows=1)
+    loop = make_loop(FULL, slabs=40, rows=1)
     for name, length in (("long", 30), ("short", 5), ("middle", 12)):
         loop.scheduler.add(make_request(name, [1, 2], length=length))
     ends = [event.request_id for event in run(loop) if event.finish_reason]
@@ -83,16 +83,16 @@ def test_requests_run_in_order_of_arrival() -> None:
 
 def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_pages() -> None:
     """The head of the queue blocks the queue, so that long prompts do not starve."""
-    loop = make_loop(FULL, blocks=6)
+    loop = make_loop(FULL, slabs=6)
     for name, prompt, length in (("running", 11, 14), ("big", 13, 14), ("small", 1, 3)):
         loop.scheduler.add(make_request(name, [1] * prompt, length=length))
     assert list(dict.fromkeys(event.request_id for event in run(loop))) == ["running", "big", "small"]
 
 
-@pytest.mark.parametrize(("blocks", "admitted"), [(10, True), (9, False)])
-def test_admission_beside_a_decode_row_follows_the_formula_exactly(blocks: int, admitted: bool) -> None:
-    """Claimed: resident(10) = 3 + 2 · 3 slots. Alone a prompt of 9 needs 3 + 2 · touch(10): 20 slots, 10 blocks."""
-    loop = make_loop(HYBRID, blocks=blocks, length=20)
+@pytest.mark.parametrize(("slabs", "admitted"), [(10, True), (9, False)])
+def test_admission_beside_a_decode_row_follows_the_formula_exactly(slabs: int, admitted: bool) -> None:
+    """Claimed: resident(10) = 3 + 2 · 3 slots. Alone a prompt of 9 needs 3 + 2 · touch(10): 20 slots, 10 slabs."""
+    loop = make_loop(HYBRID, slabs=slabs, length=20)
     loop.scheduler.add(make_request("a", [1] * 9, length=20))
     loop.step()
     loop.scheduler.add(make_request("b", [2] * 9, length=10))
@@ -101,10 +101,10 @@ def test_admission_beside_a_decode_row_follows_the_formula_exactly(blocks: int, 
     assert {event.request_id for event in run(loop) if event.finish_reason == "length"} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("blocks", "admitted"), [(16, True), (15, False)])
-def test_admission_beside_a_prefill_keeps_the_reserve_of_the_step(blocks: int, admitted: bool) -> None:
-    """Claimed: resident(34) = 9 + 2 · 3 slots. A prompt of 3 needs 1 + 2 · 2, the step 2 · (16/4 + 2): 16 blocks."""
-    loop = make_loop(HYBRID, blocks=blocks, length=40)
+@pytest.mark.parametrize(("slabs", "admitted"), [(16, True), (15, False)])
+def test_admission_beside_a_prefill_keeps_the_reserve_of_the_step(slabs: int, admitted: bool) -> None:
+    """Claimed: resident(34) = 9 + 2 · 3 slots. A prompt of 3 needs 1 + 2 · 2, the step 2 · (16/4 + 2): 16 slabs."""
+    loop = make_loop(HYBRID, slabs=slabs, length=40)
     loop.scheduler.add(make_request("a", [1] * 33, length=40))
     loop.scheduler.add(make_request("b", [2] * 3, length=10))
     loop.step()
@@ -114,7 +114,7 @@ def test_admission_beside_a_prefill_keeps_the_reserve_of_the_step(blocks: int, a
 
 def test_a_prompt_that_can_never_fit_is_refused() -> None:
     """At once, with the field, the value and the limit in the error; a prompt of one token less is accepted."""
-    loop = make_loop(FULL, blocks=5)
+    loop = make_loop(FULL, slabs=5)
     assert loop.scheduler.capacity == 20
     with pytest.raises(PromptTooLong) as refused:
         loop.scheduler.add(make_request("a", [1] * 20, length=40))
@@ -128,7 +128,7 @@ def test_a_prompt_that_can_never_fit_is_refused() -> None:
 
 def test_a_row_preempted_in_flight_keeps_its_token() -> None:
     """The token of its step is applied first; then the row waits again, before all later requests."""
-    loop = make_loop(FULL, blocks=4)
+    loop = make_loop(FULL, slabs=4)
     for name, prompt in (("old", 3), ("young", 9), ("late", 3)):
         loop.scheduler.add(make_request(name, [ord(name[0]), *range(prompt - 1)], length=prompt + 6))
     young = find(loop, "young")
@@ -156,7 +156,7 @@ def test_a_row_that_may_have_ended_preempts_no_other() -> None:
     """It waits one step for its token in flight: here that token ends it, and no row is preempted."""
     prompt = [1, 2, 3]
     end = MODEL.generate(prompt, (), 5)[0][1]
-    loop = make_loop(FULL, blocks=4)
+    loop = make_loop(FULL, slabs=4)
     loop.scheduler.add(make_request("ends", prompt, length=9, stop_ids=[end]))
     loop.scheduler.add(make_request("other", [4] * 9, length=15))
     assert [event.finish_reason for event in run(loop) if event.finish_reason] == ["stop", "length"]
@@ -165,7 +165,7 @@ def test_a_row_that_may_have_ended_preempts_no_other() -> None:
 
 def test_the_youngest_row_is_preempted() -> None:
     """The last request gives its pages to the first one; the row between them keeps its own."""
-    loop = make_loop(FULL, blocks=5)
+    loop = make_loop(FULL, slabs=5)
     for name, prompt, length in (("old", 3, 8), ("middle", 6, 11), ("young", 6, 11)):
         loop.scheduler.add(make_request(name, [1] * prompt, length=length))
     while not loop.scheduler.preemptions:
@@ -181,7 +181,7 @@ def test_a_length_stop_costs_no_step_and_an_end_token_one() -> None:
     prompt = [5, 6, 7]
     tokens, _ = MODEL.generate(prompt, (), 13)
     for stop_ids, steps in (((), 10), ((tokens[4],), 6)):
-        loop = make_loop(HYBRID, blocks=40)
+        loop = make_loop(HYBRID, slabs=40)
         loop.scheduler.add(make_request("a", prompt, length=13, stop_ids=stop_ids))
         events = run(loop)
         assert loop.runner.launches == steps
@@ -193,14 +193,14 @@ def test_an_end_token_of_the_model_gives_no_stop_reason() -> None:
     """As in vLLM: only a stop token that the request asked for is named."""
     token = MODEL.generate([1], (), 2)[0][0]
     request = make_request("a", [1], length=9)
-    loop = make_loop(FULL, blocks=40)
+    loop = make_loop(FULL, slabs=40)
     loop.scheduler.add(type(request)(**{**vars(request), "stop_ids": frozenset([token])}))
     assert [event[:4] for event in run(loop)] == [("a", token, "stop", None)]
 
 
 def test_an_aborted_row_in_flight_gives_no_more_events() -> None:
     """Its pages are free at once, the token in flight is dropped, and the id can be used again."""
-    loop = make_loop(HYBRID, blocks=40)
+    loop = make_loop(HYBRID, slabs=40)
     loop.scheduler.add(make_request("a", [1, 2], length=20))
     loop.step()
     loop.step()
@@ -215,7 +215,7 @@ def test_an_aborted_row_in_flight_gives_no_more_events() -> None:
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     """The other rows of the batch continue."""
-    loop = make_loop(HYBRID, blocks=40)
+    loop = make_loop(HYBRID, slabs=40)
     for name in "ab":
         loop.scheduler.add(make_request(name, [ord(name)], length=4))
     plan = loop.scheduler.plan()
@@ -228,7 +228,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
 
 def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
     """Decode rows come first in the token budget; a prompt gets the rest, and samples only at its end."""
-    loop = make_loop(FULL, blocks=40, tokens=8)
+    loop = make_loop(FULL, slabs=40, tokens=8)
     loop.scheduler.add(make_request("a", [1, 2], length=20))
     loop.step()
     loop.scheduler.add(make_request("b", list(range(17)), length=20))
@@ -245,7 +245,7 @@ def test_prefill_chunks_and_decode_rows_share_a_step() -> None:
 
 def test_each_move_is_in_one_plan_and_in_order() -> None:
     """Also moves of a `plan` that had nothing to run: they are carried out before the next step."""
-    scheduler = make_loop(FULL, blocks=40).scheduler
+    scheduler = make_loop(FULL, slabs=40).scheduler
     scheduler.cache.moves = [Move(5, 9, rename=True), Move(9, 3, rename=False)]
     assert scheduler.plan() is None
     scheduler.add(make_request("a", [1], length=5))
@@ -255,7 +255,7 @@ def test_each_move_is_in_one_plan_and_in_order() -> None:
 
 def test_a_request_id_that_runs_cannot_be_added_again() -> None:
     """Events have no other key."""
-    loop = make_loop(FULL, blocks=40)
+    loop = make_loop(FULL, slabs=40)
     loop.scheduler.add(make_request("a", [1], length=3))
     with pytest.raises(EngineError, match="'a' is already running"):
         loop.scheduler.add(make_request("a", [1], length=3))
@@ -263,7 +263,7 @@ def test_a_request_id_that_runs_cannot_be_added_again() -> None:
 
 def test_a_step_has_as_many_events_as_it_yields() -> None:
     """Tokens of requests that go on, and the last of one that ends."""
-    loop = make_loop(FULL, blocks=40)
+    loop = make_loop(FULL, slabs=40)
     for name, length in (("a", 4), ("b", 9), ("c", 9)):
         loop.scheduler.add(make_request(name, [1], length=length))
     counts = set()
@@ -276,7 +276,7 @@ def test_a_step_has_as_many_events_as_it_yields() -> None:
 
 def test_the_cache_learns_where_prompts_and_texts_end() -> None:
     """Requests go on from there more often than from elsewhere. A place is what it was last: here a prompt's end."""
-    loop = make_loop(HYBRID, blocks=40)
+    loop = make_loop(HYBRID, slabs=40)
     loop.scheduler.add(make_request("a", list(range(6)), length=11))
     text = [*range(6), *(event.token for event in run(loop) if event.token is not None)]
 
@@ -294,7 +294,7 @@ def test_the_cache_learns_where_prompts_and_texts_end() -> None:
 @pytest.mark.parametrize("cached", [0, 4, 12, 20])
 def test_the_device_gets_the_last_tokens_before_a_row_with_bad_words(cached: int) -> None:
     """As many as a bad word has, though the row does not run those that the cache had."""
-    loop, prompt = make_loop(FULL, blocks=40), list(range(100, 124))
+    loop, prompt = make_loop(FULL, slabs=40), list(range(100, 124))
     if cached:
         loop.scheduler.add(make_request("before", prompt[:cached], length=cached + 2))
         run(loop)
@@ -302,14 +302,14 @@ def test_the_device_gets_the_last_tokens_before_a_row_with_bad_words(cached: int
     loop.scheduler.add(dataclasses.replace(make_request("a", prompt, length=30), constraint=constraint))
     plan = loop.scheduler.plan()
     assert plan is not None
-    (entry,) = plan.extras
+    (entry,) = plan.logits_state
     assert entry.start == cached
     assert entry.recent.tolist() == prompt[max(0, cached - BAN_TOKENS) : cached]
 
 
 def test_steps_must_be_applied_in_order() -> None:
     """Otherwise every row would get tokens of another step."""
-    scheduler: Scheduler = make_loop(FULL, blocks=40).scheduler
+    scheduler: Scheduler = make_loop(FULL, slabs=40).scheduler
     scheduler.add(make_request("a", [1], length=5))
     plans = [scheduler.plan(), scheduler.plan()]
     assert plans[1] is not None
@@ -329,7 +329,7 @@ def test_steps_must_be_applied_in_order() -> None:
 )
 def test_a_miss_names_why_the_cache_was_not_searched(cache: bool, params: dict[str, Any], reason: str) -> None:
     """What the request asked is named only if it is the reason: without a cache that is "disabled"."""
-    loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_blocks=40, prefix_cache=cache), MODEL)
+    loop = Loop(HYBRID, Limits(40, 4, 16, HYBRID.page_size, num_slabs=40, prefix_cache=cache), MODEL)
     request = make_request("a", [1, 2, 3, 4, 5, 6], length=8)
     loop.scheduler.add(dataclasses.replace(request, params=SamplingParams(**params)))
     loop.launch()

@@ -9,7 +9,7 @@ import pytest
 
 from jswa.architecture import Reach
 from jswa.config import Limits
-from pallas_kernels.attention.rows import Attend
+from pallas_kernels.attention.rows import AttentionParams
 from tests.support.builders import make_layout, make_request
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
@@ -25,7 +25,7 @@ def test_host_and_kernels_see_the_same_keys(size: int, chunked: bool) -> None:
     positions = np.unique(np.clip([k * size + d for k in (0, 1, 2, 16) for d in (-2, -1, 0, 1, 2)], 0, None))
     first = [position // size * size if chunked else max(0, position - size + 1) for position in positions.tolist()]
     assert [reach.first_visible(position) for position in positions.tolist()] == first
-    attend = Attend(1.0, chunk=size) if chunked else Attend(1.0, window=size)
+    attend = AttentionParams(1.0, chunk=size) if chunked else AttentionParams(1.0, window=size)
     assert attend.first_visible(jnp.asarray(positions, jnp.int32)).tolist() == first
     for key in positions.tolist():
         hidden = reach.hidden_from(key)
@@ -53,7 +53,7 @@ def test_rows_read_their_own_pages_in_windows_of_1024_keys(reach: Reach) -> None
     layout, model = make_layout(PAGE, reach, num_full=1, num_local=2), TextModel(50)
     length = 2_400
     slots = 2 * layout.resident_slots(length) + layout.step_reserve_slots(CHUNK, 2)
-    limits = Limits(length, 2, CHUNK, PAGE, num_blocks=4 + slots // layout.pages_per_block)
+    limits = Limits(length, 2, CHUNK, PAGE, num_slabs=4 + slots // layout.pages_per_slab)
     loop, rng = Loop(layout, limits, model), np.random.default_rng(0)
     texts = [rng.integers(0, 50, size).tolist() for size in (2_250, 2_113)]
     for turn in range(2):

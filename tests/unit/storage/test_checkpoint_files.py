@@ -16,7 +16,7 @@ from jswa.model.hf.config import load_config
 from jswa.model.hf.peft import read_lora_config
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import check_adapters
-from jswa.model.weights.safetensors_files import Reader, stored_tensors, weights_fingerprint
+from jswa.model.weights.safetensors_files import TensorReader, stored_tensors, weights_fingerprint
 from jswa.storage.checkpoint_files import open_file, read_file
 from jswa.storage.convert import convert
 from jswa.storage.hub import TINY
@@ -63,7 +63,7 @@ def read_all(folder: Path) -> None:
     assert template.sources.keys() == {"default", "tool_use"}
     find_template(folder, tokenizer, template.sources["default"])
     tensors = stored_tensors(folder)
-    with Reader(tensors):
+    with TensorReader(tensors):
         weights_fingerprint(folder)
 
 

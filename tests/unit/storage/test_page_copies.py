@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from jswa.architecture import Reach
 from jswa.cache.moves import origins
-from jswa.storage.page_copies import Reading, Writing
+from jswa.storage.page_copies import SlotReading, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 from tests.support.builders import LAYOUTS, share
@@ -19,7 +19,7 @@ from tests.unit.storage.test_snapshot import SHAPES, Traffic, make_loop, read
 shapes = given(
     layers=st.sampled_from(list(LAYOUTS.values())),
     shape=st.sampled_from(SHAPES),
-    blocks=st.integers(8, 60),
+    slabs=st.integers(8, 60),
     seed=st.integers(0, 2**32 - 1),
 )
 
@@ -34,12 +34,12 @@ def room(loop: Loop, count: int) -> list[Int[np.ndarray, "n p"]]:
     return [np.full((count, array.shape[1]), -7, array.dtype) for array in loop.runner.memory]
 
 
-def begin_reading(loop: Loop) -> tuple[Captured, list[Int[np.ndarray, "n p"]], Reading]:
+def begin_reading(loop: Loop) -> tuple[Captured, list[Int[np.ndarray, "n p"]], SlotReading]:
     """Capture the cache, and begin to read its pages."""
     cache = loop.scheduler.cache
     taken = capture(cache.prefix, "")
     contents = room(loop, len(taken.slots))
-    reading = Reading(loop.runner, loop.runner.layout, origins(cache.moves, taken.slots), contents, slots(loop))
+    reading = SlotReading(loop.runner, loop.runner.layout, origins(cache.moves, taken.slots), contents, slots(loop))
     loop.before_launch = reading.before_launch
     return taken, contents, reading
 
@@ -59,7 +59,7 @@ def disturb(traffic: Traffic) -> None:
 
 def assert_same_text(loop: Loop, taken: Captured, one: Any, other: Any) -> None:
     """Assert that two contents of a snapshot agree wherever a page has text; behind it a row may write."""
-    layout, m = loop.runner.layout, loop.runner.layout.pages_per_block
+    layout, m = loop.runner.layout, loop.runner.layout.pages_per_slab
     filled = taken.snapshot.filled(layout.page_size)
     full = filled if layout.full is not None else filled[:0]
     for (mine, theirs), is_full in zip(zip(one, other, strict=True), (True, False, False, True, False), strict=True):
@@ -72,10 +72,10 @@ def assert_same_text(loop: Loop, taken: Captured, one: Any, other: Any) -> None:
 @share(16)
 @shapes
 def test_a_saved_page_is_that_of_the_beginning(
-    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+    layers: tuple[int, int], shape: tuple[int, Reach], slabs: int, seed: int
 ) -> None:
     """However much is evicted, slid, aborted, moved and overwritten before all pages are read."""
-    loop = make_loop(layers, shape, blocks)
+    loop = make_loop(layers, shape, slabs)
     traffic = Traffic(loop, np.random.default_rng(seed))
     traffic.send(10, drain=False)
     taken, contents, reading = begin_reading(loop)
@@ -96,11 +96,11 @@ def test_a_saved_page_is_that_of_the_beginning(
 @share(16)
 @shapes
 def test_a_loaded_page_is_there_before_it_is_read(
-    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+    layers: tuple[int, int], shape: tuple[int, Reach], slabs: int, seed: int
 ) -> None:
     """Rows that hit it before its turn get the right KV (the device checks); one that took its memory keeps it."""
     rng = np.random.default_rng(seed)
-    first, second = make_loop(layers, shape, 200), make_loop(layers, shape, blocks)
+    first, second = make_loop(layers, shape, 200), make_loop(layers, shape, slabs)
     traffic = Traffic(first, rng)
     traffic.send(12)
     taken, contents, reading = begin_reading(first)

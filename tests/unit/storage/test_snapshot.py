@@ -15,7 +15,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.moves import Move, origins
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
-from jswa.storage.snapshot import Captured, Snapshot, capture, check
+from jswa.storage.snapshot import CacheSnapshot, Captured, capture, check
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
@@ -28,10 +28,10 @@ SHAPES = [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 9)] + [
 MODEL = TextModel(VOCAB)
 
 
-def make_loop(layers: tuple[int, int], shape: tuple[int, Reach], blocks: int) -> Loop:
+def make_loop(layers: tuple[int, int], shape: tuple[int, Reach], slabs: int) -> Loop:
     """Return a loop with a scheduler and a fake device of its own."""
     layout = make_layout(shape[0], shape[1], num_full=layers[0], num_local=layers[1])
-    return Loop(layout, Limits(60, 4, 12, shape[0], num_blocks=1 + blocks), MODEL)
+    return Loop(layout, Limits(60, 4, 12, shape[0], num_slabs=1 + slabs), MODEL)
 
 
 class Traffic:
@@ -105,7 +105,7 @@ def assert_no_worse(after: list[Any], before: list[Any], page: int) -> None:
 shapes = given(
     layers=st.sampled_from(list(LAYOUTS.values())),
     shape=st.sampled_from(SHAPES),
-    blocks=st.integers(8, 200),
+    slabs=st.integers(8, 200),
     seed=st.integers(0, 2**32 - 1),
 )
 
@@ -113,11 +113,11 @@ shapes = given(
 @share(20)
 @shapes
 def test_a_restored_cache_gives_the_same_hits(
-    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+    layers: tuple[int, int], shape: tuple[int, Reach], slabs: int, seed: int
 ) -> None:
     """Every prompt starts at the same position on the same memory, and gets the tokens of a cold run."""
     rng = np.random.default_rng(seed)
-    first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
+    first, second = make_loop(layers, shape, slabs), make_loop(layers, shape, slabs)
     traffic = Traffic(first, rng)
     traffic.send(12)
     taken = capture(first.scheduler.cache.prefix, "")
@@ -144,11 +144,11 @@ def test_a_restored_cache_gives_the_same_hits(
 @share(20)
 @shapes
 def test_a_snapshot_can_be_taken_and_restored_while_rows_run(
-    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+    layers: tuple[int, int], shape: tuple[int, Reach], slabs: int, seed: int
 ) -> None:
     """It contains only published pages, up to the published ends."""
     rng = np.random.default_rng(seed)
-    first, second = make_loop(layers, shape, blocks), make_loop(layers, shape, blocks)
+    first, second = make_loop(layers, shape, slabs), make_loop(layers, shape, slabs)
     traffic, other = Traffic(first, rng), Traffic(second, rng)
     traffic.send(10, drain=False)
     other.texts = list(traffic.texts)
@@ -169,11 +169,11 @@ def test_a_snapshot_can_be_taken_and_restored_while_rows_run(
 @share(20)
 @shapes
 def test_a_restore_into_a_small_arena_leaves_texts_out(
-    layers: tuple[int, int], shape: tuple[int, Reach], blocks: int, seed: int
+    layers: tuple[int, int], shape: tuple[int, Reach], slabs: int, seed: int
 ) -> None:
     """Nothing is evicted for it; the texts that fit are those of the snapshot."""
     rng = np.random.default_rng(seed)
-    first, second = make_loop(layers, shape, 200), make_loop(layers, shape, blocks // 4 + 4)
+    first, second = make_loop(layers, shape, 200), make_loop(layers, shape, slabs // 4 + 4)
     traffic, other = Traffic(first, rng), Traffic(second, rng)
     traffic.send(12)
     other.send(2)
@@ -320,7 +320,7 @@ def test_restoring_any_snapshot_that_passes_the_check_keeps_the_laws(
     tokens = data.draw(st.lists(st.integers(0, 1), min_size=sum(length), max_size=sum(length)))
     windows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=5)) if count else []
     ages = np.array([data.draw(st.integers(0, 9)) for _ in range(count)], np.int64)
-    snapshot = Snapshot(
+    snapshot = CacheSnapshot(
         np.array(parent, np.int64),
         np.array(length, np.int64),
         ages,

@@ -16,7 +16,7 @@ import jax
 from pallas_kernels.attention.hopper import call as attention
 from pallas_kernels.attention.hopper.plan import Launch
 from pallas_kernels.attention.hopper.plan import Shape as AttentionShape
-from pallas_kernels.attention.rows import Rows, Tiles
+from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from pallas_kernels.experts.hopper import call as experts
 from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.plan import TILES, UNIT
@@ -62,7 +62,7 @@ def attention_copies(layer: AttentionLayer) -> dict[str, int]:
     """Return the figures of a layer's attention: a copy for each page of a block of keys, with K and V."""
     given = of_attention(layer)
 
-    def plan_of(q: Any, kv: Any, rows: Rows, tiles: Tiles) -> Launch:
+    def plan_of(q: Any, kv: Any, rows: PagedRows, tiles: QueryTiles) -> Launch:
         return attention.plan_of(AttentionShape.of(q, kv, rows, tiles, given.attend))
 
     plan = _traced(plan_of, *given[:4])

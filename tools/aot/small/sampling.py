@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING
@@ -73,15 +73,19 @@ def compile_call(rows: int, vocab: int) -> Found:
     """Compile the sampling of rows that may have constraints, with log probabilities: all that the kernels can do."""
     card = gpu("h200")
 
-    def sample(logits: jax.Array, positions: jax.Array, columns: jax.Array, extras: Any, finite: jax.Array) -> Any:
-        return kernels.sample(logits, positions, Sampling.of(columns), extras, finite, want_logprobs=True)
+    def sample(
+        logits: jax.Array, positions: jax.Array, columns: jax.Array, logits_state: Any, finite: jax.Array
+    ) -> Any:
+        return kernels.sample(logits, positions, Sampling.of(columns), logits_state, finite, want_logprobs=True)
 
     with triton.compiling_for(card) as sharding:
 
         def of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
-        tables = jax.tree.map(lambda table: of(table.shape, table.dtype), jax.eval_shape(lambda: init_extras(8, vocab)))
+        tables = jax.tree.map(
+            lambda table: of(table.shape, table.dtype), jax.eval_shape(lambda: init_logits_state(8, vocab))
+        )
         numbers, columns = of((rows,), jnp.int32), of((rows, len(SAMPLING)), jnp.int32)
         triton.forget_kernels()
         arguments = of((rows, vocab), jnp.float32), numbers, columns, tables, of((rows,), bool)

@@ -24,7 +24,7 @@ class Case:
     Attributes:
         rows: sets of rows; each set is one step.
         tokens: tokens of a step, padding included.
-        page_size, window, chunk, softcap, layers_per_page, layer_index: see `paged_attention` and `Attend`.
+        page_size, window, chunk, softcap, layers_per_page, layer_index: see `paged_attention` and `AttentionParams`.
         sinks: one per query head.
         heads: query heads, KV heads, head size D, value size.
         row: numbers of a token in a page. 0: D + value size. If it is less than that, K and V overlap.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from pallas_kernels.attention.rows import Attend, Rows, Tiles
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 from tools.cases.kernels.attention_layers import Layer
 
 
@@ -14,11 +14,11 @@ class Arguments(NamedTuple):
 
     q: jax.ShapeDtypeStruct
     kv: jax.ShapeDtypeStruct
-    rows: Rows
-    tiles: Tiles
+    rows: PagedRows
+    tiles: QueryTiles
     sinks: jax.ShapeDtypeStruct | None
     layer_index: int
-    attend: Attend
+    attend: AttentionParams
 
 
 def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
@@ -43,11 +43,11 @@ def arguments(layer: Layer, sharding: Sharding | None = None) -> Arguments:
             row,
             dtype=layer.kv_dtype or layer.dtype,
         ),
-        Rows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
-        Tiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
+        PagedRows(per_row, per_row, array(layer.batch, columns), per_row, per_row),
+        QueryTiles(array(tiles), array(tiles), array(tiles, layer.tile), array(tokens)),
         array(heads, dtype=layer.dtype) if layer.sinks else None,
         layer_index=layer.layers_per_page - 1,
-        attend=Attend(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
+        attend=AttentionParams(head_dim**-0.5, layer.window, layer.chunk, layer.softcap, v_dim),
     )
 
 

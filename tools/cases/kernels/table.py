@@ -36,7 +36,7 @@ KERNELS: Mapping[str, Checked] = {
     "experts=mosaic_overlap": Checked("experts", "experts/test_overlap", "experts"),
     "experts=triton": Checked("experts", "experts/test_triton", "small.grouped"),
     "linear=mosaic": Checked("dense", "experts/test_dense", "small.dense"),
-    "glue=mosaic": Checked("small.glue", "glue/test_glue", "small.glue"),
+    "elementwise=mosaic": Checked("small.elementwise", "elementwise/test_elementwise", "small.elementwise"),
     "routing=triton": Checked("small.routing", "experts/test_routing", "small.routing"),
     "sampling=triton": Checked("small.sampling", "sampling/test_sampling", "small.sampling"),
 }

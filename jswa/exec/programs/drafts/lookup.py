@@ -25,7 +25,7 @@ class Texts(TypedDict):
     Attributes:
         history: the ring of the row's own tokens.
         reference: tokens of earlier texts, one text behind the other, NONE between them and behind the last. None if
-            drafts are looked up in the row's own text alone: see `Extras.ahead`.
+            drafts are looked up in the row's own text alone: see `LogitsState.ahead`.
         offset: where the row was found last in the reference: place there less position here. None without references.
     """
 

@@ -20,10 +20,10 @@ from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
 from jswa.kernels import Kernels
-from jswa.model.drafters.seam import FINAL, Attend, Drafter, Now, Ran
+from jswa.model.drafters.seam import FINAL, DraftAttend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
-from pallas_kernels.attention.rows import Rows, tile_rows
+from pallas_kernels.attention.rows import PagedRows, tile_rows
 
 DRAFTER_PREFIX = "draft."  # of a drafter's parameters among the engine's
 Scales = Callable[[int], Float[Array, "2 K"] | None]
@@ -83,7 +83,7 @@ class Placed:
         row_ids, active = row_ids_of(indices, len(state["length"])), indices.drafts > 0
         starts = jnp.maximum(indices.starts, 1)
 
-        def attend(step: int) -> Attend:
+        def attend(step: int) -> DraftAttend:
             return _RowAttend(lanes, indices, row_ids, active, starts, step, scales, state)
 
         def choose(
@@ -154,7 +154,7 @@ class _Lanes:
         count = len(model.layers)
         return drafter.layers[layer - count] if layer >= count else model.layers[layer].attention
 
-    def place(self, layer: int) -> tuple[LayerKV, KindLayout, list[Float[Array, "1 blocks elems"]]]:
+    def place(self, layer: int) -> tuple[LayerKV, KindLayout, list[Float[Array, "1 slabs elems"]]]:
         """Return where the KV of a layer lies: its place, the view of pages, and the lanes among which its own is."""
         layout, count = self.placed.layout, len(self.placed.model.layers)
         own = layout.draft_layers[layer - count] if layer >= count else layout.layers[layer]
@@ -191,7 +191,7 @@ class _Lanes:
         )
         return out
 
-    def seen_from(self, layer: int, rows: Rows) -> Rows:
+    def seen_from(self, layer: int, rows: PagedRows) -> PagedRows:
         """Return rows whose tokens see no position of a layer of the drafter that has no token before it."""
         first = self.placed.drafter.first[layer - len(self.placed.model.layers)]
         return rows._replace(visible_from=jnp.maximum(rows.visible_from, first))
@@ -219,7 +219,7 @@ class _StepAttend:
         *,
         attention: AttentionConfig | None = None,
     ) -> Float[Array, "T H V"]:
-        """See `Attend`."""
+        """See `DraftAttend`."""
         lanes, config = self._lanes, self._lanes.attention(layer)
         kind = _kind(self._indices, lanes.place(layer)[0])
         tiles = self._indices.tiles[lanes.placed.tile(config)]
@@ -256,7 +256,7 @@ class _RowAttend:
         *,
         attention: AttentionConfig | None = None,
     ) -> Float[Array, "R H V"]:
-        """See `Attend`."""
+        """See `DraftAttend`."""
         lanes, config = self._lanes, attention or self._lanes.attention(layer)
         own, shape, found = lanes.place(layer)
         rows, row = _kind(self._indices, own).rows, jnp.arange(len(q), dtype=jnp.int32)
@@ -271,7 +271,7 @@ class _RowAttend:
             )
         page_size = lanes.placed.layout.page_size
         pages = self._tables[own.kind].at[self._row_ids, self._at // page_size].get(mode="fill", fill_value=0)
-        unused = found[own.lane].shape[1] * shape.pages_per_block + row
+        unused = found[own.lane].shape[1] * shape.pages_per_slab + row
         rows = lanes.seen_from(layer, rows._replace(starts=self._at))
         cells = Cells(jnp.where(self._written, pages, unused), self._at % page_size, rows, tiles)
         return lanes.run(layer, cells, config, q, kv, sinks)

@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.exec.programs.extras import Extras, banned_tokens
+from jswa.exec.programs.logits_state import LogitsState, banned_tokens
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import OPTIONS, Codes, Rows, Tables
+from pallas_kernels.sampling.plan import OPTIONS, Codes, SamplingRows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 
@@ -18,7 +18,7 @@ def sample(
     logits: Float[Array, "R V"],
     positions: Int[Array, " R"],
     rows: Sampling,
-    extras: Extras,
+    state: LogitsState,
     finite: Bool[Array, " R"],
     drafts: Int[Array, "R K"] | None = None,
     *,
@@ -28,10 +28,10 @@ def sample(
 
     Raises NoSamplingKernel if the kernels cannot serve the logits.
     """
-    constrained = rows.extras < len(extras["seen"])
-    table = jnp.where(constrained, rows.extras, -1)
+    constrained = rows.logits_state < len(state["seen"])
+    table = jnp.where(constrained, rows.logits_state, -1)
     none = jnp.zeros((len(logits), 0), jnp.int32)
-    own = Rows(
+    own = SamplingRows(
         **{name: getattr(rows, name) for name in OPTIONS},
         keys=rows.keys,
         positions=positions,
@@ -39,10 +39,10 @@ def sample(
         by_place=rows.by_place,
         finite=finite,
         drafts=none if drafts is None else drafts,
-        banned=banned_tokens(extras, jnp.maximum(table, 0), positions, rows.prompt_length),
+        banned=banned_tokens(state, jnp.maximum(table, 0), positions, rows.prompt_length),
     )
-    ahead = None if drafts is None else extras["ahead"]
-    tables = Tables(extras["seen"], extras["mask"], ahead, extras["bias_ids"], extras["bias"])
+    ahead = None if drafts is None else state["ahead"]
+    tables = Tables(state["seen"], state["mask"], ahead, state["bias_ids"], state["bias"])
     top = min(MAX_LOGPROBS, logits.shape[1]) if want_logprobs else None
     drawn = api.sample(logits, own, tables, _CODES, top)
     return drawn.tokens, None if drawn.logprobs is None else LogprobRows(*drawn.logprobs)

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
 from jswa.types import MAX_LOGPROBS
-from pallas_kernels.glue import sums as own
-from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.elementwise import sums as own
+from pallas_kernels.elementwise.sums import Implementation as Sums
 
 
 class LogprobRows(NamedTuple):

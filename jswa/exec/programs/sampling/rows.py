@@ -21,7 +21,7 @@ class Sampling(NamedTuple):
     presence: Float[Array, " R"]
     frequency: Float[Array, " R"]
     keys: UInt[Array, "R 2"]
-    extras: Int[Array, " R"]
+    logits_state: Int[Array, " R"]
     prompt_length: Int[Array, " R"]
     by_place: Int[Array, " R"]
     top_n_sigma: Float[Array, " R"]

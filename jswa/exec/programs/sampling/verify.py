@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.exec.programs.extras import Extras
+from jswa.exec.programs.logits_state import LogitsState
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import drawn_logprobs, few_rows, sample
-from pallas_kernels.glue.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampler
 
 ABSENT = -3  # among drafts: there is none; no draw is -3
@@ -46,7 +46,7 @@ def draw(
     first: Int[Array, " R"],
     drafts: Int[Array, "R K"],
     limits: Sampling,
-    extras: Extras,
+    state: LogitsState,
     finite: Bool[Array, "R S"],
     *,
     runs: Bool[Array, " R"],
@@ -80,9 +80,8 @@ def draw(
 
     wide = Sampling(*(spread(values) for values in limits))
     # No one uses the draw behind the last draft of a row, so neither limits nor masks are computed for it.
-    wide = wide._replace(
-        temperature=jnp.where(dead, 0.0, wide.temperature), extras=jnp.where(dead, len(extras["seen"]), wide.extras)
-    )
+    cold = jnp.where(dead, 0.0, wide.temperature)
+    wide = wide._replace(temperature=cold, logits_state=jnp.where(dead, len(state["seen"]), wide.logits_state))
     # What is drawn behind a draft is drawn as if that were part of the text.
     before = jnp.where(place[..., :-1][:, None] < place[..., None], drafts[:, None], ABSENT)
     parts = hidden, first[:, None] + place, wide, finite, before
@@ -94,14 +93,14 @@ def draw(
             scores = logits(vectors)
         if sampler == "triton":
             with jax.named_scope("sampling"):
-                return Draws(*kernels.sample(scores, positions, own, extras, whole, ahead, want_logprobs=want_logprobs))
+                return Draws(*kernels.sample(scores, positions, own, state, whole, ahead, want_logprobs=want_logprobs))
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, extras, devices, whole, few, ahead, sums)
+            tokens = sample(scores, positions, own, state, devices, whole, few, ahead, sums)
         with jax.named_scope("logprobs"):
             return Draws(
                 tokens,
-                drawn_logprobs(scores, tokens, positions, own, extras, devices, ahead, sums) if want_logprobs else None,
+                drawn_logprobs(scores, tokens, positions, own, state, devices, ahead, sums) if want_logprobs else None,
             )
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
-from jswa.exec.programs.extras import Extras, allowed_tokens, banned_tokens, masks_of, seen_tokens
+from jswa.exec.programs.logits_state import LogitsState, allowed_tokens, banned_tokens, masks_of, seen_tokens
 from jswa.exec.programs.sampling.logprobs import LogprobRows, log_softmax, logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.model.collectives import (
@@ -29,8 +29,8 @@ from jswa.model.collectives import (
     true_on_any,
 )
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
-from pallas_kernels.glue.sums import Implementation as Sums
-from pallas_kernels.glue.sums import apart, row_sums, softmax, sums_from
+from pallas_kernels.elementwise.sums import Implementation as Sums
+from pallas_kernels.elementwise.sums import apart, row_sums, softmax, sums_from
 
 _TINY = 2.0**-126  # smallest normal float32
 
@@ -39,7 +39,7 @@ def sample(
     logits: Float[Array, "R V"],
     positions: Int[Array, " R"],
     rows: Sampling,
-    extras: Extras,
+    state: LogitsState,
     devices: int = 1,
     finite: Bool[Array, " R"] | bool = True,
     few: int = 0,
@@ -59,13 +59,13 @@ def sample(
         sums: the implementation of sums along rows where XLA draws.
         drafts: what each row has drafted before the token; penalties count it (`seen_tokens`).
     """
-    constrained, given = rows.extras < len(extras["seen"]), logits
+    constrained, given = rows.logits_state < len(state["seen"]), logits
 
     def constrain(take: _Take) -> tuple[Float[Array, "n V"], Bool[Array, " n"]]:
         # What is forbidden is -inf, so that only here it can be told whether the model's own logits are finite. If they
         # were read behind the conditional too, XLA would copy them in every step.
         own = take(given)
-        allowed = apply_constraints(own, take(positions), take(rows), extras, take(constrained), devices, take(drafts))
+        allowed = apply_constraints(own, take(positions), take(rows), state, take(constrained), devices, take(drafts))
         return allowed, jnp.isfinite(own).all(axis=-1)
 
     logits, own = _for_rows(constrained, (given, jnp.ones(len(given), bool)), constrain, few)
@@ -86,19 +86,19 @@ def drawn_logprobs(
     tokens: Int[Array, " R"],
     positions: Int[Array, " R"],
     rows: Sampling,
-    extras: Extras,
+    state: LogitsState,
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
     sums: Sums = "xla",
 ) -> LogprobRows:
     """Return log probabilities of the tokens that `sample` has drawn from these logits at these positions."""
-    random, constrained = rows.temperature > 0, rows.extras < len(extras["seen"])
+    random, constrained = rows.temperature > 0, rows.logits_state < len(state["seen"])
 
     def behind_limits() -> Float[Array, " R"]:
         changed = _for_rows(
             constrained,
             logits,
-            lambda take: apply_constraints(logits, positions, rows, extras, constrained, devices, drafts),
+            lambda take: apply_constraints(logits, positions, rows, state, constrained, devices, drafts),
             0,
         )
         kept = log_softmax(_kept(changed, rows, random, devices, 0, sums), devices, sums)
@@ -112,23 +112,23 @@ def apply_constraints(
     logits: Float[Array, "R V"],
     positions: Int[Array, " R"],
     rows: Sampling,
-    extras: Extras,
+    state: LogitsState,
     constrained: Bool[Array, " R"],
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
 ) -> Float[Array, "R V"]:
     """Apply bias, then penalties (Keskar et al. 2019 for repetition), mask and bans, to the rows that have any."""
-    row_ids, vocab = jnp.minimum(rows.extras, len(extras["seen"]) - 1), logits.shape[1] * devices
-    ids, bias = jnp.where(constrained[:, None], extras["bias_ids"][row_ids], vocab), extras["bias"][row_ids]
+    row_ids, vocab = jnp.minimum(rows.logits_state, len(state["seen"]) - 1), logits.shape[1] * devices
+    ids, bias = jnp.where(constrained[:, None], state["bias_ids"][row_ids], vocab), state["bias"][row_ids]
     biased = lax.cond((ids < vocab).any(), lambda: _add_bias(logits, ids, bias, devices), lambda: logits)
-    seen, counts = seen_tokens(extras, row_ids, drafts, devices)
+    seen, counts = seen_tokens(state, row_ids, drafts, devices)
     repetition = jnp.where(seen, rows.repetition[:, None], 1.0)
     changed = jnp.where(biased > 0, biased / repetition, biased * repetition)
     changed -= rows.frequency[:, None] * counts
     changed -= rows.presence[:, None] * (counts > 0).astype(jnp.float32)
-    allowed = shard_columns(allowed_tokens(masks_of(extras, row_ids, rows.by_place, drafts), vocab), devices)
+    allowed = shard_columns(allowed_tokens(masks_of(state, row_ids, rows.by_place, drafts), vocab), devices)
     changed = jnp.where(allowed, changed, -jnp.inf)
-    banned = banned_tokens(extras, row_ids, positions, rows.prompt_length)
+    banned = banned_tokens(state, row_ids, positions, rows.prompt_length)
     banned = jnp.where(constrained[:, None], banned, vocab)
     out = lax.cond((banned < vocab).any(), lambda: _add_bias(changed, banned, -jnp.inf, devices), lambda: changed)
     return jnp.where(constrained[:, None], out, logits)

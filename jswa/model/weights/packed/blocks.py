@@ -16,13 +16,13 @@ from jaxtyping import Float32, Shaped
 from jswa.forms.base.names import BLOCK_SCALES
 from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import RANK_SLICES, Part, Source
+from jswa.model.hf.tensor_map import RANK_SLICES, Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
-from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
+from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import load_quantized, of_outputs
-from jswa.model.weights.safetensors_files import Reader
+from jswa.model.weights.safetensors_files import TensorReader
 from pallas_kernels import Linear
 
 # Whose outputs are rows on disk, and their inputs in the same order.
@@ -37,7 +37,7 @@ class Blocks(NamedTuple):
     outputs: int
 
 
-def _stored(matrix: Matrix) -> Blocks | None:
+def _stored(matrix: StoredMatrix) -> Blocks | None:
     """Return the blocks of a matrix, or of each of a stack, that is stored in e4m3 with a scale for each, else None.
 
     Where the checkpoint's own blocks divide no matrix, or end at other outputs in gates than in ups, they are cut into
@@ -60,7 +60,7 @@ def _stored(matrix: Matrix) -> Blocks | None:
     return None if wide else Blocks(inputs, outputs)
 
 
-def _load(matrix: Matrix, blocks: Blocks, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, blocks: Blocks, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape
@@ -68,7 +68,7 @@ def _load(matrix: Matrix, blocks: Blocks, placement: Placement) -> Params:
     # One per output while they are put in order, as only then gates and ups are in one matrix.
     scales = empty((*lead, groups, outputs), np.dtype(np.float32))
 
-    def factors(part: Part, begin: int, end: int) -> Float32[np.ndarray, "rows groups"]:
+    def factors(part: TensorPart, begin: int, end: int) -> Float32[np.ndarray, "rows groups"]:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         found = read_scales(weight, reader, begin, end)
@@ -110,12 +110,12 @@ def _rounded(name: str, arrays: Arrays, shape: jax.ShapeDtypeStruct) -> Arrays:
     values, scales = (arrays[field] for field in _names(name))
     (inputs, outputs), (groups, shares) = values.shape, scales.shape
 
-    def read(_: Part, begin: int, end: int) -> Float32[np.ndarray, "rows inputs"]:
+    def read(_: TensorPart, begin: int, end: int) -> Float32[np.ndarray, "rows inputs"]:
         own = scales[:, np.arange(begin, end) * shares // outputs].repeat(inputs // groups, axis=0)
         wide = values[:, begin:end].view(_FLOAT8).astype(np.float32) * own
         return np.ascontiguousarray(wide.T)
 
-    source = Source((Part(name, (outputs, inputs)),), "matrix")
+    source = Source((TensorPart(name, (outputs, inputs)),), "matrix")
     return dict(zip((f"{name}.values", f"{name}.scales"), load_quantized("fp8", source, shape, read), strict=True))
 
 
@@ -124,12 +124,12 @@ def _names(name: str) -> tuple[str, str]:
 
 
 def stored_values(
-    source: Source, reader: Reader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct, dtype: np.dtype
+    source: Source, reader: TensorReader, weights: Mapping[str, Weight], shape: jax.ShapeDtypeStruct, dtype: np.dtype
 ) -> Shaped[np.ndarray, "..."]:
     """Return the bytes of a matrix that the checkpoint has in 8 bits, in the order of the parameter."""
     values = empty(shape.shape, dtype)
 
-    def codes(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def codes(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         return reader.rows(weight.values, begin, end).view(dtype)

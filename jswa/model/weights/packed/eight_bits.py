@@ -6,11 +6,11 @@ import numpy as np
 from jswa.errors import ConfigError
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, read_scales
 from jswa.model.weights.packed.blocks import stored_values
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, load_quantized, of_outputs
 from pallas_kernels.quantized import Kind, magnitudes, quantize, quantize_rows
@@ -41,7 +41,7 @@ def quantize_on_devices(name: str, weights: jax.Array, kind: Kind, placement: Pl
     }
 
 
-def _stored(matrix: Matrix) -> Kind | None:
+def _stored(matrix: StoredMatrix) -> Kind | None:
     """Return the 8-bit type of a matrix that the checkpoint stores with one scale per output, else None."""
     kinds = set()
     for part in matrix.source.parts:
@@ -52,18 +52,18 @@ def _stored(matrix: Matrix) -> Kind | None:
     return kinds.pop() if len(kinds) == 1 and matrix.source.layout in OUTPUTS_ARE_ROWS else None
 
 
-def _load(matrix: Matrix, kind: Kind, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, kind: Kind, placement: Placement) -> Params:
     """Read a matrix in 8 bits: its bytes unchanged if the checkpoint has them so, else rounded."""
     stored = _stored(matrix) == kind
     arrays = _codes(matrix, kind) if stored else load_quantized(kind, matrix.source, matrix.shape, matrix.read)
     return {field: placement.put(field, array) for field, array in zip(_names(matrix.name), arrays, strict=True)}
 
 
-def _codes(matrix: Matrix, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+def _codes(matrix: StoredMatrix, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Read a matrix that the checkpoint has in 8 bits: its bytes, and its scales in the order of outputs."""
     _, source, reader, weights, shape, _ = matrix
 
-    def factors(part: Part, begin: int, end: int) -> np.ndarray:
+    def factors(part: TensorPart, begin: int, end: int) -> np.ndarray:
         weight = weights[part.key]
         assert isinstance(weight, Scaled)
         return read_scales(weight, reader, begin, end)

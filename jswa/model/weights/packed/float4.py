@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.tensor_map import Part
-from jswa.model.weights.safetensors_files import Reader, Tensor
+from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.weights.safetensors_files import Tensor, TensorReader
 
 GROUP = 16  # inputs that share a scale
 _GLOBAL, _SECOND = "_global_scale", "_scale_2"
@@ -57,7 +57,7 @@ def float4_names(key: str, names: tuple[str, ...]) -> tuple[str, str] | None:
     return None if factor is None else (f"{key}_scale", factor)
 
 
-def resolve_float4(part: Part, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Float4:
+def resolve_float4(part: TensorPart, names: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Float4:
     """Return a weight in NVFP4. Raises CheckpointError that names the tensor whose shape or type does not fit."""
     found = float4_names(part.key, names)
     assert found is not None
@@ -79,7 +79,7 @@ def resolve_float4(part: Part, names: tuple[str, ...], tensors: Mapping[str, Ten
     return Float4(values, scale, factor, found[1].endswith(_GLOBAL), height * matrices // count, count)
 
 
-def read_factors(weight: Float4, reader: Reader, begin: int, end: int) -> Float32[np.ndarray, "rows 1"]:
+def read_factors(weight: Float4, reader: TensorReader, begin: int, end: int) -> Float32[np.ndarray, "rows 1"]:
     """Return the factor of each of these rows. Raises CheckpointError unless it is a finite number above 0."""
     stored = reader.rows(weight.factor, 0, weight.factors, columns=1)
     with np.errstate(over="ignore", divide="ignore"):
@@ -92,7 +92,7 @@ def read_factors(weight: Float4, reader: Reader, begin: int, end: int) -> Float3
     return out
 
 
-def read_scale_bits(weight: Float4, reader: Reader, begin: int, end: int) -> UInt8[np.ndarray, "rows G"]:
+def read_scale_bits(weight: Float4, reader: TensorReader, begin: int, end: int) -> UInt8[np.ndarray, "rows G"]:
     """Return the bits of the scales of these rows. Raises CheckpointError if one is NaN."""
     found: UInt8[np.ndarray, "rows G"] = reader.rows(weight.scale, begin, end).view(np.uint8)
     wrong = np.argwhere((found & _NAN) == _NAN)
@@ -101,7 +101,7 @@ def read_scale_bits(weight: Float4, reader: Reader, begin: int, end: int) -> UIn
     return found
 
 
-def read_float4(weight: Float4, reader: Reader, begin: int, end: int) -> Float32[np.ndarray, "rows K"]:
+def read_float4(weight: Float4, reader: TensorReader, begin: int, end: int) -> Float32[np.ndarray, "rows K"]:
     """Return rows of a weight: number · scale, exactly, times the factor, rounded once to float32."""
     scales = _E4M3[read_scale_bits(weight, reader, begin, end)]
     out: Float32[np.ndarray, "rows K"] = _PAIRS[reader.rows(weight.values, begin, end)].reshape(end - begin, -1)

@@ -16,20 +16,20 @@ from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.forms.int4 import INT4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part, Source
+from jswa.model.hf.tensor_map import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
-from jswa.model.weights.safetensors_files import TYPES, Reader
+from jswa.model.weights.safetensors_files import TYPES, TensorReader
 from pallas_kernels import Linear
 
 _log = logging.getLogger("jswa")
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by the ends of their names
 
 
-class Groups(NamedTuple):
+class Int4Groups(NamedTuple):
     """How the groups of a matrix of 4 bits are held.
 
     Attributes:
@@ -41,7 +41,7 @@ class Groups(NamedTuple):
     run: int | None
 
 
-def _stored(matrix: Matrix) -> Groups | None:
+def _stored(matrix: StoredMatrix) -> Int4Groups | None:
     """Return how a matrix is held in 4 bits, if all of its tensors are; the log says if it cannot."""
     found = [matrix.weights[part.key] for part in matrix.source.parts]
     if not all(isinstance(weight, Grouped) and weight.bits == 4 for weight in found):
@@ -53,7 +53,7 @@ def _stored(matrix: Matrix) -> Groups | None:
     return groups
 
 
-def _groups_of(source: Source, weights: Mapping[str, object], reader: Reader) -> Groups | None:
+def _groups_of(source: Source, weights: Mapping[str, object], reader: TensorReader) -> Int4Groups | None:
     """Return how a matrix of 4 bits can be held so, or None if it cannot.
 
     It can if inputs come in pairs, and if groups are runs of neighbours in all tensors or the same in all tensors. The
@@ -66,12 +66,12 @@ def _groups_of(source: Source, weights: Mapping[str, object], reader: Reader) ->
     counts = {_grouped(weights, part).groups for part in source.parts}
     run = int(np.gcd.reduce([_run(table) for table in tables.values()]))
     if inputs // run <= max(counts):
-        return Groups(inputs // run, run)
+        return Int4Groups(inputs // run, run)
     pairs = ((tables[part.key], tables[one.parts[0].key]) for one in _matrices(source) for part in one.parts)
-    return Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
+    return Int4Groups(counts.pop(), None) if len(counts) == 1 and all(np.array_equal(*pair) for pair in pairs) else None
 
 
-def _load(matrix: Matrix, groups: Groups, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, groups: Int4Groups, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, whose tensors have 4 bits, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
     *lead, inputs, outputs = shape.shape
@@ -123,7 +123,9 @@ def for_devices(name: str, arrays: Arrays, devices: int) -> Arrays:
     return {CODES: codes, SCALES: np.tile(scales, (devices, 1)), ZEROS: np.tile(zeros, (devices, 1)), GROUP_OF: table}
 
 
-def _fill(arrays: Arrays, groups: Groups, source: Source, weights: Mapping[str, object], reader: Reader) -> None:
+def _fill(
+    arrays: Arrays, groups: Int4Groups, source: Source, weights: Mapping[str, object], reader: TensorReader
+) -> None:
     """Fill the arrays of one matrix."""
     found = {part.key: unpack(_grouped(weights, part), reader) for part in source.parts}
     wide = np.empty((2 * arrays[CODES].shape[0], arrays[CODES].shape[1]), np.uint8)
@@ -146,7 +148,7 @@ def _matrices(source: Source) -> list[Source]:
     return [Source(source.parts[start : start + source.per_expert], "matrix") for start in starts]
 
 
-def _table(source: Source, part: Part, weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
+def _table(source: Source, part: TensorPart, weight: Grouped, reader: TensorReader) -> Int32[np.ndarray, " in"]:
     """Return the group of each input, in the order of the parameter's inputs."""
     table = groups_of_inputs(weight, reader)
     if source.layout != "columns":  # the others keep the order of inputs
@@ -161,7 +163,7 @@ def _run(table: Int32[np.ndarray, " in"]) -> int:
     return int(np.gcd.reduce(np.flatnonzero(np.diff(table)) + 1, initial=len(table)))
 
 
-def _grouped(weights: Mapping[str, object], part: Part) -> Grouped:
+def _grouped(weights: Mapping[str, object], part: TensorPart) -> Grouped:
     weight = weights[part.key]
     assert isinstance(weight, Grouped)
     return weight

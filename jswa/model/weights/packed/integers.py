@@ -9,8 +9,8 @@ from jaxtyping import Float, Float32, Int32, Shaped, UInt8
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import Part
-from jswa.model.weights.safetensors_files import FLOATS, Reader, Tensor
+from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Unpacked(NamedTuple):
 
 
 def resolve_grouped(
-    part: Part, names: tuple[str, ...], tensors: Mapping[str, Tensor], quantization: Quantization
+    part: TensorPart, names: tuple[str, ...], tensors: Mapping[str, Tensor], quantization: Quantization
 ) -> Grouped:
     """Return a weight of packed integers; bits and groups follow from the shapes.
 
@@ -105,7 +105,7 @@ def resolve_grouped(
     return Grouped(outputs, inputs, bits, values, scale, zero, group_of, form, quantization.zero_offset)
 
 
-def unpack(weight: Grouped, reader: Reader) -> Unpacked:
+def unpack(weight: Grouped, reader: TensorReader) -> Unpacked:
     """Read all of a weight of packed integers. Raises CheckpointError if an input names a group that is not there."""
     bits, by_row = weight.bits, weight.form == "compressed-tensors"
     scales = _matrix(weight.scale, reader)
@@ -128,7 +128,7 @@ def unpack(weight: Grouped, reader: Reader) -> Unpacked:
     )
 
 
-def groups_of_inputs(weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"]:
+def groups_of_inputs(weight: Grouped, reader: TensorReader) -> Int32[np.ndarray, " in"]:
     """Return the group of each input. Raises CheckpointError if the checkpoint names one that is not there."""
     if weight.group_of is None:
         return np.arange(weight.inputs, dtype=np.int32) // -(-weight.inputs // weight.groups)
@@ -138,7 +138,7 @@ def groups_of_inputs(weight: Grouped, reader: Reader) -> Int32[np.ndarray, " in"
     return group_of
 
 
-def _matrix(tensor: Tensor, reader: Reader) -> Shaped[np.ndarray, "R C"]:
+def _matrix(tensor: Tensor, reader: TensorReader) -> Shaped[np.ndarray, "R C"]:
     return reader.rows(tensor, 0, tensor.shape[0])
 
 

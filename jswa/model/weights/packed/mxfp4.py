@@ -4,19 +4,19 @@ import numpy as np
 
 from jswa.forms.mxfp4 import MXFP4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
-from jswa.model.weights.dequantize import Packed
-from jswa.model.weights.packed.reading import Matrix, Reading
+from jswa.model.weights.dequantize import PackedTensor
+from jswa.model.weights.packed.reading import Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from pallas_kernels.experts.mxfp4 import BLOCK
 
 
-def _stored(matrix: Matrix) -> bool | None:
-    return all(isinstance(matrix.weights[part.key], Packed) for part in matrix.source.parts) or None
+def _stored(matrix: StoredMatrix) -> bool | None:
+    return all(isinstance(matrix.weights[part.key], PackedTensor) for part in matrix.source.parts) or None
 
 
-def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, _: bool, placement: Placement) -> Params:
     """Read blocks and exponents [E, C, ...], gates before ups."""
     name, source, reader, weights, shape = matrix[:5]
     count, inputs, outputs = shape.shape
@@ -24,9 +24,9 @@ def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
     def read_all(columns: int, field: str) -> np.ndarray:
         out = empty((count, outputs, columns), np.dtype(np.uint8))
 
-        def read(part: Part, begin: int, end: int) -> np.ndarray:
+        def read(part: TensorPart, begin: int, end: int) -> np.ndarray:
             weight = weights[part.key]
-            assert isinstance(weight, Packed)
+            assert isinstance(weight, PackedTensor)
             return reader.rows(getattr(weight, field), begin, end, columns=columns)
 
         assemble(source, np.swapaxes(out, 1, 2), read)

@@ -9,29 +9,29 @@ import numpy as np
 from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.nvfp4 import CODES, FACTORS, NVFP4, SCALES
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.float4 import GROUP, Float4, read_factors, read_scale_bits
-from jswa.model.weights.packed.reading import Arrays, Matrix, Reading
+from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from pallas_kernels import Linear
 
 
-def _stored(matrix: Matrix) -> bool | None:
+def _stored(matrix: StoredMatrix) -> bool | None:
     """Return True if all tensors of a matrix are in NVFP4, and none has its inputs in another order; else None."""
     stored = all(isinstance(matrix.weights[part.key], Float4) for part in matrix.source.parts)
     layout = matrix.source.layout
     return (stored and layout in OUTPUTS_ARE_ROWS and layout != "columns") or None
 
 
-def _load(matrix: Matrix, _: bool, placement: Placement) -> Params:
+def _load(matrix: StoredMatrix, _: bool, placement: Placement) -> Params:
     """Read a matrix, or a stack of experts, as the checkpoint stores it, and return its parameters."""
     name, source, reader, weights, shape = matrix[:5]
     *lead, inputs, outputs = shape.shape
     half, groups = inputs // 2, inputs // GROUP
 
-    def weight(part: Part) -> Float4:
+    def weight(part: TensorPart) -> Float4:
         found = weights[part.key]
         assert isinstance(found, Float4)
         return found

@@ -14,13 +14,13 @@ from jswa.model.hf.tensor_map import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Weight
 from jswa.model.weights.placement import Placement
-from jswa.model.weights.safetensors_files import Reader
+from jswa.model.weights.safetensors_files import TensorReader
 from pallas_kernels import Linear
 
 Arrays = dict[str, Shaped[np.ndarray, "..."]]  # the parameters of one matrix in host memory, by their names
 
 
-class Matrix(NamedTuple):
+class StoredMatrix(NamedTuple):
     """A matrix, or a stack of experts, in a checkpoint.
 
     Attributes:
@@ -32,7 +32,7 @@ class Matrix(NamedTuple):
 
     name: str
     source: Source
-    reader: Reader
+    reader: TensorReader
     weights: Mapping[str, Weight]
     shape: jax.ShapeDtypeStruct
     read: Read
@@ -51,7 +51,7 @@ class Reading:
     """
 
     form: Form
-    stored: Callable[[Matrix], Any]
-    load: Callable[[Matrix, Any, Placement], Params]
+    stored: Callable[[StoredMatrix], Any]
+    load: Callable[[StoredMatrix, Any, Placement], Params]
     modes: tuple[str, ...] = ()
     fitted: Callable[[str, Arrays, jax.ShapeDtypeStruct, Placement, Linear], Arrays] | None = None

@@ -8,7 +8,7 @@ from benchmarks.cache.replay import Engine, Infinite, replay
 from benchmarks.cache.traces import Mix, expand
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from tools.cases.geometry import blocks_of_tokens, model_of
+from tools.cases.geometry import model_of, slabs_of_tokens
 
 RUNNING = 4
 
@@ -19,15 +19,15 @@ def test_knowing_the_future_helps_and_stays_below_the_bound() -> None:
     longest = max(len(request.prompt) + len(request.output) for request in requests)
     layout, ideal = KVLayout.of(model_of("gemma-3-27b"), 64), replay(Infinite(), requests, running=1).hit_rate
     for share, sure in ((1, False), (16, True)):
-        blocks = share * blocks_of_tokens("gemma-3-27b", layout, 16_384)
+        slabs = share * slabs_of_tokens("gemma-3-27b", layout, 16_384)
         found = []
         for knows in (False, True):
-            engine = Engine(layout, Limits(longest, RUNNING, 2048, 64, num_blocks=1 + blocks))
+            engine = Engine(layout, Limits(longest, RUNNING, 2048, 64, num_slabs=1 + slabs))
             if knows:
                 Foresight(engine.scheduler.cache.prefix, requests, engine.begun)
             found.append(replay(engine, requests, running=RUNNING, strict=True).hit_rate)
             engine.scheduler.check()
-        bound = hit_bound(requests, layout, blocks * layout.pages_per_block, RUNNING)
+        bound = hit_bound(requests, layout, slabs * layout.pages_per_slab, RUNNING)
         assert found[0] <= found[1] <= bound + 1e-9
         assert bound <= ideal + 1e-9
         assert (found[1] == pytest.approx(ideal, abs=1e-3)) == sure

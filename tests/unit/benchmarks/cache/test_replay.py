@@ -76,7 +76,7 @@ def test_any_session_speaks_next_and_each_keeps_its_order() -> None:
 def test_an_engine_without_windows_has_the_same_bytes() -> None:
     """A pool of 131,072 tokens on all layers; without windows it holds them, less the page that nobody gets."""
     hybrid, blind = (radix.engine("gemma-3-27b", 131_072, 16, 4096, hybrid=hybrid) for hybrid in (True, False))
-    sizes = [one.scheduler.limits.num_blocks * one.scheduler.layout.block_bytes(2) for one in (hybrid, blind)]
+    sizes = [one.scheduler.limits.num_slabs * one.scheduler.layout.slab_bytes(2) for one in (hybrid, blind)]
     assert abs(sizes[0] / sizes[1] - 1) < 0.01
     assert blind.scheduler.layout.local is None
     assert blind.scheduler.cache.pool.total_slots == 131_072 // radix.PAGE

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.gpu.numerics import GROUPS
 from jswa.exec.selfcheck.check import CHECKS
-from jswa.kernels import TABLE, Facts
+from jswa.kernels import TABLE, DeviceFacts
 from tools.cases.kernels.table import KERNELS, OTHERS
 
 ROOT = Path(__file__).parents[4]
-CPU = Facts("cpu", None, "bfloat16")
+CPU = DeviceFacts("cpu", None, "bfloat16")
 
 
 def lists_of(path: str) -> set[str]:

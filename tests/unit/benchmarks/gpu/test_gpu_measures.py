@@ -91,7 +91,7 @@ def test_only_launches_that_do_not_wait_for_the_device_are_timed(monkeypatch: py
         clock[0] += 1 if launched[0] <= IN_FLIGHT + 1 else 60  # the first one is waited for
         return SimpleNamespace(tokens=lambda: None)
 
-    limits = Limits(64, 8, 16, 4, num_blocks=200)
+    limits = Limits(64, 8, 16, 4, num_slabs=200)
     runner: Any = SimpleNamespace(
         layout=make_layout(4, Reach(10), num_full=1, num_local=2), limits=limits, launch=launch_one
     )

@@ -13,9 +13,9 @@ PAGE = 4
 LAYOUT = make_layout(PAGE, 6, num_full=1, num_local=2)
 
 
-def make_manager(blocks: int = 4000, width: int = 2000) -> CacheManager:
+def make_manager(slabs: int = 4000, width: int = 2000) -> CacheManager:
     """Return a cache with memory for all texts of a test."""
-    return CacheManager(LAYOUT, blocks, width, 8)
+    return CacheManager(LAYOUT, slabs, width, 8)
 
 
 def publish(manager: CacheManager, salt: str, tokens: np.ndarray, chunk: int = 64) -> Lease:
@@ -108,7 +108,7 @@ def test_a_window_is_evicted_whose_last_page_lies_in_an_edge_below() -> None:
         publish(manager, "", np.concatenate([common, np.arange(first, first + length, dtype=np.int32)]))
     (upper,) = manager.prefix.tree.root("").children.values()
     assert len(upper.children) == 2
-    assert upper.local[-1] == 0 != upper.windows[10].blocks[-1]
+    assert upper.local[-1] == 0 != upper.windows[10].slabs[-1]
     while manager.pool.evictable_slots:
         manager.prefix.retention.make_room(manager.pool.free_slots + 1)
         manager.check([])

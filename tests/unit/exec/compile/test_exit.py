@@ -19,7 +19,7 @@ from jswa.model.binding import param_shapes
 from tests.support.oracles import small_model
 
 model, kind = small_model("F", d_model=16), jnp.dtype("float32")
-layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_blocks=9)
+layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_slabs=9)
 shapes = param_shapes(model, kind), state_shapes(layout, limits, model.vocab_size, kind)
 programs = steps.StepPrograms(model, layout, limits, (Bucket(3, 3, decode=True),), Kernels(), *shapes, None)
 tracing = threading.Event()

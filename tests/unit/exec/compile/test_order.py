@@ -17,7 +17,7 @@ from tests.support.oracles import small_model
 def programs_of(*, drafts: bool = False, one_bucket: bool = False) -> StepPrograms:
     model, kind = small_model("F", d_model=16), jnp.dtype("float32")
     layout, drafting = KVLayout.of(model, 4), Speculation("ngram", 3).of_length(512) if drafts else None
-    limits = Limits(512, 64, 512, page_size=4, num_blocks=9, speculation=drafting, one_bucket=one_bucket)
+    limits = Limits(512, 64, 512, page_size=4, num_slabs=9, speculation=drafting, one_bucket=one_bucket)
     state = state_shapes(layout, limits, model.vocab_size, kind)
     table = bucket_table(limits, on_gpu=True)
     params = {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in param_shapes(model, kind).items()}

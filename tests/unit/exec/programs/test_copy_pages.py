@@ -17,8 +17,8 @@ from jswa.plan import TableRow
 from tests.support.builders import share
 from tests.support.oracles import small_model
 
-NUM_BLOCKS = 20
-PATTERNS = ["LLFLLF", "F", "LLLLLF"]  # two full pages a block in two lanes; one; five
+NUM_SLABS = 20
+PATTERNS = ["LLFLLF", "F", "LLLLLF"]  # two full pages a slab in two lanes; one; five
 _programs: dict[str, tuple[KVLayout, Any]] = {}
 
 
@@ -26,7 +26,7 @@ def program(pattern: str) -> tuple[KVLayout, Any]:
     """Return the layout and its compiled program."""
     if pattern not in _programs:
         layout = KVLayout.of(small_model(pattern), 2)
-        pages = NUM_BLOCKS * layout.pages_per_block
+        pages = NUM_SLABS * layout.pages_per_slab
 
         def run(state: DeviceState, moves: Any) -> DeviceState:
             lanes = copy_pages(state["lanes"], moves, layout=layout)
@@ -38,17 +38,17 @@ def program(pattern: str) -> tuple[KVLayout, Any]:
 
 def make_state(layout: KVLayout, rng: np.random.Generator) -> DeviceState:
     """Return a state in which all elements differ."""
-    limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
+    limits = Limits(24, 4, 8, page_size=2, num_slabs=NUM_SLABS)
     state = init_state(layout, limits, 61, jnp.dtype("float32"))
-    pages = NUM_BLOCKS * layout.pages_per_block
+    pages = NUM_SLABS * layout.pages_per_slab
     shape = state["full_table"].shape
     return DeviceState(
         lanes=[jnp.asarray(rng.standard_normal(lane.shape), jnp.float32) for lane in state["lanes"]],
         full_table=jnp.asarray(rng.integers(0, pages, shape), jnp.int32),
-        local_table=jnp.asarray(rng.integers(0, NUM_BLOCKS, shape), jnp.int32),
+        local_table=jnp.asarray(rng.integers(0, NUM_SLABS, shape), jnp.int32),
         length=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
         last_token=jnp.asarray(rng.integers(0, 9, 4), jnp.int32),
-        extras=state["extras"],
+        for_logits=state["for_logits"],
         texts=None,
         carry=None,
         draft_lanes=[],
@@ -63,7 +63,7 @@ def test_a_batch_of_moves_copies_pages_and_renames_them(pattern: str, seed: int)
     layout, run = program(pattern)
     rng = np.random.default_rng(seed)
     state = make_state(layout, rng)
-    pages = NUM_BLOCKS * layout.pages_per_block
+    pages = NUM_SLABS * layout.pages_per_slab
     count = int(rng.integers(0, min(WIDTH, (pages - 1) // 2) + 1))
     chosen = rng.permutation(np.arange(1, pages))[: 2 * count].reshape(2, count)
     moves = np.tile(pages + np.arange(WIDTH, dtype=np.int32), (3, 1))
@@ -88,7 +88,7 @@ def test_any_number_of_moves_gives_the_result_of_single_moves(seed: int) -> None
     layout, run = program("LLFLLF")
     rng = np.random.default_rng(seed)
     state = make_state(layout, rng)
-    pages = NUM_BLOCKS * layout.pages_per_block
+    pages = NUM_SLABS * layout.pages_per_slab
     pairs = [rng.choice(np.arange(1, pages), 2, replace=False) for _ in range(int(rng.integers(1, 50)))]
     moves = np.concatenate([np.array(pairs, np.int32), rng.integers(0, 2, (len(pairs), 1), np.int32)], axis=1)
     expected = [np.array(lane).reshape(pages, -1) for lane in state["lanes"]]

@@ -14,8 +14,8 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, pack, unpack
-from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import StepIndices, by_token, step_indices
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.state import DeviceState, init_state, state_bytes, state_shapes
 from jswa.plan import FROM_DEVICE, StepPlan
 from tests.support.builders import changed, make_plan, share
@@ -37,7 +37,7 @@ class Program:
 
     def __init__(self, pattern: str, window: int, page_size: int, bucket: Bucket) -> None:
         self.layout = KVLayout.of(small_model(pattern, window=window), page_size)
-        self.limits = Limits(MAX_LEN, MAX_ROWS, bucket.tokens, page_size, num_blocks=700)
+        self.limits = Limits(MAX_LEN, MAX_ROWS, bucket.tokens, page_size, num_slabs=700)
         self.bucket = bucket
         self.spec = PackSpec.of(bucket, page_size=page_size, max_rows=MAX_ROWS)
         width = self.limits.pages_per_row
@@ -49,7 +49,7 @@ class Program:
             local_table=jnp.asarray(self.table[::-1].copy()),
             length=jnp.zeros(MAX_ROWS, jnp.int32),
             last_token=jnp.zeros(MAX_ROWS, jnp.int32),
-            extras=init_extras(2, 61),
+            for_logits=init_logits_state(2, 61),
             texts=None,
             carry=None,
             draft_lanes=[],
@@ -70,7 +70,7 @@ _programs: dict[tuple[Any, ...], Program] = {}
 def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *, window: int | None) -> None:
     """Check `KindIndices`, as NumPy arrays, for each token and row."""
     page = program.limits.page_size
-    num_pages = program.limits.num_blocks * (program.layout.pages_per_block if window is None else 1)
+    num_pages = program.limits.num_slabs * (program.layout.pages_per_slab if window is None else 1)
     token = 0
     for row in range(plan.num_rows):
         slot, start, count = (int(x[row]) for x in (plan.row_ids, plan.starts, plan.counts))
@@ -90,7 +90,7 @@ def check_kind(program: Program, kind: Any, plan: StepPlan, table: np.ndarray, *
     cells = list(zip(kind.write_pages.tolist(), kind.write_offsets.tolist(), strict=True))
     assert len(set(cells)) == len(cells), "the scatter relies on unique indices"
     assert (kind.rows.counts[plan.num_rows :] == 0).all()
-    assert (kind.rows.page_rows[plan.num_rows :] == 0).all(), "rows that do not exist read the block of zeros"
+    assert (kind.rows.page_rows[plan.num_rows :] == 0).all(), "rows that do not exist read the slab of zeros"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_row_goes_on_where_the_device_is_and_never_past_its_limit(case: tuple[
         if kind is not None and same is not None:
             np.testing.assert_array_equal(kind.write_pages[real], same.write_pages[real])
             np.testing.assert_array_equal(kind.rows.page_rows, same.rows.page_rows)
-            assert (kind.write_pages[~real] >= program.limits.num_blocks).all(), "a token past the limit is written"
+            assert (kind.write_pages[~real] >= program.limits.num_slabs).all(), "a token past the limit is written"
             assert kind.rows.counts.tolist() == run
 
 
@@ -191,7 +191,7 @@ def test_the_width_of_local_page_rows_does_not_depend_on_the_context(page_size: 
     layout = KVLayout.of(small_model("LF", window=window), page_size)
     for bucket in (MIXED, DECODE):
         for max_len in (64, 4_096):
-            limits = Limits(max_len, MAX_ROWS, bucket.tokens, page_size, num_blocks=9)
+            limits = Limits(max_len, MAX_ROWS, bucket.tokens, page_size, num_slabs=9)
             spec = PackSpec.of(bucket, page_size=page_size, max_rows=MAX_ROWS)
             found = jax.eval_shape(
                 lambda packed, state: step_indices(unpack(packed, spec), state, layout=layout, bucket=bucket),  # noqa: B023 - called at once
@@ -205,14 +205,16 @@ def test_the_width_of_local_page_rows_does_not_depend_on_the_context(page_size: 
 
 def test_a_new_state_is_zero_and_has_the_shapes_of_state_shapes() -> None:
     """`state_shapes` allocates nothing."""
-    layout, limits = KVLayout.of(small_model("LLLF"), 4), Limits(30, 5, 16, page_size=4, num_blocks=7)
+    layout, limits = KVLayout.of(small_model("LLLF"), 4), Limits(30, 5, 16, page_size=4, num_slabs=7)
     state = init_state(layout, limits, 61, jnp.dtype("bfloat16"))
     shapes = state_shapes(layout, limits, 61, jnp.dtype("bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
-    tables = {name: leaf for name, leaf in state.items() if name != "extras"}
+    tables = {name: leaf for name, leaf in state.items() if name != "for_logits"}
     assert not any(np.asarray(leaf).astype(np.float32).any() for leaf in jax.tree.leaves(tables))
-    assert (np.asarray(state["extras"]["mask"]) == -1).all(), "a new mask forbids tokens"
-    assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.block_elems)]
+    assert (np.asarray(state["for_logits"]["mask"]) == -1).all(), "a new mask forbids tokens"
+    assert [lane.shape for lane in state["lanes"]] == [(1, 7, layout.slab_elems)]
     assert state["full_table"].shape == state["local_table"].shape == (5, 8)
-    extras = 5 * (61 * 2 + 1_024 * 8 + 2 * 4 + (16 * 9 + 16) * 4)
-    assert state_bytes(state) == state_bytes(shapes) == 7 * layout.block_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + extras
+    logits_state = 5 * (61 * 2 + 1_024 * 8 + 2 * 4 + (16 * 9 + 16) * 4)
+    assert (
+        state_bytes(state) == state_bytes(shapes) == 7 * layout.slab_bytes(2) + 4 * (2 * 5 * 8 + 5 + 5) + logits_state
+    )

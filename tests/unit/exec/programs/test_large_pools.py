@@ -17,14 +17,14 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import PackSpec, pack, unpack
-from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import step_indices
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.pages import copy_pages, row_batches, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.programs.transfer import read_slots
 from jswa.plan import TableRow
 from pallas_kernels.attention.api import paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Rows, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, tile_rows
 from tests.support.builders import make_layout, make_plan
 from tests.support.oracles import small_model
 
@@ -39,9 +39,9 @@ def attend(q: Float[Array, "1 1 D"], kv: Float[Array, "P 1 1 p E"]) -> Float[Arr
     """Return attention of one query at the end of the pool's last but one and last page."""
     counts = jnp.ones(1, jnp.int32)
     zero = jnp.zeros(1, jnp.int32)
-    rows = Rows(counts * (2 * PAGE - 1), counts, jnp.array([[MANY + 2, MANY + 3]], jnp.int32), zero, zero)
+    rows = PagedRows(counts * (2 * PAGE - 1), counts, jnp.array([[MANY + 2, MANY + 3]], jnp.int32), zero, zero)
     tiles = tile_rows(counts, zero, zero, 1)
-    return paged_attention(q, kv, rows, tiles, layer_index=0, attend=Attend(HEAD**-0.5))
+    return paged_attention(q, kv, rows, tiles, layer_index=0, attend=AttentionParams(HEAD**-0.5))
 
 
 def expect(q: Float[np.ndarray, "1 1 D"], values: Float[np.ndarray, "T E"]) -> Float[np.ndarray, "1 1 D"]:
@@ -131,7 +131,7 @@ def test_page_tables_of_ten_million_tokens() -> None:
     """Rows far apart find their pages: tokens are written to, and windows cut from, the right entries."""
     length, window, bucket = 10 * 2**20, 1024, Bucket(12, 3, decode=False)
     layout = KVLayout.of(small_model("LF", window=window, max_position=length), PAGE)
-    limits = Limits(length, 3, 12, PAGE, num_blocks=2)
+    limits = Limits(length, 3, 12, PAGE, num_slabs=2)
     width = limits.pages_per_row
     pages = np.arange(3 * width, dtype=np.int32).reshape(3, width) * 1_000 + 7  # up to 2^31
     tables = jnp.zeros((3, width), jnp.int32), jnp.zeros((3, width), jnp.int32), jnp.zeros(3, jnp.int32)
@@ -142,8 +142,8 @@ def test_page_tables_of_ten_million_tokens() -> None:
     plan = make_plan(np.arange(3), starts, counts)
     spec = PackSpec.of(bucket, page_size=PAGE, max_rows=3)
     state = DeviceState(
-        lanes=[jnp.zeros((1, 2, layout.block_elems))], full_table=tables[0], local_table=tables[1],
-        length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), extras=init_extras(1, 32),
+        lanes=[jnp.zeros((1, 2, layout.slab_elems))], full_table=tables[0], local_table=tables[1],
+        length=jnp.zeros(3, jnp.int32), last_token=jnp.zeros(3, jnp.int32), for_logits=init_logits_state(1, 32),
         texts=None, carry=None, draft_lanes=[],
     )  # fmt: skip
     run = jax.jit(partial(step_indices, layout=layout, bucket=bucket))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import xla as sampling
 from jswa.exec.programs.sampling.logprobs import logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
@@ -82,8 +82,8 @@ def test_log_probabilities_of_a_large_vocabulary_are_exact_to_float32() -> None:
 @partial(jax.jit, static_argnames="count")
 def draw(logits: Float[Array, " V"], columns: Int[Array, "1 C"], first: Int[Array, ""], *, count: int) -> Array:
     """Return draws for `count` positions, one after the other: the noise of all would be gigabytes."""
-    extras = init_extras(1, VOCAB)
-    one = partial(sampling.sample, logits[None], rows=Sampling.of(columns), extras=extras)
+    logits_state = init_logits_state(1, VOCAB)
+    one = partial(sampling.sample, logits[None], rows=Sampling.of(columns), state=logits_state)
     positions = first + jnp.arange(count, dtype=jnp.int32)
     tokens: Array = jax.lax.map(lambda position: one(position[None])[0], positions)
     return tokens

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Int
 
-from jswa.exec.programs.extras import init_extras
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import xla as sampling
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE
 from tests.support import oracles
-from tests.support.builders import NO_EXTRAS, sampling_columns
+from tests.support.builders import NO_LOGITS_STATE, sampling_columns
 
 VOCAB, ROWS, MANY = 37, 8, 512
 _keep = jax.jit(lambda scaled, columns: sampling.within_limits(scaled, Sampling.of(columns)))
 FORBIDDEN = 7  # the token that rows with constraints may not draw
-_EXTRAS = init_extras(2, VOCAB)
-_EXTRAS["mask"] = _EXTRAS["mask"].at[0, 0].set(~(1 << FORBIDDEN))
+_LOGITS_STATE = init_logits_state(2, VOCAB)
+_LOGITS_STATE["mask"] = _LOGITS_STATE["mask"].at[0, 0].set(~(1 << FORBIDDEN))
 
 
 def run(
@@ -34,12 +34,12 @@ def run(
     min_p: float | list[float] = 0.0,
     positions: int | Int[np.ndarray, " R"] = 5,
     seeds: int | Int[np.ndarray, " R"] = 0,
-    extras: int | list[int] = NO_EXTRAS,
+    logits_state: int | list[int] = NO_LOGITS_STATE,
 ) -> list[int]:
     """Sample a token for each row; a single value of a parameter applies to all rows."""
     rows, limits = len(logits), {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    columns = sampling_columns(rows, temperature=temperature, key_low=seeds, extras=extras, **limits)
-    tokens = oracles.sampled(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _EXTRAS)
+    columns = sampling_columns(rows, temperature=temperature, key_low=seeds, logits_state=logits_state, **limits)
+    tokens = oracles.sampled(logits, np.broadcast_to(positions, rows).astype(np.int32), columns, _LOGITS_STATE)
     out: list[int] = np.asarray(tokens).tolist()
     return out
 
@@ -247,8 +247,8 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float, co
     """A row with NaN or infinity gets NOT_FINITE, be it where a constraint forbids; the others get their tokens."""
     rng = np.random.default_rng(2)
     logits = rng.standard_normal((ROWS, VOCAB)).astype(np.float32)
-    extras = [0 if row in constrained else NO_EXTRAS for row in range(ROWS)]
-    parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS), extras=extras)
+    logits_state = [0 if row in constrained else NO_LOGITS_STATE for row in range(ROWS)]
+    parameters = partial(run, temperature=temperature, top_p=0.9, seeds=np.arange(ROWS), logits_state=logits_state)
     good = parameters(logits)
     logits[3, FORBIDDEN] = bad
     assert parameters(logits) == [*good[:3], NOT_FINITE, *good[4:]]
@@ -267,17 +267,21 @@ def test_temperature_zero_ignores_top_k_and_top_p() -> None:
 def test_the_probability_of_a_token_is_that_of_the_distribution_that_it_was_drawn_from() -> None:
     """Behind mask, temperature and limits; that of a greedy token is 1, and a row that failed has some number."""
     logits = np.random.default_rng(4).standard_normal((5, VOCAB)).astype(np.float32)
-    temperature, top_k, extras = (
+    temperature, top_k, logits_state = (
         [0.0, 1.0, 0.5, 2.0, 1.0],
         [0, 0, 3, 0, 0],
-        [NO_EXTRAS, NO_EXTRAS, NO_EXTRAS, 0, NO_EXTRAS],
+        [NO_LOGITS_STATE, NO_LOGITS_STATE, NO_LOGITS_STATE, 0, NO_LOGITS_STATE],
     )
-    columns = sampling_columns(5, temperature=temperature, top_k=top_k, extras=extras)
+    columns = sampling_columns(5, temperature=temperature, top_k=top_k, logits_state=logits_state)
     order = np.argsort(-logits, axis=1)
     tokens = np.array([order[0, 0], order[1, 9], order[2, 2], order[3, 20], NOT_FINITE], np.int32)
     assert FORBIDDEN not in tokens
     found = sampling.drawn_logprobs(
-        jnp.asarray(logits), jnp.asarray(tokens), jnp.full(5, 5, jnp.int32), Sampling.of(jnp.asarray(columns)), _EXTRAS
+        jnp.asarray(logits),
+        jnp.asarray(tokens),
+        jnp.full(5, 5, jnp.int32),
+        Sampling.of(jnp.asarray(columns)),
+        _LOGITS_STATE,
     )
     assert found.drawn is not None
     limited = logits.astype(np.float64) / np.maximum(temperature, 1e-9)[:, None]

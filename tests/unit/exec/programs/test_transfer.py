@@ -21,14 +21,14 @@ from jswa.exec.programs.transfer import (
 )
 from tests.support.oracles import small_model
 
-NUM_BLOCKS = 40
-PATTERNS = ["LLFLLF", "F", "LLLLLF", "LL"]  # two full pages a block in two lanes; one; five; no full layers
+NUM_SLABS = 40
+PATTERNS = ["LLFLLF", "F", "LLLLLF", "LL"]  # two full pages a slab in two lanes; one; five; no full layers
 
 
 def make_state(pattern: str, dtype: str = "float32") -> tuple[KVLayout, DeviceState]:
     """Return a state with random lanes."""
     layout, rng = KVLayout.of(small_model(pattern), 2), np.random.default_rng(0)
-    limits = Limits(24, 4, 8, page_size=2, num_blocks=NUM_BLOCKS)
+    limits = Limits(24, 4, 8, page_size=2, num_slabs=NUM_SLABS)
     state = init_state(layout, limits, 61, jnp.dtype(dtype))
     lanes = [jnp.asarray(rng.standard_normal(lane.shape), lane.dtype) for lane in state["lanes"]]
     return layout, {**state, "lanes": lanes}
@@ -36,7 +36,7 @@ def make_state(pattern: str, dtype: str = "float32") -> tuple[KVLayout, DeviceSt
 
 def slots_of(layout: KVLayout, state: DeviceState) -> list[np.ndarray]:
     """Return copies of all slots of each lane."""
-    return [np.array(lane).reshape(NUM_BLOCKS * layout.pages_per_block, -1) for lane in state["lanes"]]
+    return [np.array(lane).reshape(NUM_SLABS * layout.pages_per_slab, -1) for lane in state["lanes"]]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -44,7 +44,7 @@ def slots_of(layout: KVLayout, state: DeviceState) -> list[np.ndarray]:
 def test_slots_are_read_in_order(pattern: str, count: int) -> None:
     """In one batch, whose padding is ignored; also in bfloat16."""
     layout, state = make_state(pattern, "bfloat16" if count % 2 else "float32")
-    program, num_slots = compile_read_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
+    program, num_slots = compile_read_slots(layout, state), NUM_SLABS * layout.pages_per_slab
     width = copy_width(layout, state["lanes"][0].dtype.itemsize)
     ids = np.random.default_rng(1).integers(0, num_slots, count)
     lanes = program(state, slot_batch(ids, num_slots, width))
@@ -57,10 +57,10 @@ def test_slots_are_read_in_order(pattern: str, count: int) -> None:
 def test_a_batch_of_slots_is_at_most_16_mib(slot_elems: int, width: int) -> None:
     """Unless one slot is more; here in two lanes of 16-bit numbers."""
     layout = KVLayout.of(small_model("LLFLLF"), 2)
-    m = layout.pages_per_block
-    layout = dataclasses.replace(layout, num_lanes=2, block_elems=m * slot_elems)
+    m = layout.pages_per_slab
+    layout = dataclasses.replace(layout, num_lanes=2, slab_elems=m * slot_elems)
     assert copy_width(layout, 2) == width
-    assert width == 1 or width * layout.block_bytes(2) <= m * MOST_BYTES
+    assert width == 1 or width * layout.slab_bytes(2) <= m * MOST_BYTES
 
 
 @pytest.mark.optimized
@@ -68,7 +68,7 @@ def test_a_batch_of_slots_is_at_most_16_mib(slot_elems: int, width: int) -> None
 def test_only_the_written_slots_change(pattern: str) -> None:
     """Padding is dropped; the arena is updated in place."""
     layout, state = make_state(pattern)
-    program, num_slots = compile_write_slots(layout, state), NUM_BLOCKS * layout.pages_per_block
+    program, num_slots = compile_write_slots(layout, state), NUM_SLABS * layout.pages_per_slab
     rng = np.random.default_rng(2)
     ids = rng.permutation(num_slots)[:20]
     contents = [rng.standard_normal(shape.shape).astype(np.float32) for shape in slot_shapes(layout, state)]
@@ -90,7 +90,7 @@ def test_only_the_written_slots_change(pattern: str) -> None:
 def test_memory_that_no_layer_reads_is_zeroed(pattern: str) -> None:
     """Tokens after the end of a text, and slots of a local page that no layer uses; all else is unchanged."""
     layout, state = make_state(pattern)
-    m, p = layout.pages_per_block, layout.page_size
+    m, p = layout.pages_per_slab, layout.page_size
     full = np.array([2, 1, 2] if layout.full else [], np.int64)
     local = np.array([1, 2] if layout.local else [], np.int64)
     before = [lane[: len(full) + m * len(local)] + 1.0 for lane in slots_of(layout, state)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.drafts.propose import shares
-from jswa.exec.programs.extras import Extras, count_tokens, init_extras
+from jswa.exec.programs.logits_state import LogitsState, count_tokens, init_logits_state
 from jswa.exec.programs.sampling import verify
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.verify import ABSENT, Draws, accepted, draw, proposed
@@ -66,9 +66,9 @@ def test_each_place_is_drawn_as_if_it_were_alone(
     head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32)
     hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
     columns = sampling_columns(
-        ROWS, temperature=np.array([0, 0.7, 1, 1, 2]), top_p=0.9, key_low=np.arange(ROWS), extras=ROWS
+        ROWS, temperature=np.array([0, 0.7, 1, 1, 2]), top_p=0.9, key_low=np.arange(ROWS), logits_state=ROWS
     )
-    first, extras, seen = jnp.arange(ROWS, dtype=jnp.int32) * 10, init_extras(ROWS, VOCAB), set[int]()
+    first, logits_state, seen = jnp.arange(ROWS, dtype=jnp.int32) * 10, init_logits_state(ROWS, VOCAB), set[int]()
 
     def logits(vectors: jax.Array) -> jax.Array:
         seen.add(len(vectors))
@@ -82,7 +82,7 @@ def test_each_place_is_drawn_as_if_it_were_alone(
             first,
             jnp.zeros((rows, places - 1), jnp.int32),
             Sampling.of(jnp.asarray(columns)),
-            extras,
+            logits_state,
             jnp.ones((rows, places), bool),
             runs=jnp.ones(rows, bool),
             room=rows * places,
@@ -109,7 +109,7 @@ def test_only_places_with_a_token_are_drawn() -> None:
     rng, seen = np.random.default_rng(3), list[int]()
     head = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.float32)
     hidden = jnp.asarray(rng.standard_normal((ROWS, PLACES, WIDTH)), jnp.float32)
-    columns = sampling_columns(ROWS, temperature=np.array([0, 1, 0, 1, 2]), key_low=np.arange(ROWS), extras=ROWS)
+    columns = sampling_columns(ROWS, temperature=np.array([0, 1, 0, 1, 2]), key_low=np.arange(ROWS), logits_state=ROWS)
     counts, runs = np.array([2, 0, 3, 1, 0]), np.array([True, True, False, True, True])
     drafts = jnp.where(jnp.arange(PLACES - 1)[None] < counts[:, None], 7, ABSENT)
     finite = jnp.ones((ROWS, PLACES), bool).at[0, 1].set(False)
@@ -120,7 +120,7 @@ def test_only_places_with_a_token_are_drawn() -> None:
             return vectors @ head
 
         return draw(
-            logits, hidden, jnp.arange(ROWS), drafts, Sampling.of(jnp.asarray(columns)), init_extras(ROWS, VOCAB),
+            logits, hidden, jnp.arange(ROWS), drafts, Sampling.of(jnp.asarray(columns)), init_logits_state(ROWS, VOCAB),
             finite, runs=jnp.asarray(runs), room=room, vocab=VOCAB, devices=1, want_logprobs=True, deterministic=False,
         )  # fmt: skip
 
@@ -149,26 +149,28 @@ def test_penalties_count_the_drafts_before_each_place() -> None:
         presence=0.3,
         frequency=50.0,
         temperature=np.array([0, 0, 0, 1, 1]),
-        extras=np.arange(ROWS),
+        logits_state=np.arange(ROWS),
     )
-    extras = count_tokens(init_extras(ROWS, VOCAB), jnp.arange(ROWS), jnp.arange(ROWS), jnp.ones(ROWS, bool))
+    logits_state = count_tokens(
+        init_logits_state(ROWS, VOCAB), jnp.arange(ROWS), jnp.arange(ROWS), jnp.ones(ROWS, bool)
+    )
 
-    def run(hidden: jax.Array, first: jax.Array, drafts: jax.Array, extras: Extras) -> jax.Array:
+    def run(hidden: jax.Array, first: jax.Array, drafts: jax.Array, logits_state: LogitsState) -> jax.Array:
         finite, sampling = jnp.ones(hidden.shape[:2], bool), Sampling.of(jnp.asarray(columns))
         return draw(
-            lambda x: x @ head, hidden, first, drafts, sampling, extras, finite,
+            lambda x: x @ head, hidden, first, drafts, sampling, logits_state, finite,
             runs=jnp.ones(len(drafts), bool), room=finite.size, vocab=VOCAB, devices=1, want_logprobs=False,
             deterministic=False,
         ).tokens  # fmt: skip
 
     first = jnp.zeros(ROWS, jnp.int32)
-    whole, changed = run(hidden, first, drafts, extras), 0
+    whole, changed = run(hidden, first, drafts, logits_state), 0
     for place in range(PLACES):
-        alone = run(hidden[:, place : place + 1], first + place, drafts[:, :0], extras)
+        alone = run(hidden[:, place : place + 1], first + place, drafts[:, :0], logits_state)
         changed += int((alone[:, 0] != whole[:, place]).sum())
         for row in range(ROWS):
             own = drafts[row, :place]
-            counted = count_tokens(extras, jnp.maximum(own, 0), jnp.full(place, row), own >= 0)
+            counted = count_tokens(logits_state, jnp.maximum(own, 0), jnp.full(place, row), own >= 0)
             alone = run(hidden[:, place : place + 1], first + place, drafts[:, :0], counted)
             if place <= int(proposed(drafts)[row]):
                 assert alone[row, 0] == whole[row, place]
@@ -179,9 +181,11 @@ def test_a_drafter_with_the_targets_logits_draws_its_tokens() -> None:
     """With the same noise, at any temperature; also from a part of the vocabulary, or a part for each row."""
     rng = np.random.default_rng(2)
     logits = jnp.asarray(2 * rng.standard_normal((ROWS, VOCAB)), jnp.float32)
-    columns = sampling_columns(ROWS, temperature=np.array([0, 0.1, 0.7, 1, 3]), key_low=np.arange(ROWS), extras=ROWS)
+    columns = sampling_columns(
+        ROWS, temperature=np.array([0, 0.1, 0.7, 1, 3]), key_low=np.arange(ROWS), logits_state=ROWS
+    )
     sampling, at = Sampling.of(jnp.asarray(columns)), jnp.arange(ROWS, dtype=jnp.int32) + 7
-    tokens = sample(logits, at, sampling, init_extras(ROWS, VOCAB))
+    tokens = sample(logits, at, sampling, init_logits_state(ROWS, VOCAB))
     assert draw_alike(logits, at, sampling, VOCAB).tolist() == tokens.tolist() != logits.argmax(axis=1).tolist()
     some = jnp.unique(jnp.concatenate([tokens, jnp.arange(0, VOCAB, 3)]))
     assert draw_alike(logits[:, some], at, sampling, VOCAB, ids=some).tolist() == tokens.tolist()

@@ -15,7 +15,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
-from jswa.model.hf.tensor_map import Fold, Part, Source, sources, unused_names
+from jswa.model.hf.tensor_map import Fold, Source, TensorPart, sources, unused_names
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names, read_config
 from tests.parity.sketch import sketch
@@ -56,7 +56,7 @@ def test_folded_keys_give_the_same_logits_with_less_kv(name: str, tmp_path: Path
 def test_folding_reorders_heads_as_documented() -> None:
     """With 8 numbers per head, 4 of them rotated, the pairs are (0, 4) and (1, 5)."""
     x = np.arange(16.0)[:, None]
-    part = (Part("x", (16, 1)),)
+    part = (TensorPart("x", (16, 1)),)
     first, last = np.empty_like(x), np.empty_like(x)
     for out, before in ((first, True), (last, False)):
         assemble(Source(part, "rows", folds=(Fold(8, 4, first=before),)), out, lambda _, begin, end: x[begin:end])

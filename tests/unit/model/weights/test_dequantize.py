@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.safetensors_files import Reader, stored_tensors
+from jswa.model.weights.safetensors_files import TensorReader, stored_tensors
 from jswa.model.weights.safetensors_header import BITS
 from tests.parity.weights import write_checkpoint
 from tests.support.checkpoints.hostile import FILE, edit, pack, unpack
@@ -61,9 +61,9 @@ def test_dequantized_numbers_equal_those_of_transformers(case: str, tmp_path: Pa
     write(tmp_path, {}, tensors)
     found = stored_tensors(tmp_path)
     block = (1, 8) if case.endswith("group") else (16, 8)
-    resolved = resolve(Part("x", want.shape), found, Quantization("any", (block,)))
+    resolved = resolve(TensorPart("x", want.shape), found, Quantization("any", (block,)))
     rows = want.size // want.shape[-1]
-    with Reader(found) as reader:
+    with TensorReader(found) as reader:
         for step in (rows, 7):
             cuts = [(row, min(row + step, rows)) for row in range(0, rows, step)]
             got = np.concatenate([read_rows(resolved, reader, *cut) for cut in cuts]).reshape(want.shape)
@@ -92,8 +92,8 @@ def test_the_last_blocks_may_be_smaller(
     codes, scale, exact = fp8_block(np.random.default_rng(0).standard_normal((experts, out, inner)), (rows, columns))
     write(folder, {}, {"x": codes, "x_scale_inv": scale})
     found = stored_tensors(folder)
-    weight = resolve(Part("x", exact.shape), found, Quantization("fp8", ((rows, columns),)))
-    with Reader(found) as reader:
+    weight = resolve(TensorPart("x", exact.shape), found, Quantization("fp8", ((rows, columns),)))
+    with TensorReader(found) as reader:
         got = np.concatenate([read_rows(weight, reader, row, row + 1) for row in range(experts * out)])
     np.testing.assert_array_equal(got.reshape(exact.shape), exact)
 
@@ -273,7 +273,8 @@ def test_invalid_quantized_tensors_are_refused_before_a_tensor_is_read(
     edit(tmp_path / FILE, change)
     with (
         mock.patch(
-            "jswa.model.weights.safetensors_files.Reader.rows", side_effect=AssertionError("a tensor would be read")
+            "jswa.model.weights.safetensors_files.TensorReader.rows",
+            side_effect=AssertionError("a tensor would be read"),
         ),
         pytest.raises(CheckpointError, match=expected),
     ):
@@ -339,7 +340,7 @@ def test_a_file_truncated_during_the_read_is_an_error(valid: Path, tmp_path: Pat
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = stored_tensors(tmp_path)
     whole = (tmp_path / FILE).read_bytes()
-    with Reader(tensors) as reader:
+    with TensorReader(tensors) as reader:
         (tmp_path / FILE).write_bytes(whole[: len(whole) - len(unpack(tmp_path / FILE)[1]) + 10])
         with pytest.raises(CheckpointError, match=r"lm_head.* cannot be read: the file is shorter than it was"):
             reader.rows(tensors["lm_head.weight"], 0, 96)

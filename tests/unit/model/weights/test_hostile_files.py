@@ -55,7 +55,8 @@ def refusal(folder: Path) -> str:
     """Return the loader's error, and assert that it reads no tensor."""
     with (
         mock.patch(
-            "jswa.model.weights.safetensors_files.Reader.rows", side_effect=AssertionError("a tensor would be read")
+            "jswa.model.weights.safetensors_files.TensorReader.rows",
+            side_effect=AssertionError("a tensor would be read"),
         ),
         pytest.raises(CheckpointError) as caught,
     ):

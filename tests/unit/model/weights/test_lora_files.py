@@ -254,6 +254,6 @@ def test_all_folders_are_checked_before_any_is_read(
     other = random_lora(FIXTURE.tensors, DENSE, 3, seed=1).write(tmp_path / "other")
     header, data = unpack(other / FILE)
     pack(other / FILE, {**header, "x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, data)
-    monkeypatch.setattr("jswa.model.weights.lora_files.Reader", None)
+    monkeypatch.setattr("jswa.model.weights.lora_files.TensorReader", None)
     with pytest.raises(ConfigError, match="other"):
         check_adapters({"it": folder, "other": other}, MODEL)

@@ -10,22 +10,22 @@ import pytest
 from jaxtyping import Shaped
 
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Fold, Part, Source
+from jswa.model.hf.tensor_map import Fold, Source, TensorPart
 from jswa.model.weights.quantize import float8, load_quantized
 from pallas_kernels.quantized import Kind, quantize, quantize_rows
 
 FIRST, LAST = Fold(8, 4, True), Fold(8, 4, False)
 CASES = {
-    "matrix": (Source((Part("a", (24, 20)), Part("b", (16, 20))), "matrix"), (20, 40)),
-    "folded": (Source((Part("a", (24, 20)), Part("b", (16, 20))), "matrix", folds=(FIRST, LAST)), (20, 40)),
-    "columns": (Source((Part("a", (20, 24)),), "columns", folds=(LAST,)), (24, 20)),
-    "rank_slices": (Source((Part("a", (48, 20)),), "rank_slices", rows=(32, 8, 8)), (20, 48)),
-    "experts": (Source(tuple(Part(key, (9, 20)) for key in "abcd"), "experts", per_expert=2), (2, 20, 18)),
-    "transposed": (Source((Part("a", (3, 9, 20)), Part("b", (3, 9, 20))), "transposed"), (3, 20, 18)),
-    "transposed_interleaved": (Source((Part("a", (3, 18, 20)),), "transposed_interleaved"), (3, 20, 18)),
-    "rows": (Source((Part("a", (3, 20, 18)),)), (3, 20, 18)),
-    "embedding": (Source((Part("a", (40, 20)),)), (40, 20)),
-    "interleaved": (Source((Part("a", (3, 20, 18)),), "interleaved"), (3, 20, 18)),
+    "matrix": (Source((TensorPart("a", (24, 20)), TensorPart("b", (16, 20))), "matrix"), (20, 40)),
+    "folded": (Source((TensorPart("a", (24, 20)), TensorPart("b", (16, 20))), "matrix", folds=(FIRST, LAST)), (20, 40)),
+    "columns": (Source((TensorPart("a", (20, 24)),), "columns", folds=(LAST,)), (24, 20)),
+    "rank_slices": (Source((TensorPart("a", (48, 20)),), "rank_slices", rows=(32, 8, 8)), (20, 48)),
+    "experts": (Source(tuple(TensorPart(key, (9, 20)) for key in "abcd"), "experts", per_expert=2), (2, 20, 18)),
+    "transposed": (Source((TensorPart("a", (3, 9, 20)), TensorPart("b", (3, 9, 20))), "transposed"), (3, 20, 18)),
+    "transposed_interleaved": (Source((TensorPart("a", (3, 18, 20)),), "transposed_interleaved"), (3, 20, 18)),
+    "rows": (Source((TensorPart("a", (3, 20, 18)),)), (3, 20, 18)),
+    "embedding": (Source((TensorPart("a", (40, 20)),)), (40, 20)),
+    "interleaved": (Source((TensorPart("a", (3, 20, 18)),), "interleaved"), (3, 20, 18)),
 }
 _quantize, _quantize_rows = (jax.jit(function, static_argnames="kind") for function in (quantize, quantize_rows))
 
@@ -41,7 +41,7 @@ def test_results_equal_quantization_of_the_whole_matrix(name: str, kind: Kind, m
     stored["a"][..., 5, :] = 0
     stored["a"][..., 7] = 0
 
-    def read(part: Part, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
+    def read(part: TensorPart, begin: int, end: int) -> Shaped[np.ndarray, "rows columns"]:
         return stored[part.key].reshape(-1, part.shape[-1])[begin:end]
 
     whole = np.empty(shape, dtype)
@@ -67,7 +67,7 @@ def test_float8_rounds_to_nearest_with_ties_to_even() -> None:
 @pytest.mark.parametrize("name", ["matrix", "rows"])
 def test_memory_holds_only_a_few_chunks_beside_the_result(name: str) -> None:
     """At most 24 MiB are allocated; the matrix has 32 MiB in bfloat16 and 64 in float32."""
-    source = Source((Part("a", (1, 4096, 4096) if name == "rows" else (4096, 4096)),), name)  # type: ignore[arg-type]
+    source = Source((TensorPart("a", (1, 4096, 4096) if name == "rows" else (4096, 4096)),), name)  # type: ignore[arg-type]
     row = np.random.default_rng(0).standard_normal(4096).astype(jnp.bfloat16)
     shape = jax.ShapeDtypeStruct(source.parts[0].shape, jnp.bfloat16)  # type: ignore[no-untyped-call]
     tracemalloc.start()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
 from pallas_kernels.attention.api import Implementation, paged_attention, write_kv
-from pallas_kernels.attention.rows import Attend, Rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows
 from tests.support.kernels.calls import Call, check, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
 from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, RAGGED_DECODE, Case, RowSpec
@@ -99,10 +99,10 @@ def test_float32_is_multiplied_in_float32(implementation: Implementation) -> Non
     def program(q: jax.Array, kv: jax.Array) -> jax.Array:
         counts = np.array([row.count for row in PADDED], np.int32)
         zeros = jnp.zeros(4, jnp.int32)
-        rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((4, 3), jnp.int32), zeros, zeros)
+        rows = PagedRows(zeros, jnp.asarray(counts), jnp.zeros((4, 3), jnp.int32), zeros, zeros)
         tiles = tiles_of(counts, case.tokens, case.tile)
         out: jax.Array = paged_attention(
-            q, kv, rows, tiles, layer_index=0, attend=Attend(1.0), implementation=implementation
+            q, kv, rows, tiles, layer_index=0, attend=AttentionParams(1.0), implementation=implementation
         )
         return out
 
@@ -136,7 +136,7 @@ def test_an_unknown_implementation_is_an_error() -> None:
     known = rf"must be one of \['cpu', {hopper}, 'reference', {triton}, 'xla'\]"
     with pytest.raises(ValueError, match=f"implementation = 'cuda': {known}"):
         inspect.unwrap(paged_attention)(
-            call.q, call.kv, None, None, layer_index=0, attend=Attend(1.0), implementation="cuda"
+            call.q, call.kv, None, None, layer_index=0, attend=AttentionParams(1.0), implementation="cuda"
         )
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jaxtyping import Int
 
-from pallas_kernels.attention.rows import Rows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import PagedRows, QueryTiles, in_tiles, tile_rows
 
 
-def held(counts: Sequence[int], first: Sequence[int], tiles: Tiles) -> list[tuple[int, int]]:
+def held(counts: Sequence[int], first: Sequence[int], tiles: QueryTiles) -> list[tuple[int, int]]:
     """Return row and token of each place of a tile that holds one."""
     found = []
     for row, offset, tokens in zip(tiles.row.tolist(), tiles.offset.tolist(), tiles.tokens.tolist(), strict=True):
@@ -40,7 +40,7 @@ def test_each_token_is_in_one_tile_of_its_row(size: int, most: int | None, in_pl
         expected = [(row, first[row] + place) for row in range(rows) for place in range(counts[row])]
         assert sorted(held(counts.tolist(), first.tolist(), tiles)) == expected
         zero = jnp.zeros(rows, jnp.int32)
-        live = in_tiles(Rows(zero, jnp.asarray(counts), zero[:, None], zero, zero), tiles)
+        live = in_tiles(PagedRows(zero, jnp.asarray(counts), zero[:, None], zero, zero), tiles)
         assert np.flatnonzero(live).tolist() == [token for _, token in expected]
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 
 from pallas_kernels.attention.api import Implementation, paged_attention
-from pallas_kernels.attention.rows import Attend, Rows, Tiles, in_tiles, tile_rows
+from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
 from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
@@ -201,7 +201,7 @@ def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> N
     held = page * columns
     reach = data.draw(st.sampled_from(["full", "window", "chunk"]))
     size = data.draw(st.integers(1, 300))
-    attend = Attend(1.0, size if reach == "window" else None, size if reach == "chunk" else None)
+    attend = AttentionParams(1.0, size if reach == "window" else None, size if reach == "chunk" else None)
     queries, group = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 9))
     rows, block = 2 ** data.draw(st.integers(4, 7)), 2 ** data.draw(st.integers(4, 7))
     shape = Shape(1, queries, group, 1, 64, 64, 128, page, columns, 1, jnp.dtype("bfloat16"), attend)
@@ -219,7 +219,7 @@ def test_tokens_that_no_tile_holds_are_known() -> None:
     """The kernel writes no results for them, so the call replaces them by zeros."""
     counts = np.array([3, 0, 2], np.int32)
     zeros = jnp.zeros(3, jnp.int32)
-    rows = Rows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
+    rows = PagedRows(zeros, jnp.asarray(counts), jnp.zeros((3, 1), jnp.int32), zeros, zeros)
     for size in (1, 2, 4):
         held = in_tiles(rows, tiles_of(counts, 8, size))
         assert held.tolist() == [True] * 5 + [False] * 3
@@ -228,12 +228,12 @@ def test_tokens_that_no_tile_holds_are_known() -> None:
 def test_an_idle_row_between_others_has_no_live_query() -> None:
     """With a token per row, the token of an idle row has the index of the next row's tile, which does not hold it."""
     row, counts = jnp.arange(3, dtype=jnp.int32), jnp.array([1, 0, 1], jnp.int32)
-    rows = Rows(
+    rows = PagedRows(
         jnp.full(3, 9, jnp.int32), counts, jnp.zeros((3, 4), jnp.int32), jnp.zeros_like(row), jnp.zeros_like(row)
     )
     tiles = tile_rows(counts, row, row, 1)
     assert tiles.flat_index.tolist() == [0, 1, 1]
-    shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), Attend(1.0))
+    shape = Shape(3, 1, 1, 1, 64, 64, 128, 16, 4, 1, jnp.dtype("bfloat16"), AttentionParams(1.0))
     row_of, first, live, _, _ = triton_attention.program_items(shape, rows, tiles, 3).T.tolist()
     assert live == [1, 0, 1]
     assert (row_of[0], row_of[2]) == (0, 2)
@@ -244,7 +244,7 @@ def trace(layer: Layer) -> None:
     """Trace a layer's call, which needs no Triton if it is an error."""
     given = arguments(layer)
 
-    def attend(q: Array, kv: Array, rows: Rows, tiles: Tiles, sinks: Array | None) -> Array:
+    def attend(q: Array, kv: Array, rows: PagedRows, tiles: QueryTiles, sinks: Array | None) -> Array:
         return paged_attention(
             q, kv, rows, tiles, layer_index=given.layer_index, attend=given.attend, sinks=sinks, implementation="triton"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.cpu import library
-from pallas_kernels.glue import sums
+from pallas_kernels.elementwise import sums
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from jswa.architecture import MoeConfig, RouterConfig
 from jswa.model import moe
-from jswa.model.glue.routing import route
+from jswa.model.routing import route
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling, group_rows, list_tiles
 from pallas_kernels.experts.routing import api

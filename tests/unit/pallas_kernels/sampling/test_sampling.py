@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from jswa.exec.programs.extras import Extras, init_extras
+from jswa.exec.programs.logits_state import LogitsState, init_logits_state
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
@@ -21,7 +21,7 @@ from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
 from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Tuning
-from pallas_kernels.sampling.plan import Rows as Given
+from pallas_kernels.sampling.plan import SamplingRows as Given
 from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
 
@@ -45,42 +45,46 @@ def make(
     return logits, Sampling.of(jnp.asarray(packed))
 
 
-def constraints(seed: int, vocab: int = VOCAB) -> Extras:
+def constraints(seed: int, vocab: int = VOCAB) -> LogitsState:
     """Return tables in which each row has counts, biases, masks, also behind drafts, and a banned token."""
-    rng, extras = np.random.default_rng(seed), init_extras(TABLE, vocab, DRAFTS)
-    words = extras["mask"].shape
-    assert extras["ahead"] is not None
-    bias_ids, bias = np.asarray(extras["bias_ids"]).copy(), np.asarray(extras["bias"]).copy()
+    rng, logits_state = np.random.default_rng(seed), init_logits_state(TABLE, vocab, DRAFTS)
+    words = logits_state["mask"].shape
+    assert logits_state["ahead"] is not None
+    bias_ids, bias = np.asarray(logits_state["bias_ids"]).copy(), np.asarray(logits_state["bias"]).copy()
     bias_ids[:2, :40] = rng.permutation(vocab)[:40]
     bias[:, :40] = rng.normal(0, 4, 40)
-    bans = np.asarray(extras["bans"]).copy()
+    bans = np.asarray(logits_state["bans"]).copy()
     bans[:, 0] = 2**30, *[-1] * (bans.shape[2] - 2), 5  # token 5, whatever stands before it
     return {
-        **extras,
+        **logits_state,
         "seen": jnp.asarray(rng.choice([0, 0, 0, 1, 3, 2**15, 2**15 + 2], (TABLE, vocab)).astype(np.uint16)),
         "bias_ids": jnp.asarray(bias_ids),
         "bias": jnp.asarray(bias),
         "mask": jnp.asarray(rng.integers(-(2**31), 2**31, words, np.int64).astype(np.int32)),
-        "ahead": jnp.asarray(rng.integers(-(2**31), 2**31, extras["ahead"].shape, np.int64).astype(np.int32)),
+        "ahead": jnp.asarray(rng.integers(-(2**31), 2**31, logits_state["ahead"].shape, np.int64).astype(np.int32)),
         "bans": jnp.asarray(bans),
     }
 
 
 def by_xla(
-    logits: Float[np.ndarray, "R V"], rows: Sampling, extras: Extras, drafts: Array | None = None
+    logits: Float[np.ndarray, "R V"], rows: Sampling, logits_state: LogitsState, drafts: Array | None = None
 ) -> tuple[list[int], LogprobRows]:
     """Return the tokens and log probabilities of the reference."""
     at = jnp.full(len(logits), POSITION, jnp.int32)
-    tokens = xla.sample(jnp.asarray(logits), at, rows, extras, drafts=drafts)
-    return tokens.tolist(), xla.drawn_logprobs(jnp.asarray(logits), tokens, at, rows, extras, drafts=drafts)
+    tokens = xla.sample(jnp.asarray(logits), at, rows, logits_state, drafts=drafts)
+    return tokens.tolist(), xla.drawn_logprobs(jnp.asarray(logits), tokens, at, rows, logits_state, drafts=drafts)
 
 
 def by_kernels(
-    logits: Float[np.ndarray, "R V"], rows: Sampling, extras: Extras, drafts: Array | None = None, **options: Any
+    logits: Float[np.ndarray, "R V"],
+    rows: Sampling,
+    logits_state: LogitsState,
+    drafts: Array | None = None,
+    **options: Any,
 ) -> tuple[list[int], LogprobRows | None]:
     """Return the tokens and log probabilities of the kernels."""
     at, finite = jnp.full(len(logits), POSITION, jnp.int32), jnp.ones(len(logits), bool)
-    tokens, logprobs = kernels.sample(jnp.asarray(logits), at, rows, extras, finite, drafts, **options)
+    tokens, logprobs = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite, drafts, **options)
     return tokens.tolist(), logprobs
 
 
@@ -109,9 +113,9 @@ def test_tokens_and_log_probabilities_are_those_of_xla(interpreter: Any, tuned: 
     """Of all cases, also of rows that are broken; by short lists those that may have more tokens within reach."""
     many = [row for row in ROWS if row.logits in ("wide", "flat", "ties", "broken") and row.temperature > 0]
     logits, rows = make(ROWS if tuned == LISTS else many, seed)
-    extras = init_extras(1, VOCAB)
-    tokens, logprobs = by_kernels(logits, rows, extras, want_logprobs=True)
-    expected, reference = by_xla(logits, rows, extras)
+    logits_state = init_logits_state(1, VOCAB)
+    tokens, logprobs = by_kernels(logits, rows, logits_state, want_logprobs=True)
+    expected, reference = by_xla(logits, rows, logits_state)
     assert tokens == expected
     assert NOT_FINITE in tokens
     assert logprobs is not None
@@ -136,12 +140,12 @@ def test_constraints_are_those_of_xla(interpreter: Any, tuned: Tuning, seed: int
         name: rng.uniform(0.2, 1.5, count).astype(np.float32) for name in ("repetition", "presence", "frequency")
     }
     tables = np.arange(count) % (TABLE + 1)
-    logits, rows = make(cases, seed, extras=tables, by_place=np.arange(count) // 2 % 2, **penalties)
+    logits, rows = make(cases, seed, logits_state=tables, by_place=np.arange(count) // 2 % 2, **penalties)
     drafts = jnp.asarray(rng.integers(0, VOCAB, (count, DRAFTS)), jnp.int32)
     drafts = drafts.at[::2, 1].set(-3).at[::4].set(-3)
-    extras = constraints(seed)
-    tokens, logprobs = by_kernels(logits, rows, extras, drafts, want_logprobs=True)
-    expected, reference = by_xla(logits, rows, extras, drafts)
+    logits_state = constraints(seed)
+    tokens, logprobs = by_kernels(logits, rows, logits_state, drafts, want_logprobs=True)
+    expected, reference = by_xla(logits, rows, logits_state, drafts)
     assert tokens == expected
     there = np.array(expected) >= 0
     assert logprobs is not None
@@ -149,7 +153,7 @@ def test_constraints_are_those_of_xla(interpreter: Any, tuned: Tuning, seed: int
     assert logprobs.drawn is not None
     np.testing.assert_allclose(logprobs.drawn[there], reference.drawn[there], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(logprobs.chosen[there], reference.chosen[there], rtol=1e-5, atol=1e-5)
-    assert by_xla(logits, rows, init_extras(TABLE, VOCAB, DRAFTS), drafts)[0] != expected
+    assert by_xla(logits, rows, init_logits_state(TABLE, VOCAB, DRAFTS), drafts)[0] != expected
 
 
 @pytest.mark.triton
@@ -190,11 +194,11 @@ def test_noise_is_that_of_jax(interpreter: Any) -> None:
 @pytest.mark.triton
 def test_rows_that_are_broken_or_may_have_no_token_say_so(interpreter: Any) -> None:
     """What is not finite besides the logits comes first."""
-    logits, rows = make([Row(), Row("wide", 0.0), Row(), Row(), Row()], extras=[9, 9, 9, 0, 0])
-    at, extras = jnp.full(5, POSITION, jnp.int32), init_extras(1, VOCAB)
-    extras = {**extras, "mask": jnp.zeros_like(extras["mask"])}
+    logits, rows = make([Row(), Row("wide", 0.0), Row(), Row(), Row()], logits_state=[9, 9, 9, 0, 0])
+    at, logits_state = jnp.full(5, POSITION, jnp.int32), init_logits_state(1, VOCAB)
+    logits_state = {**logits_state, "mask": jnp.zeros_like(logits_state["mask"])}
     finite = jnp.array([False, False, True, True, False])
-    tokens, _ = kernels.sample(jnp.asarray(logits), at, rows, extras, finite)
+    tokens, _ = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite)
     assert tokens.tolist() == [NOT_FINITE, NOT_FINITE, int(tokens[2]), NOTHING_ALLOWED, NOT_FINITE]
     assert tokens[2] >= 0
 

@@ -93,7 +93,7 @@ def test_an_edge_was_used_when_the_last_text_through_it_was() -> None:
 def test_a_scheduler_that_keeps_no_earlier_texts_forgets_none() -> None:
     """The engine says so whenever the cache is cleared, with and without drafts."""
     scheduler = Loop(
-        make_layout(4, 6, num_full=1, num_local=2), Limits(40, 4, 16, 4, num_blocks=40), TextModel(99)
+        make_layout(4, 6, num_full=1, num_local=2), Limits(40, 4, 16, 4, num_slabs=40), TextModel(99)
     ).scheduler
     assert scheduler.drafting.earlier is None
     scheduler.drafting.forget_texts()
@@ -144,7 +144,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 def asked() -> Asked:
     layout = make_layout(4, 6, num_full=1, num_local=2)
     drafts = Speculation("suffix", 3).of_length(40)
-    loop = Loop(layout, Limits(40, 2, 16, 4, num_blocks=40, speculation=drafts), TextModel(1000))
+    loop = Loop(layout, Limits(40, 2, 16, 4, num_slabs=40, speculation=drafts), TextModel(1000))
     loop.scheduler.drafting.lengths = lambda rows, *, tokens, split, logprobs: ()
     return Asked(loop, Turnover(Weights(), loop.scheduler, StepEvents, Lock()))
 

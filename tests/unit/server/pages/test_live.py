@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.cache.view import CacheView, Geometry
+from jswa.cache.view import ArenaGeometry, CacheView
 from server.http.errors import ApiError
 from server.pages.live import Feed, changes, complete
 from tests.support.server.harness import serving
 
-GEOMETRY = Geometry(16, 2, 20, 4, 32, False, True)
+GEOMETRY = ArenaGeometry(16, 2, 20, 4, 32, False, True)
 ADMIN = {"Authorization": "Bearer root"}
 
 

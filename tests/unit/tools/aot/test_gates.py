@@ -14,7 +14,7 @@ from tools.aot.triton_facts import gpu
 from tools.cases.kernels.attention_layers import FP8_LAYERS, SPLIT_LAYERS
 from tools.cases.kernels.experts import TRITON_GPUS, TRITON_LAYERS, TRITON_TOKENS
 from tools.cases.kernels.experts_shapes import MATRICES
-from tools.cases.kernels.small.glue import NORM_LAYERS, ROPE_LAYERS
+from tools.cases.kernels.small.elementwise import NORM_LAYERS, ROPE_LAYERS
 from tools.cases.kernels.small.routing import LAYERS, TOKENS
 from tools.gates import FOLDER, worse, write
 
@@ -85,18 +85,18 @@ def test_the_grouped_product_on_triton_has_gates() -> None:
                     assert figures["blocks_per_sm"] >= 1
 
 
-def test_kernels_of_the_glue_have_gates() -> None:
+def test_elementwise_kernels_have_gates() -> None:
     """All of them, and nothing is committed for a case that is gone; of steps, those whose layers they make short."""
     kernels = {f"residual_norms, {case.name}, {case.tokens} tokens" for case in NORM_LAYERS}
     kernels |= {f"rotate_and_write, {case.name}, {case.tokens} tokens" for case in ROPE_LAYERS}
-    assert set(json.loads((FOLDER / "glue.json").read_text())["figures"]) == kernels
+    assert set(json.loads((FOLDER / "elementwise.json").read_text())["figures"]) == kernels
     committed = json.loads((FOLDER / "steps.json").read_text())["figures"]
-    mistral = committed["Mistral-7B-v0.1, 4 layers, 64 rows, glue on mosaic"]
+    mistral = committed["Mistral-7B-v0.1, 4 layers, 64 rows, elementwise on mosaic"]
     assert mistral["in_layer"] == 8
     routed = {"gpt-oss-20b, 4 layers": 10, "MiMo-V2-Flash/V2.5, 7 layers": 12, "Llama-4-Scout, 16 layers": 12}
     for name, kernels_of_layer in routed.items():
         held = ", mxfp4" * name.startswith("gpt-oss")
-        found = committed[f"{name}, 64 rows{held}, glue on mosaic, routing on triton"]
+        found = committed[f"{name}, 64 rows{held}, elementwise on mosaic, routing on triton"]
         assert found["in_layer"] == kernels_of_layer
         assert found["graphs"] == 1
     assert mistral["bytes_moved"] < 1.15

@@ -126,7 +126,7 @@ def test_without_the_sampler_the_others_have_their_own_limit() -> None:
     """The sampler's eight nodes are not theirs to take."""
     bad = STEP._replace(calls=500, rooms={**STEP.rooms, "sampling": 300})
     assert not bad.faults(sampler=False)
-    more = bad._replace(rooms={**bad.rooms, "extras": 1})
+    more = bad._replace(rooms={**bad.rooms, "logits_state": 1})
     assert more.faults(sampler=False) == ["a model, 2 layers: 33 nodes outside of layers: at most 32"]
 
 

@@ -104,7 +104,7 @@ def test_a_run_without_its_tests_is_no_result() -> None:
 
 
 def test_tests_that_reach_a_mutant_run_cheapest_first_within_the_budget() -> None:
-    mutant = Mutant("sched-1", "jswa/sched/turns.py", "f", "swap", "a", "b")
+    mutant = Mutant("sched-1", "jswa/sched/fair_queue.py", "f", "swap", "a", "b")
     told = [
         Told("dear.py::a", BUDGET, ["sched-1"], False),
         Told("cheap.py::b", 2.0, ["sched-1"], False),

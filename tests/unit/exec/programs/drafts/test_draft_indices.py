@@ -12,7 +12,6 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, PackSpec, pack, unpack
-from jswa.exec.programs.extras import init_extras
 from jswa.exec.programs.indices import (
     Spans,
     StepIndices,
@@ -22,6 +21,7 @@ from jswa.exec.programs.indices import (
     running,
     step_indices,
 )
+from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import FROM_DEVICE, StepPlan
 from tests.support.builders import changed, make_plan
@@ -61,12 +61,12 @@ def state_of(length: Int[np.ndarray, " R"] | None = None) -> DeviceState:
     """Return a device state with page tables in which all entries differ."""
     tables = np.arange(1, 1 + 2 * MAX_ROWS * 12, dtype=np.int32).reshape(2, MAX_ROWS, 12)
     return DeviceState(
-        lanes=[jnp.zeros((1, 200, LAYOUT.block_elems))],
+        lanes=[jnp.zeros((1, 200, LAYOUT.slab_elems))],
         full_table=jnp.asarray(tables[0]),
         local_table=jnp.asarray(tables[1]),
         length=jnp.asarray(np.zeros(MAX_ROWS, np.int32) if length is None else length),
         last_token=jnp.zeros(MAX_ROWS, jnp.int32),
-        extras=init_extras(2, 61),
+        for_logits=init_logits_state(2, 61),
         texts=None,
         carry=None,
         draft_lanes=[],
@@ -141,7 +141,7 @@ def test_a_row_that_runs_fewer_drafts_runs_and_yields_so_many_tokens_fewer(kept:
     assert found.column("count").tolist()[:3] == [1 + drafts for drafts in kept[:3]]
     assert found.column("samples").tolist()[:3] == [1 + drafts for drafts in kept[:3]]
     assert int(found.column("count")[3]) == 0
-    for name in ("row_id", "start", "limit", "temperature", "extras"):
+    for name in ("row_id", "start", "limit", "temperature", "logits_state"):
         assert found.column(name).tolist() == inputs.column(name).tolist()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jswa.errors import ConfigError, WeightsError
 from jswa.exec.sizing import weight_bytes
-from jswa.forms.base.form import Place
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.layouts import lay_out, require_form
 from jswa.forms.table import matrix_at
 from jswa.model.binding import bind
@@ -77,7 +77,7 @@ def test_the_numbers_are_those_of_the_checkpoint(mode: QuantizationMode, tmp_pat
     for name, weights in blocks(held).items():
         np.testing.assert_array_equal(dequantized_blocks(weights, FLOAT32), whole[name], err_msg=name)
         assert weights.values.dtype == np.uint8
-        tiles = matrix_at(Place(name, (0, 0)), found).tiles
+        tiles = matrix_at(MatrixPlace(name, (0, 0)), found).tiles
         assert isinstance(tiles, BlockTiles8)
         np.testing.assert_array_equal(eight_bits.untiled(tiles).T, whole[name], err_msg=name)
         assert f"{name}.values" not in found

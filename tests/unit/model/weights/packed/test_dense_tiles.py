@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Float
 
 from jswa.errors import ConfigError
-from jswa.forms.base.form import Place
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.base.names import linear_in_16_bits
 from jswa.forms.layouts import lay_out, require_form
 from jswa.forms.table import matrix_at
@@ -40,7 +40,7 @@ def laid_out(params: Params) -> Params:
 
 def numbers(name: str, params: Params) -> Float[np.ndarray, "K C"]:
     """Return the numbers of a matrix in tiles."""
-    tiles = matrix_at(Place(name, (0, 0)), params).tiles
+    tiles = matrix_at(MatrixPlace(name, (0, 0)), params).tiles
     return np.asarray(tiles.numbers())
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.safetensors_files import Reader, stored_tensors
+from jswa.model.weights.safetensors_files import TensorReader, stored_tensors
 from tests.support.checkpoints.float4 import CONFIGS, LAYOUTS, Layout, float4, write_both
 from tests.support.checkpoints.quantized import FLOAT8, write
 
@@ -31,8 +31,8 @@ def rows(folder: Path, layout: Layout, tensors: dict[str, np.ndarray], shape: tu
     config = {**CONFIGS[layout], "quant_method": "modelopt"} if layout == "hf_quant_config" else CONFIGS[layout]
     write(folder, {}, tensors)
     found = stored_tensors(folder, lambda name: name)
-    weight = resolve(Part(KEY, shape), found, parse_quantization({"quantization_config": config}))
-    with Reader(found) as reader:
+    weight = resolve(TensorPart(KEY, shape), found, parse_quantization({"quantization_config": config}))
+    with TensorReader(found) as reader:
         height = int(np.prod(shape[:-1]))
         parts = [read_rows(weight, reader, row, min(row + 3, height)) for row in range(0, height, 3)]
     return np.concatenate(parts).reshape(shape)

@@ -13,7 +13,7 @@ from jswa.config import Limits
 from jswa.errors import CheckpointError, ConfigError, KernelError
 from jswa.exec.buckets import Bucket
 from jswa.exec.selfcheck.check import check_kernels
-from jswa.forms.base.form import Place
+from jswa.forms.base.form import MatrixPlace
 from jswa.forms.layouts import lay_out
 from jswa.forms.nvfp4 import CODES, ENDS, FACTORS, TILES
 from jswa.forms.table import matrix_at
@@ -146,7 +146,7 @@ def test_hopper_s_tiles_have_the_same_numbers(tmp_path: Path) -> None:
     lay_out(held, linear="mosaic", experts=False)
     whole = load(plain)
     for name in ("layers.0.attention.qkv", "layers.0.mlp.gate_up", "layers.0.mlp.down"):
-        tiles = matrix_at(Place(name, whole[name].shape, linear="mosaic"), held)
+        tiles = matrix_at(MatrixPlace(name, whole[name].shape, linear="mosaic"), held)
         tiles = tiles if isinstance(tiles, Nvfp4Tiles) else tiles.tiles
         assert isinstance(tiles, Nvfp4Tiles)
         np.testing.assert_array_equal(np.asarray(tiles.numbers()), np.asarray(whole[name]))
@@ -164,7 +164,7 @@ def test_hopper_s_kernel_is_checked_at_start(broken: bool, tmp_path: Path, monke
         right = call.grouped_matmul
         monkeypatch.setattr(call, "grouped_matmul", lambda *args, **more: right(*args, **more) * 1.5)
         jax.clear_caches()  # type: ignore[no-untyped-call]  # the right kernel may have been traced
-    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_blocks=4)
+    limits = Limits(max_model_len=64, max_rows=2, max_tokens=2, page_size=16, num_slabs=4)
     with interpreted(), quick_compiles():
         arguments = model, held, KVLayout.of(model, 16), limits, [Bucket(2, 2, decode=True)], kernels
         if broken:

@@ -9,11 +9,11 @@ import pytest
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Part
+from jswa.model.hf.tensor_map import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.safetensors_files import Reader, stored_tensors
+from jswa.model.weights.safetensors_files import TensorReader, stored_tensors
 from tests.support.checkpoints.packed_integers import CASES, Case, quantized, write_both
 from tests.support.checkpoints.quantized import plain_tensors, write
 
@@ -28,11 +28,11 @@ def test_numbers_are_those_of_the_format(name: str, tmp_path: Path) -> None:
     tensors, exact = quantized(case, key, (24, 128), seed=1)
     write(tmp_path, {}, tensors)
     found = stored_tensors(tmp_path)
-    weight = resolve(Part(key, exact.shape), found, parse_quantization({"quantization_config": case.config}))
-    with Reader(found) as reader:
+    weight = resolve(TensorPart(key, exact.shape), found, parse_quantization({"quantization_config": case.config}))
+    with TensorReader(found) as reader:
         read = row_reader({key: weight}, reader)
         whole = read_rows(weight, reader, 0, 24)
-        cuts = np.concatenate([read(Part(key, exact.shape), begin, begin + 5) for begin in range(0, 24, 5)])
+        cuts = np.concatenate([read(TensorPart(key, exact.shape), begin, begin + 5) for begin in range(0, 24, 5)])
     if case.dtype == np.float32:  # a product of float32 is rounded once
         np.testing.assert_array_equal(whole, exact.astype(np.float32))
     else:
@@ -68,8 +68,8 @@ def test_numbers_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> N
     fields = [field for field in ("packed", "scale", "zero_point") if f"{name}/{field}" in STORED]
     write(tmp_path, {}, {f"x.weight_{field}": stored(f"{name}/{field}") for field in fields})
     found = stored_tensors(tmp_path)
-    weight = resolve(Part("x.weight", numbers.shape), found, parse_quantization({"quantization_config": GROUPED}))
-    with Reader(found) as reader:
+    weight = resolve(TensorPart("x.weight", numbers.shape), found, parse_quantization({"quantization_config": GROUPED}))
+    with TensorReader(found) as reader:
         rows = read_rows(weight, reader, 0, len(numbers)).astype(numbers.dtype)
     np.testing.assert_array_equal(rows.view(np.uint8), numbers.view(np.uint8))
 
@@ -109,10 +109,10 @@ def test_tensors_that_do_not_fit_are_named(name: str, file: str, change: Any, sa
     found = stored_tensors(tmp_path)
     stored = parse_quantization({"quantization_config": case.config})
 
-    def read(reader: Reader) -> None:
-        read_rows(resolve(Part(key, exact.shape), found, stored), reader, 0, 24)
+    def read(reader: TensorReader) -> None:
+        read_rows(resolve(TensorPart(key, exact.shape), found, stored), reader, 0, 24)
 
-    with Reader(found) as reader, pytest.raises(CheckpointError, match=said) as caught:
+    with TensorReader(found) as reader, pytest.raises(CheckpointError, match=said) as caught:
         read(reader)
     assert wrong.rpartition(".")[2] in str(caught.value)
 
