@@ -67,7 +67,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 settings.register_profile("types", max_examples=40, stateful_step_count=20, deadline=None)
 settings.register_profile("ci", max_examples=100, deadline=None)
-settings.register_profile("nightly", max_examples=500, stateful_step_count=100, deadline=None)
+settings.register_profile("nightly", max_examples=250, stateful_step_count=100, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # `make test-types` checks annotated shapes and dtypes; other runs and production do not pay for it. Left out are the
