@@ -27,10 +27,12 @@ from jswa.plan.request import (
     Words,
     bits_of,
 )
-from jswa.plan.sampling import SAMPLING, SAMPLING_REALS, SAMPLING_ROW, sampling_of
 from jswa.plan.step import (
     COLUMNS,
     FROM_DEVICE,
+    SAMPLING,
+    SAMPLING_REALS,
+    SAMPLING_ROW,
     Feature,
     LogitsEntry,
     Logprobs,
@@ -41,6 +43,7 @@ from jswa.plan.step import (
     TableRow,
     Transfers,
     Write,
+    sampling_of,
 )
 
 __all__ = [

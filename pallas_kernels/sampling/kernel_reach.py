@@ -8,7 +8,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.sampling.kernel_rows import COUNTED, TEMPERATURE, TOP_N_SIGMA, TOP_P, noise, real, top_k_of
+from pallas_kernels.sampling.kernel_rows import (
+    COUNTED,
+    FARTHEST,
+    TEMPERATURE,
+    TOP_N_SIGMA,
+    TOP_P,
+    noise,
+    real,
+    top_k_of,
+)
 
 _FARTHEST = tl.constexpr(110.0)  # exp(-104) is 0 in float32
 _MOST_NOISE = tl.constexpr(15.95)  # -log(-log(1 - 2^-23)) is 15.942, the largest noise that jax.random draws
@@ -34,8 +43,9 @@ def sigma_floor(
     at, inside = moments + 4 * chunks, chunks < CHUNKS
     count = tl.load(at + 1, mask=inside, other=0.0)
     there = count > 0.0
-    gap = tl.where(there, most - tl.load(at, mask=there, other=0.0) + tl.load(at + 2, mask=there, other=0.0), 0.0)
-    total = tl.sum(count, axis=0)
+    gap = most - tl.load(at, mask=there, other=0.0) + tl.load(at + 2, mask=there, other=0.0)
+    gap = tl.where(there, tl.minimum(gap, FARTHEST), 0.0)
+    total = tl.maximum(tl.sum(count, axis=0), 1.0)
     off = tl.where(there, gap - tl.sum(count * gap, axis=0) / total, 0.0)
     squares = tl.load(at + 3, mask=there, other=0.0) + count * off * off
     deviation = tl.sqrt(tl.sum(tl.where(there, squares, 0.0), axis=0) / total)

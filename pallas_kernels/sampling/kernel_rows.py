@@ -19,6 +19,7 @@ KEY_HIGH, KEY_LOW, POSITION, TABLE, BY_PLACE, FINITE, DONE = _FIELDS[len(OPTIONS
 FIXED = tl.constexpr(_AFTER)  # then the drafts, then the banned tokens
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 INFINITY = tl.constexpr(float("inf"))
+FARTHEST = tl.constexpr(1e14)  # from the largest logit, for a standard deviation: the squares of farther ones overflow
 LEAST = tl.constexpr(-3.4028234663852886e38)
 _COUNTED_BITS = tl.constexpr(0x7FFF)
 

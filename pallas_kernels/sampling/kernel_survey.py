@@ -15,6 +15,7 @@ import triton.language as tl
 
 from pallas_kernels.sampling.kernel_rows import (
     BY_PLACE,
+    FARTHEST,
     FIXED,
     FREQUENCY,
     GREEDY,
@@ -118,7 +119,7 @@ def _moments(out: tl.tensor, x: tl.tensor, top: tl.tensor) -> None:
     The squares are the sum of the squared deviations from the mean, as Chan et al. (1983) join them.
     """
     there = x > -INFINITY
-    gap = tl.where(there, top - x, 0.0)
+    gap = tl.where(there, tl.minimum(tl.where(top > -INFINITY, top, 0.0) - x, FARTHEST), 0.0)
     count = tl.sum(tl.sum(there.to(tl.float32), axis=1), axis=0)
     mean = tl.sum(tl.sum(gap, axis=1), axis=0) / tl.maximum(count, 1.0)
     off = tl.where(there, gap - mean, 0.0)

@@ -83,7 +83,7 @@ def test_a_text_is_the_same_however_it_is_given(
     said: str, stop: tuple[str, ...], reason: FinishReason, chat: bool, interval: int, alone: list[bool]
 ) -> None:
     """Also if only some of its tokens come alone."""
-    tokens = TOKENIZER.encode(said, add_special_tokens=False)
+    tokens = TOKENIZER.encode(said, add_special_tokens=False).tolist()
     events, answering = events_of(tokens, reason), CHAT if chat else None
     text = begin(stop, answering, 1)
     parts = run(text, events)

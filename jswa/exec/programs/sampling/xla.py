@@ -237,11 +237,12 @@ def within_limits(
     # The largest is 0, so the most likely token's share is exp(0): p ≥ min_p · p_max is scaled ≥ log(min_p).
     kept = (scaled >= apart(jnp.log(rows.min_p), sums)[:, None]) | (rows.min_p == 0.0)[:, None]
     asked = rows.top_n_sigma > 0.0
-    kept &= lax.cond(
+    near: Bool[Array, "R V"] = lax.cond(
         asked.any(),
         lambda: (scaled >= -rows.top_n_sigma[:, None] * _deviation(scaled, devices, sums)) | ~asked[:, None],
         lambda: jnp.ones(scaled.shape, bool),
     )
+    kept &= near
     ordered = _ordered_bits(jnp.where(kept, scaled, -jnp.inf))
     wanted = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
 
@@ -269,12 +270,10 @@ def within_limits(
 def _deviation(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R 1"]:
     """Return the standard deviation of each row's logits that are finite."""
     there = scaled > -jnp.inf
-
-    def mean(values: Float[Array, "R V"]) -> Float[Array, "R 1"]:
-        return psum(row_sums(jnp.where(there, values, 0.0), sums), devices) / count
-
     count = psum(row_sums(there.astype(jnp.float32), sums), devices)
-    return jnp.sqrt(mean((scaled - mean(scaled)) ** 2))
+    mean = psum(row_sums(jnp.where(there, scaled, 0.0), sums), devices) / count
+    squares = psum(row_sums(jnp.where(there, (scaled - mean) ** 2, 0.0), sums), devices)
+    return jnp.sqrt(squares / count)
 
 
 def _softmax(scaled: Float[Array, "R V"], devices: int, sums: Sums) -> Float[Array, "R V"]:

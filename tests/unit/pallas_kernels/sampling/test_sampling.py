@@ -93,9 +93,15 @@ def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> D
     count = len(logits)
     none = jnp.zeros((count, 0), jnp.int32)
     own = Given(
-        *(getattr(rows, name) for name in OPTIONS), rows.keys, jnp.full(count, POSITION), -jnp.ones(count, jnp.int32),
-        rows.by_place, jnp.ones(count, bool), none, none,
-    )  # fmt: skip
+        **{name: getattr(rows, name) for name in OPTIONS},
+        keys=rows.keys,
+        positions=jnp.full(count, POSITION),
+        table=-jnp.ones(count, jnp.int32),
+        by_place=rows.by_place,
+        finite=jnp.ones(count, bool),
+        drafts=none,
+        banned=none,
+    )
     return api.sample(jnp.asarray(logits), own, None, Codes(NOT_FINITE, NOTHING_ALLOWED), tuning=tuning)
 
 
