@@ -11,7 +11,7 @@ import yaml
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
-from jswa.commands.option_groups import ENGINE, PLAIN, grouped, whole_lines
+from jswa.commands.options.groups import ENGINE, PLAIN, grouped, whole_lines
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast, get_type_hints
 
 from jswa.cache.prefix.stats import CacheStats
-from jswa.commands.option_groups import ENGINE, OTHER
+from jswa.commands.options.groups import ENGINE, OTHER
 from jswa.config import EngineConfig, Limits
 from jswa.frontend.engine_protocol import Figures
 from jswa.sched.outputs import SchedulerStats

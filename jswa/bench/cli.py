@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from jswa.commands.option_groups import PLAIN, grouped, whole_lines
+from jswa.commands.options.groups import PLAIN, grouped, whole_lines
 from jswa.errors import ConfigError
 
 try:

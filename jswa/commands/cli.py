@@ -9,14 +9,15 @@ import os
 import re
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
-from jswa.commands.option_groups import ENGINE, PLAIN, grouped, replaced, whole_lines
+from jswa.commands.options.groups import ENGINE, PLAIN, grouped, replaced, whole_lines
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
 
@@ -33,14 +34,16 @@ if TYPE_CHECKING:
     type Engine = EngineConfig
 else:
     Engine = Annotated[_Options, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
+# The name is shown in --help: the words have no option.
+Words = Annotated[str, Parameter(name="MODEL TEXT")]
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
 @app.command
 @whole_lines
 def generate(
-    *prompts: str,
-    model: str = "tiny",
+    *words: Words,
+    model: str | None = None,
     max_tokens: int = 128,
     temperature: float = 0.8,
     top_p: float = 1.0,
@@ -56,11 +59,12 @@ def generate(
 
     Parameters
     ----------
-    prompts
-        Continue these texts.
+    words
+        The model, then the texts to continue. The model is the folder of a Hugging Face checkpoint, OWNER/NAME on the
+        Hugging Face Hub, or "tiny", the small model that ships with jswa; if the first word is none of them, it is a
+        text for tiny.
     model
-        Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
-        with jswa.
+        The model, in place of the first word; then all words are texts.
     max_tokens
         Generate at most this many tokens per prompt.
     temperature
@@ -79,48 +83,39 @@ def generate(
         Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
         Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
-        Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
-        and OPENAI_API_KEY is the key.
+        Then the model is a name that the server lists (default: its first), options of the engine have no effect, and
+        OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import Meter
-    from jswa.llm import LLM
     from jswa.types import SamplingParams
 
-    if stats:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-        logging.getLogger("jswa").setLevel(logging.INFO)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )
+    if url is not None:
+        from jswa.commands.remote import asked_at, generate_at
+
+        name, prompts = asked_at(url, words, model)
+        return generate_at(url, lora or name, _some(prompts), params, as_json=as_json)
+    from jswa.commands.options.named_model import DEFAULT, asked
+
+    named, prompts = asked(words, model)
+    _some(prompts)
+    from jswa.commands.generate import continue_prompts
+
+    continue_prompts(named or DEFAULT, prompts, params, engine, lora=lora, as_json=as_json, stats=stats)
+
+
+def _some(prompts: Sequence[str]) -> Sequence[str]:
     if not prompts:
         raise SystemExit('jswa generate: at least one prompt is needed: jswa generate "The cat"')
-    if url is not None:
-        from jswa.commands.remote import generate_at, model_at
-
-        return generate_at(url, lora or model_at(url, model), prompts, params, as_json=as_json)
-    with LLM(model, **dataclasses.asdict(engine)) as llm:
-        meter = Meter(llm)
-        rows: dict[str, dict[str, Any]] = {}
-        try:
-            for piece in llm.generate(list(prompts), params, stream=True, lora=lora):
-                new = piece.outputs[0]
-                meter.count(new.token_ids)
-                row = rows.setdefault(piece.request_id, {"prompt": piece.prompt, "text": "", "token_ids": []})
-                row["text"] += new.text
-                row["token_ids"] += new.token_ids
-                row["finish_reason"] = new.finish_reason
-        finally:
-            for row in rows.values():
-                print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['prompt']}{row['text']}\n")
-        if stats:
-            print(meter.report(), file=sys.stderr)
+    return prompts
 
 
 @app.command
 @whole_lines
 def chat(
-    *messages: str,
-    model: str = "tiny",
+    *words: Words,
+    model: str | None = None,
     system: str = "",
     max_tokens: int = 256,
     temperature: float = 0.0,
@@ -134,11 +129,13 @@ def chat(
 
     Parameters
     ----------
-    messages
-        Send these messages, one per turn. Default: read them from the terminal or stdin, one per line.
+    words
+        The model, then messages to send, one per turn. The model is the folder of a Hugging Face checkpoint with a chat
+        template, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships with jswa; if the first
+        word is none of them, it is a message to tiny. Without messages they are read from the terminal or stdin, one
+        per line.
     model
-        Folder of a Hugging Face checkpoint with a chat template, OWNER/NAME on the Hugging Face Hub, or "tiny", the
-        small model that ships with jswa.
+        The model, in place of the first word; then all words are messages.
     system
         Begin the conversation with this system message. Default: none.
     max_tokens
@@ -155,25 +152,30 @@ def chat(
         Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
         Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
-        Then --model is a name that the server knows (default: its first model), options of the engine have no effect,
-        and OPENAI_API_KEY is the key.
+        Then the model is a name that the server lists (default: its first), options of the engine have no effect, and
+        OPENAI_API_KEY is the key.
     """
     from jswa.commands.chat import Meter, converse, find_tools, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     functions, run_tool = find_tools(tools)
-    said = messages or typed_messages()
-    options: dict[str, Any] = {"system": system, "echo": bool(messages), "stats": stats, "run_tool": run_tool}
+    options: dict[str, Any] = {"system": system, "stats": stats, "run_tool": run_tool}
     if url is not None:
-        from jswa.commands.remote import model_at
+        from jswa.commands.remote import asked_at
 
-        return converse(of_server(url, lora or model_at(url, model), params, functions), said, **options)
+        name, messages = asked_at(url, words, model)
+        ask = of_server(url, lora or name, params, functions)
+        return converse(ask, messages or typed_messages(), echo=bool(messages), **options)
+    from jswa.commands.options.named_model import DEFAULT, asked
+
+    named, messages = asked(words, model)
     from jswa.llm import LLM
 
-    with LLM(model, **dataclasses.asdict(engine)) as llm:
+    with LLM(named or DEFAULT, **dataclasses.asdict(engine)) as llm:
         meter = Meter(llm)
-        converse(of_engine(llm, params, lora, meter.count, functions), said, **options)
+        ask = of_engine(llm, params, lora, meter.count, functions)
+        converse(ask, messages or typed_messages(), echo=bool(messages), **options)
         if stats:
             print(meter.report(), file=sys.stderr)
 
@@ -333,20 +335,9 @@ def doctor() -> None:
 @whole_lines
 def env() -> None:
     """Print the versions of jswa and its dependencies, and the devices, for bug reports."""
-    import jax
+    from jswa.commands.doctor import versions
 
-    from jswa.exec.compile.ptxas import find_ptxas
-
-    print(f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}")
-    for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
-        try:
-            print(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            print(f"{name} not installed")
-    if ptxas := find_ptxas():
-        print(ptxas)
-    for device in jax.devices():
-        print(f"device {device.id}: {device.device_kind} ({device.platform})")
+    print("\n".join(versions()))
 
 
 def run(arguments: list[str]) -> int:

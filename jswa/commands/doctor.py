@@ -175,3 +175,20 @@ def report(show: Callable[[str], None] = print) -> int:
         findings.append(finding)
         show(str(finding))
     return int(any(finding.level == "wrong" for finding in findings))
+
+
+def versions() -> list[str]:
+    """Return the lines of `jswa env`: versions of jswa and its dependencies, and the devices."""
+    import jax
+
+    from jswa.exec.compile.ptxas import find_ptxas
+
+    lines = [f"jswa {__version__}, python {sys.version.split()[0]} on {sys.platform}"]
+    for name in ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "orbax-checkpoint", "jax-triton"):
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lines.append(f"{name} not installed")
+    ptxas = find_ptxas()
+    lines += [] if ptxas is None else [str(ptxas)]
+    return [*lines, *(f"device {device.id}: {device.device_kind} ({device.platform})" for device in jax.devices())]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
+from jswa.commands.options.named_model import asked
 from jswa.errors import RemoteError
 from jswa.types import AnswerEvent, SamplingParams
 
@@ -25,19 +26,29 @@ class AnswerPiece(NamedTuple):
     calls: Sequence[AnswerEvent] = ()
 
 
-def served_model(url: str) -> str:
-    """Return the first model that a server lists. Raises RemoteError."""
+def served_models(url: str) -> list[str]:
+    """Return the names of the models that a server lists. Raises RemoteError."""
     with _asked(url, "/models") as answer:
         found = json.loads(answer.read())
     try:
-        return str(found["data"][0]["id"])
-    except (KeyError, IndexError, TypeError) as error:
+        names = [str(model["id"]) for model in found["data"]]
+    except (KeyError, TypeError) as error:
         raise RemoteError(f"{url}/models lists no model") from error
+    if not names:
+        raise RemoteError(f"{url}/models lists no model")
+    return names
 
 
-def model_at(url: str, model: str) -> str:
-    """Return the name of the model to ask for; "tiny", the default of --model, means the server's first."""
-    return served_model(url) if model == "tiny" else model
+def asked_at(url: str, words: Sequence[str], model: str | None) -> tuple[str, Sequence[str]]:
+    """Return the model of a server to ask, by default its first, and the words that are texts for it.
+
+    Raises ConfigError, RemoteError.
+    """
+    if model is not None:
+        return model, words
+    served = served_models(url)
+    named, texts = asked(words, None, served)
+    return named or served[0], texts
 
 
 def generate_at(url: str, model: str, prompts: Sequence[str], params: SamplingParams, *, as_json: bool) -> None:

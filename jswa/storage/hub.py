@@ -88,6 +88,11 @@ def find_model(
     return folder
 
 
+def names_model(word: str) -> bool:
+    """Return whether a word names a model: one that ships with jswa, a path on this machine, or OWNER/NAME."""
+    return word in _SHIPPED or is_folder(Path(word)) or os.path.isfile(word) or _HUB_ID.fullmatch(word) is not None
+
+
 def weight_files(folder: Path) -> list[str]:
     """Return the names of a checkpoint's safetensors files: those of its index, or the only one.
 

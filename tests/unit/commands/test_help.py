@@ -12,7 +12,8 @@ from cyclopts import App, Parameter
 
 from jswa.bench import cli as bench
 from jswa.bench.load import BenchConfig
-from jswa.commands import cli, option_groups
+from jswa.commands import cli
+from jswa.commands.options import groups as option_groups
 from jswa.config import EngineConfig
 from server.options import GROUPS, ServeConfig
 

@@ -35,7 +35,7 @@ def url(server: Client, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_pieces_are_the_text_that_the_server_gives_at_once(server: Client, url: str) -> None:
     """Of a prompt and of a conversation; the last event has the usage."""
-    model = remote.served_model(url)
+    model = remote.served_models(url)[0]
     body = {"model": model, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
     headers = {"Authorization": "Bearer secret"}
     whole = server.post("/v1/completions", {**body, "prompt": "abc"}, headers=headers).json()
@@ -50,7 +50,7 @@ def test_pieces_are_the_text_that_the_server_gives_at_once(server: Client, url: 
 
 
 def test_the_commands_print_the_answers(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without loading a model; --model names another one of the server's."""
+    """Without loading a model; the first word and --model name one of the server's."""
     assert cli.run(["generate", "abc", "--url", url, "--max-tokens", "4", "--temperature", "0", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["prompt"], row["finish_reason"]) == ("abc", "length")
@@ -60,6 +60,10 @@ def test_the_commands_print_the_answers(url: str, capsys: pytest.CaptureFixture[
     assert shown.out.startswith("> abc\n")
     assert len(shown.out.splitlines()[1]) > 0
     assert "tokens in" in shown.err
+    assert cli.run(["chat", remote.served_models(url)[0], "abc", "--url", url, "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("> abc\n")
+    assert cli.run(["chat", "other/name", "abc", "--url", url]) == 2
+    assert "model = 'other/name': the server serves " in capsys.readouterr().err
     assert cli.run(["chat", "abc", "--url", url, "--model", "other"]) == 2
     assert "status 404" in capsys.readouterr().err
 
@@ -86,9 +90,9 @@ def test_errors_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RemoteError, match=r"status 400: .*maximum context length"):
         list(remote.complete(url, "fake", "abc", SamplingParams(max_tokens=10**8)))
     with pytest.raises(RemoteError, match=r"cannot be reached: .*is the server running"):
-        remote.served_model("http://127.0.0.1:9/v1")
+        remote.served_models("http://127.0.0.1:9/v1")
     with pytest.raises(RemoteError, match="must begin with http"):
-        remote.served_model("localhost:8000/v1")
+        remote.served_models("localhost:8000/v1")
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(RemoteError, match="status 401"):
-        remote.served_model(url)
+        remote.served_models(url)
