@@ -12,6 +12,7 @@ from typing import Any, Literal
 import httpx2
 
 from jswa.bench.report import RequestRecord, limits_of, plot, report, summary
+from jswa.commands.options.address import api_address
 from jswa.errors import ConfigError
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
@@ -22,7 +23,7 @@ class BenchConfig:
     """Options of `jswa bench serve`. Names follow vLLM if vLLM has the option.
 
     Attributes:
-        base_url: URL of the server, without /v1.
+        base_url: URL of the server, with or without /v1.
         model: Model name to send with each request. Default: the first model that the server lists.
         endpoint: Send requests to /v1/completions or to /v1/chat/completions.
         api_key: API key to send. Default: none.
@@ -111,10 +112,10 @@ async def run(config: BenchConfig) -> tuple[list[RequestRecord], float]:
     headers = {} if config.api_key is None else {"Authorization": f"Bearer {config.api_key}"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
-        base_url=config.base_url, headers=headers, timeout=config.timeout, limits=limits
+        base_url=api_address(config.base_url), headers=headers, timeout=config.timeout, limits=limits
     ) as client:
         model = config.model or await _first_model(client)
-        path = "/v1/chat/completions" if config.endpoint == "chat" else "/v1/completions"
+        path = "/chat/completions" if config.endpoint == "chat" else "/completions"
         asked = [{"model": model, **body} for body in bodies(config)]
         for index in range(config.warmup):
             warm = await _send(client, path, asked[index % len(asked)], RequestRecord(0.0), time.perf_counter())
@@ -138,8 +139,11 @@ async def run(config: BenchConfig) -> tuple[list[RequestRecord], float]:
 
 async def _first_model(client: httpx2.AsyncClient) -> str:
     try:
-        response = await client.get("/v1/models")
+        response = await client.get("/models")
         return str(response.raise_for_status().json()["data"][0]["id"])
+    except httpx2.HTTPStatusError as error:
+        limit = f"answers GET /models with status {error.response.status_code}"
+        raise ConfigError("base_url", str(client.base_url), limit) from error
     except (httpx2.HTTPError, LookupError, ValueError) as error:
         raise ConfigError("base_url", str(client.base_url), f"lists no model: {type(error).__name__}") from error
 

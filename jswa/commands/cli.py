@@ -82,9 +82,9 @@ def generate(
     lora
         Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
-        Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
-        Then the model is a name that the server lists (default: its first), options of the engine have no effect, and
-        OPENAI_API_KEY is the key.
+        Ask a running server that speaks OpenAI's API, such as http://localhost:8000 (with or without /v1), instead of
+        loading a model. Then the model is a name that the server lists (default: its first), options of the engine have
+        no effect, and OPENAI_API_KEY is the key.
     """
     from jswa.types import SamplingParams
 
@@ -151,9 +151,9 @@ def chat(
     lora
         Use this LoRA adapter, one of --lora-modules. Default: the model without an adapter.
     url
-        Ask a running server that speaks OpenAI's API, such as http://localhost:8000/v1, instead of loading a model.
-        Then the model is a name that the server lists (default: its first), options of the engine have no effect, and
-        OPENAI_API_KEY is the key.
+        Ask a running server that speaks OpenAI's API, such as http://localhost:8000 (with or without /v1), instead of
+        loading a model. Then the model is a name that the server lists (default: its first), options of the engine have
+        no effect, and OPENAI_API_KEY is the key.
     """
     from jswa.commands.chat import Meter, converse, find_tools, of_engine, of_server, typed_messages
     from jswa.types import SamplingParams

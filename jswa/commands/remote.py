@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
+from jswa.commands.options.address import api_address
 from jswa.commands.options.named_model import asked
 from jswa.errors import RemoteError
 from jswa.types import AnswerEvent, SamplingParams
@@ -33,9 +34,9 @@ def served_models(url: str) -> list[str]:
     try:
         names = [str(model["id"]) for model in found["data"]]
     except (KeyError, TypeError) as error:
-        raise RemoteError(f"{url}/models lists no model") from error
+        raise RemoteError(f"{api_address(url)}/models lists no model") from error
     if not names:
-        raise RemoteError(f"{url}/models lists no model")
+        raise RemoteError(f"{api_address(url)}/models lists no model")
     return names
 
 
@@ -97,7 +98,9 @@ def _events(url: str, path: str, body: dict[str, Any]) -> Iterator[AnswerPiece]:
                 if line.startswith(b"data:") and data != "[DONE]":
                     yield _event(json.loads(data))
         except (OSError, ValueError, HTTPException) as error:
-            raise RemoteError(f"{url}{path}: the stream broke off ({type(error).__name__}: {error})") from error
+            raise RemoteError(
+                f"{api_address(url)}{path}: the stream broke off ({type(error).__name__}: {error})"
+            ) from error
 
 
 def _event(found: dict[str, Any]) -> AnswerPiece:
@@ -133,7 +136,7 @@ def _asked(url: str, path: str, body: Any = None) -> Any:
     if not url.startswith(("http://", "https://")):
         raise RemoteError(f"url = {url!r}: must begin with http:// or https://")
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers)  # noqa: S310 - http(s) only
+    request = urllib.request.Request(f"{api_address(url)}{path}", data, headers)  # noqa: S310 - http(s) only
     try:
         return urllib.request.urlopen(request, timeout=_SECONDS)  # noqa: S310
     except urllib.error.HTTPError as error:

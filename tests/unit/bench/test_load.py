@@ -101,10 +101,10 @@ def test_a_run_against_a_server_writes_its_figures(
 
 
 def test_only_the_open_loop_counts_the_wait_for_max_concurrency(client: Client, tmp_path: Path) -> None:
-    common = ["--base-url", client.url, "--api-key", "k", "--num-prompts", "8", "--input-words", "3"]
+    common = ["--api-key", "k", "--num-prompts", "8", "--input-words", "3"]
     common += ["--output-tokens", "10", "--max-concurrency", "1", "--json", str(tmp_path / "out.json")]
     longest = []
-    for flags in ([], ["--request-rate", "10000"]):
+    for flags in (["--base-url", client.url], ["--request-rate", "10000", "--base-url", f"{client.url}/v1"]):
         assert bench_cli.main([*common, *flags]) == 0
         longest.append(json.loads((tmp_path / "out.json").read_text())["e2el_ms"]["p99"])
     assert longest[1] > 4 * longest[0]
@@ -119,8 +119,8 @@ def test_failed_requests_are_counted_and_printed(
     printed = capsys.readouterr().out
     assert "2 failed" in printed
     assert "error: status 400" in printed
-    with pytest.raises(ConfigError, match="base_url"):
-        bench_cli.main(["--base-url", client.url, "--num-prompts", "1"])  # no key
+    with pytest.raises(ConfigError, match=r"base_url = .*answers GET /models with status 401"):
+        bench_cli.main(["--base-url", f"{client.url}/v1", "--num-prompts", "1"])  # no key
     with pytest.raises(ConfigError, match="base_url"):
         bench_cli.main(["--base-url", "http://127.0.0.1:9", "--num-prompts", "1"])
     for goodput in ("ttft", "ttft:x", "itl:5"):

@@ -55,7 +55,7 @@ def test_the_commands_print_the_answers(url: str, capsys: pytest.CaptureFixture[
     row = json.loads(capsys.readouterr().out)
     assert (row["prompt"], row["finish_reason"]) == ("abc", "length")
     assert row["text"]
-    assert cli.run(["chat", "abc", "--url", url, "--max-tokens", "4", "--stats"]) == 0
+    assert cli.run(["chat", "abc", "--url", url.removesuffix("/v1"), "--max-tokens", "4", "--stats"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("> abc\n")
     assert len(shown.out.splitlines()[1]) > 0
