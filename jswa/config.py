@@ -1,13 +1,13 @@
 """The options that the user gives (`EngineConfig`) and the limits that follow from them (`Limits`). No jax here."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
+from jswa.commands.options.sizes import bytes_in
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
 from jswa.speculation import Speculation, parse
@@ -304,9 +304,13 @@ def disk_folder(given: object) -> tuple[Path, int] | None:
     if given is None:
         return None
     folder, colon, size = given.rpartition(":") if isinstance(given, str) else ("", "", "")
-    if not folder or not colon or not re.fullmatch("[0-9]{1,18}", size) or not int(size):
-        raise ConfigError("disk_kv", given, "must be PATH:BYTES, a folder and a whole number of at least 1")
-    return Path(folder).expanduser(), int(size)
+    try:
+        most = bytes_in(size) if folder and colon else 0
+    except ValueError:
+        most = 0
+    if not 0 < most < 10**18:
+        raise ConfigError("disk_kv", given, "must be PATH:BYTES, a folder and a size of at least 1, such as /kv:500G")
+    return Path(folder).expanduser(), most
 
 
 def _check_text(name: str, value: object) -> None:

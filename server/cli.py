@@ -11,7 +11,7 @@ import yaml
 from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
-from jswa.commands.options.groups import ENGINE, PLAIN, grouped, whole_lines
+from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, grouped, whole_lines
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
@@ -61,7 +61,9 @@ def serve(
 
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
-    app = App(name="jswa serve", version_flags=[], help_format="plaintext", default_parameter=PLAIN)
+    app = App(
+        name="jswa serve", version_flags=[], help_format="plaintext", help_epilogue=SIZES, default_parameter=PLAIN
+    )
     app.default(serve)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")

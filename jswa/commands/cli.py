@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
-from jswa.commands.options.groups import ENGINE, PLAIN, grouped, replaced, whole_lines
+from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, replaced, whole_lines
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
 
@@ -39,12 +39,12 @@ Words = Annotated[str, Parameter(name="MODEL TEXT")]
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
-@app.command
+@app.command(help_epilogue=SIZES)
 @whole_lines
 def generate(
     *words: Words,
     model: str | None = None,
-    max_tokens: int = 128,
+    max_tokens: NumberOfTokens = 128,
     temperature: float = 0.8,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -111,13 +111,13 @@ def _some(prompts: Sequence[str]) -> Sequence[str]:
     return prompts
 
 
-@app.command
+@app.command(help_epilogue=SIZES)
 @whole_lines
 def chat(
     *words: Words,
     model: str | None = None,
     system: str = "",
-    max_tokens: int = 256,
+    max_tokens: NumberOfTokens = 256,
     temperature: float = 0.0,
     tools: str | None = None,
     stats: bool = False,
@@ -200,12 +200,12 @@ def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, sho
     raise SystemExit(run(list(tokens)))
 
 
-@app.command
+@app.command(help_epilogue=SIZES)
 @whole_lines
 def capacity(
     config: str,
     *,
-    block_size: int = 64,
+    block_size: NumberOfTokens = 64,
     itemsize: int = 2,
     memory_gib: float = 75.0,
     tensor_parallel_size: int = 1,
@@ -274,7 +274,7 @@ def convert(
     print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 
-@app.command(name="eval")
+@app.command(name="eval", help_epilogue=SIZES)
 @whole_lines
 def evaluate(
     model: str,
@@ -353,7 +353,8 @@ def run(arguments: list[str]) -> int:
     except JswaError as error:
         said = f"{type(error).__name__}: {error}"
     except CycloptsError as error:
-        words = " ".join([*str(error).split(), *replaced(arguments)])
+        words = " ".join(str(error).split())
+        words = " ".join([words if words.endswith((".", "?")) else f"{words}.", *replaced(arguments)])
         said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
     except Exception as error:
         if not is_out_of_memory(error):

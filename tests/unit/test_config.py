@@ -118,8 +118,9 @@ def test_host_memory_needs_a_prefix_cache_on_one_host(other: dict[str, Any]) -> 
 
 
 def test_files_need_host_memory_before_them() -> None:
-    """A folder has a path, which may contain colons, and a number of bytes."""
+    """A folder has a path, which may contain colons, and a size."""
     with pytest.raises(ConfigError, match="disk_kv") as refused:
         EngineConfig(disk_kv="/kv:5")
     assert "host_kv_bytes" in str(refused.value)
     assert disk_folder(EngineConfig(disk_kv="/a:b/kv:1000", host_kv_bytes=1).disk_kv) == (Path("/a:b/kv"), 1000)
+    assert disk_folder(EngineConfig(disk_kv="/kv:1.5GiB", host_kv_bytes=1).disk_kv) == (Path("/kv"), 3 * 2**29)

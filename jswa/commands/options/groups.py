@@ -5,10 +5,11 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
+from jswa.commands.options.sizes import bytes_in, tokens_in
 from jswa.kernels import instead_of
 
 Groups = Mapping[str, Sequence[str]]
@@ -32,10 +33,29 @@ ENGINE: Groups = {
     "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
 }  # fmt: skip
 OTHER = "Other options"
+# Options with a size, in any dataclass of options.
+TOKENS = {
+    "max_model_len", "max_num_batched_tokens", "long_prefill_token_threshold", "prefix_cache_interval", "block_size",
+    "max_queued_tokens", "output_tokens",
+}  # fmt: skip
+BYTES = {"kv_cache_memory_bytes", "host_kv_bytes", "max_body_size", "max_body_memory", "max_answer_memory"}
+SIZES = (
+    "TOKENS are a number such as 8192, 8k (8,000) or 8K (8,192). BYTES are a number such as 64G or 64GiB (2^30 each), "
+    "64GB or 64g (10^9 each), or 1.5GiB."
+)
 # Empty defaults are not shown, and cannot be given as --empty-NAME: the texts say what happens without the option.
 PLAIN = Parameter(
     negative_iterable=(), show_env_var=False, show_default=lambda value: None if value in ((), "") else value
 )
+
+
+def _read_by(read: Callable[[str], int]) -> Callable[[Any, Sequence[Token]], int]:
+    return lambda kind, tokens: read(tokens[0].value)
+
+
+OF_TOKENS = Parameter(converter=_read_by(tokens_in), metavar="TOKENS")
+OF_BYTES = Parameter(converter=_read_by(bytes_in), metavar="BYTES")
+NumberOfTokens = Annotated[int, OF_TOKENS]
 
 
 @functools.cache
@@ -51,12 +71,18 @@ def grouped[Options](kind: type[Options], groups: Groups) -> type[Options]:
     """
     group_of = {name: _group(group) for group, names in groups.items() for name in names}
     shown = {
-        name: Annotated[hint, Parameter(group=group_of.get(name) or _group(OTHER))]
+        name: Annotated[_sized(name, hint), Parameter(group=group_of.get(name) or _group(OTHER))]
         for name, hint in get_type_hints(kind, include_extras=True).items()
     }
     text = re.sub(r"\n {8}(?=\S)", " ", inspect.cleandoc(kind.__doc__ or ""))
     names = {"__annotations__": shown, "__doc__": text, "__module__": kind.__module__}
     return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), names))
+
+
+def _sized(name: str, hint: Any) -> Any:
+    """Return the type of an option, with the reader of its sizes if it has any."""
+    read = OF_TOKENS if name in TOKENS else OF_BYTES if name in BYTES else None
+    return hint if read is None else Annotated[hint, read]
 
 
 def whole_lines[Command: Callable[..., object]](command: Command) -> Command:

@@ -76,6 +76,14 @@ def test_options_are_shown_in_their_groups_and_keep_their_defaults(
     assert dataclasses.asdict(options(seed=3)) == dataclasses.asdict(EngineConfig(seed=3))
 
 
+def test_every_option_with_a_size_is_there() -> None:
+    """Those that count tokens or bytes are read by `options.sizes`, and the others are not."""
+    kinds = (EngineConfig, ServeConfig, BenchConfig)
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind) if "int" in str(field.type)}
+    assert names >= option_groups.TOKENS | option_groups.BYTES
+    assert {name for name in names if name.endswith("bytes")} <= option_groups.BYTES
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Options.

@@ -47,6 +47,16 @@ def test_flags_override_the_environment_and_the_environment_the_file(
     assert seen["api_key"] == ("k1", "k2")
 
 
+def test_sizes_have_units_in_flags_environment_and_file(
+    seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.yaml").write_text("max-model-len: 8k\nmax_body_size: 100000\n")
+    monkeypatch.setenv("JSWA_HOST_KV_BYTES", "1.5GiB")
+    assert cli.main(["--config", str(tmp_path / "c.yaml"), "--max-num-batched-tokens", "2K"]) == 0
+    assert (seen["max_model_len"], seen["max_num_batched_tokens"]) == (8000, 2048)
+    assert (seen["host_kv_bytes"], seen["max_body_size"]) == (3 * 2**29, 100_000)
+
+
 def test_a_misspelt_variable_is_refused_with_a_suggestion(
     seen: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
