@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import MutableMapping, Sequence
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
 from jswa.kernels import instead_of
+from jswa.storage.hub import names_model
 
 from .options import GROUPS, ServeConfig
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     type Server = ServeConfig
     type Engine = EngineConfig
 else:
-    Server = Annotated[_Server, Parameter(name="*")]
-    Engine = Annotated[_Engine, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
+    Server = Annotated[_Server, Parameter(name="*", consume_multiple=1)]  # --api-key a b
+    Engine = Annotated[_Engine, Parameter(name="*", consume_multiple=1)]  # --lora-modules a=x b=y
 
 
 @whole_lines
@@ -65,6 +67,7 @@ def main(tokens: Sequence[str]) -> int:
         name="jswa serve", version_flags=[], help_format="plaintext", help_epilogue=SIZES, default_parameter=PLAIN
     )
     app.default(serve)
+    tokens = _words_first(tokens)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
     if path is not None:
@@ -73,8 +76,30 @@ def main(tokens: Sequence[str]) -> int:
         (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
     )
     command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
+    if not bound.args:
+        _check_last(tokens, bound.arguments)
     remove_options(os.environ, _OPTIONS)
     return int(command(*bound.args, **bound.kwargs) or 0)
+
+
+def _words_first(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens with the words behind `--option=value` at the front: that form takes one value."""
+    words: list[str] = []
+    others: list[str] = []
+    for token in tokens:
+        is_word = not token.startswith("-") and bool(others) and re.match("--[^=]+=", others[-1]) is not None
+        (words if is_word else others).append(token)
+    return [*words, *others]
+
+
+def _check_last(tokens: Sequence[str], found: Mapping[str, object]) -> None:
+    """Raise ConfigError if an option with several values has taken a last word that names a model."""
+    options = (found.get("server", _SERVER), found.get("engine", _ENGINE))
+    values = {field.name: getattr(kind, field.name) for kind in options for field in dataclasses.fields(kind)}
+    for name, value in values.items():
+        if isinstance(value, tuple) and len(value) > 1 and value[-1] == tokens[-1] and names_model(tokens[-1]):
+            limit = f"is read as a value of --{name.replace('_', '-')}: name the model before the options"
+            raise ConfigError("model", tokens[-1], limit)
 
 
 def _config_path(tokens: Sequence[str]) -> str | None:

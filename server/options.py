@@ -40,7 +40,7 @@ GROUPS = {
 class ServeConfig:
     """Options of `jswa serve`. Names follow vLLM if vLLM has the option. Times are in seconds.
 
-    For several values, repeat the flag; in the environment, separate the values by spaces.
+    Separate several values by spaces, or repeat the flag.
 
     Attributes:
         host: Listen on this IP address or host name.
@@ -56,7 +56,7 @@ class ServeConfig:
             order, those of the file last. Default: equal weights.
         admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load LoRA
             adapters and new weights; /metrics accepts it too. Default: none, and the admin endpoints are off.
-        allowed_origins: Origins of web pages that may call the server (CORS). Default: none.
+        allowed_origins: Origins of web pages that may call the server (CORS), also as a list in JSON. Default: none.
         allowed_hosts: Names that the Host header may carry, besides localhost, 127.0.0.1 and [::1]; "*.example.com"
             means all names below it, "*" any name. Default: any name, except on loopback without API keys, where web
             pages could reach the server by DNS rebinding: no further names there.

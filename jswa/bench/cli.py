@@ -24,7 +24,7 @@ _Options = grouped(BenchConfig, GROUPS)
 if TYPE_CHECKING:
     type Options = BenchConfig
 else:
-    Options = Annotated[_Options, Parameter(name="*")]
+    Options = Annotated[_Options, Parameter(name="*", consume_multiple=1)]  # --goodput a b
 _DEFAULTS = _Options()
 
 

@@ -33,7 +33,7 @@ _DEFAULTS = _Options()
 if TYPE_CHECKING:
     type Engine = EngineConfig
 else:
-    Engine = Annotated[_Options, Parameter(name="*", consume_multiple=True)]  # --lora-modules a=x b=y
+    Engine = Annotated[_Options, Parameter(name="*", consume_multiple=1)]  # --lora-modules a=x b=y
 # The name is shown in --help: the words have no option.
 Words = Annotated[str, Parameter(name="MODEL TEXT")]
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
@@ -353,7 +353,7 @@ def run(arguments: list[str]) -> int:
     except JswaError as error:
         said = f"{type(error).__name__}: {error}"
     except CycloptsError as error:
-        words = " ".join(str(error).split())
+        words = " ".join(str(error).split()).replace("Unused Tokens: ", "Arguments that the command does not take: ")
         words = " ".join([words if words.endswith((".", "?")) else f"{words}.", *replaced(arguments)])
         said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
     except Exception as error:

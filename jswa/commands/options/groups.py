@@ -39,6 +39,7 @@ TOKENS = {
     "max_queued_tokens", "output_tokens",
 }  # fmt: skip
 BYTES = {"kv_cache_memory_bytes", "host_kv_bytes", "max_body_size", "max_body_memory", "max_answer_memory"}
+JSON_LISTS = {"allowed_origins"}  # vLLM takes a list in JSON alone
 SIZES = (
     "TOKENS are a number such as 8192, 8k (8,000) or 8K (8,192). BYTES are a number such as 64G or 64GiB (2^30 each), "
     "64GB or 64g (10^9 each), or 1.5GiB."
@@ -71,7 +72,7 @@ def grouped[Options](kind: type[Options], groups: Groups) -> type[Options]:
     """
     group_of = {name: _group(group) for group, names in groups.items() for name in names}
     shown = {
-        name: Annotated[_sized(name, hint), Parameter(group=group_of.get(name) or _group(OTHER))]
+        name: Annotated[_with_reader(name, hint), Parameter(group=group_of.get(name) or _group(OTHER))]
         for name, hint in get_type_hints(kind, include_extras=True).items()
     }
     text = re.sub(r"\n {8}(?=\S)", " ", inspect.cleandoc(kind.__doc__ or ""))
@@ -79,8 +80,10 @@ def grouped[Options](kind: type[Options], groups: Groups) -> type[Options]:
     return dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), names))
 
 
-def _sized(name: str, hint: Any) -> Any:
-    """Return the type of an option, with the reader of its sizes if it has any."""
+def _with_reader(name: str, hint: Any) -> Any:
+    """Return the type of an option, with its reader if a size or a list in JSON may be given."""
+    if name in JSON_LISTS:
+        return Annotated[hint, Parameter(json_list=True)]
     read = OF_TOKENS if name in TOKENS else OF_BYTES if name in BYTES else None
     return hint if read is None else Annotated[hint, read]
 

@@ -47,6 +47,31 @@ def test_flags_override_the_environment_and_the_environment_the_file(
     assert seen["api_key"] == ("k1", "k2")
 
 
+@pytest.mark.parametrize("name", ["served_model_name", "api_key", "allowed_origins", "allowed_hosts"])
+def test_several_values_are_separated_by_spaces_or_have_a_flag_each(name: str, seen: dict[str, object]) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag, "a", "b"], [flag, "a", flag, "b"], [f"{flag}=a", f"{flag}=b"], [f"{flag}=a", flag, "b"]):
+        assert cli.main(["model", *words, "--port", "1"]) == 0
+        assert (seen[name], seen["model"], seen["port"]) == (("a", "b"), "model", 1)
+
+
+def test_origins_may_be_json_and_keys_may_begin_with_a_bracket(seen: dict[str, object]) -> None:
+    """vLLM takes origins as a list in JSON."""
+    assert cli.main(["--api-key", "[x", "--allowed-origins", '["*", "https://a"]']) == 0
+    assert seen["api_key"] == ("[x",)
+    assert seen["allowed_origins"] == ("*", "https://a")
+
+
+@pytest.mark.parametrize("model", ["tiny", "OWNER/NAME"])
+def test_a_model_behind_an_option_with_several_values_is_refused(model: str, seen: dict[str, object]) -> None:
+    """It would become an API key, and another model would be served."""
+    with pytest.raises(ConfigError, match=f"model = '{model}': is read as a value of --api-key"):
+        cli.main(["--api-key", "secret", model])
+    assert not seen
+    assert cli.main(["--api-key=secret", model]) == 0
+    assert (seen["model"], seen["api_key"]) == (model, ("secret",))
+
+
 def test_sizes_have_units_in_flags_environment_and_file(
     seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
