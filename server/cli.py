@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from cyclopts.config import Env, Yaml
 
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, grouped, whole_lines
+from jswa.commands.options.other_engines import hint
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
@@ -142,5 +143,7 @@ def remove_options(environ: MutableMapping[str, str], options: Sequence[str]) ->
 def _near(name: str, known: Sequence[str]) -> str:
     if (newer := instead_of(name.removeprefix("JSWA_").lower())) is not None:
         return f"; it is now {newer}"
+    if (said := hint(f"--{name.removeprefix('JSWA_').lower()}")) is not None:
+        return f"; {said.removesuffix('.')}"
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
-from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, replaced, whole_lines
+from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, whole_lines
+from jswa.commands.options.mistakes import mistake
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
 
@@ -353,9 +354,8 @@ def run(arguments: list[str]) -> int:
     except JswaError as error:
         said = f"{type(error).__name__}: {error}"
     except CycloptsError as error:
-        words = " ".join(str(error).split()).replace("Unused Tokens: ", "Arguments that the command does not take: ")
-        words = " ".join([words if words.endswith((".", "?")) else f"{words}.", *replaced(arguments)])
-        said = f"{words} Type `jswa {' '.join(_command(arguments))} --help` to see what there is.".replace("  ", " ")
+        said = f"{mistake(error)} Type `jswa {' '.join(_command(arguments))} --help` to see what there is."
+        said = said.replace("  ", " ")
     except Exception as error:
         if not is_out_of_memory(error):
             raise

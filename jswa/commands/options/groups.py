@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token
 
 from jswa.commands.options.sizes import bytes_in, tokens_in
-from jswa.kernels import instead_of
 
 Groups = Mapping[str, Sequence[str]]
 
@@ -95,10 +94,3 @@ def whole_lines[Command: Callable[..., object]](command: Command) -> Command:
     parameters = re.sub(r"(\n {4}.+)((?:\n {4}.+)+)", lambda m: m[1] + m[2].replace("\n    ", " "), parameters)
     command.__doc__ = text + heading + parameters
     return command
-
-
-def replaced(arguments: list[str]) -> list[str]:
-    """Return a sentence for each option of earlier versions."""
-    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    newer = {option: instead_of(option.removeprefix("--").replace("-", "_")) for option in options}
-    return [f"{option} is now --{name}." for option, name in newer.items() if name is not None]

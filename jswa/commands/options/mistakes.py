@@ -1,0 +1,40 @@
+"""What is said about a command line that cannot be read."""
+
+import difflib
+from itertools import chain
+
+from cyclopts import CycloptsError
+from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
+
+from jswa.commands.options.other_engines import hint
+from jswa.kernels import instead_of
+
+_NEAR = 0.75  # below it, the nearest name rarely is what was meant
+
+
+def mistake(error: CycloptsError) -> str:
+    """Return sentences that say what is wrong, and what there is instead."""
+    if isinstance(error, UnknownOptionError):
+        option = error.token.keyword or error.token.value
+        names = list(chain.from_iterable(argument.names for argument in error.argument_collection if argument.parse))
+        return f"Unknown option: {option}. {instead(option, names)}".strip()
+    if isinstance(error, UnusedCliTokensError):
+        return f"Arguments that the command does not take: {' '.join(error.unused_tokens or ())}."
+    words = " ".join(str(error).split())
+    return words if words.endswith((".", "?")) else f"{words}."
+
+
+def instead(option: str, names: list[str]) -> str:
+    """Return what there is instead of an unknown option: its newer name, another engine's name, or a near one.
+
+    Args:
+        option: as it was typed, with its hyphens.
+        names: the names of the options that there are.
+    """
+    option = option.partition("=")[0]
+    if (newer := instead_of(option.removeprefix("--").replace("-", "_"))) is not None:
+        return f"{option} is now --{newer}."
+    if (said := hint(option)) is not None:
+        return said
+    near = difflib.get_close_matches(option, names, n=1, cutoff=_NEAR)
+    return f"Did you mean {near[0]}?" if near else ""
