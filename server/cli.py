@@ -1,29 +1,28 @@
 """`jswa serve`: read its options from the command line, the environment (JSWA_…) and a YAML file, in this order."""
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import yaml
 from cyclopts import App, Parameter
-from cyclopts.config import Env, Yaml
+from cyclopts.config import Dict, Env
 
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, grouped, whole_lines
-from jswa.commands.options.other_engines import hint
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
 from jswa.errors import ConfigError
-from jswa.kernels import instead_of
 from jswa.storage.hub import names_model
 
+from .config_file import near_option, read_file
 from .options import GROUPS, ServeConfig
 
-_OPTIONS = [field.name for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
+_FIELDS = [field for kind in (ServeConfig, EngineConfig) for field in dataclasses.fields(kind)]
+_ON_OR_OFF = [field.name for field in _FIELDS if isinstance(field.default, bool)]
+_OPTIONS = ["model", *(field.name for field in _FIELDS)]
 _Server, _Engine = grouped(ServeConfig, GROUPS), grouped(EngineConfig, ENGINE)
 _SERVER, _ENGINE = _Server(), _Engine()
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ else:
 @whole_lines
 def serve(
     model: str = "tiny",
-    /,
     *,
     config: Path | None = None,
     server: Server = _SERVER,
@@ -51,8 +49,8 @@ def serve(
         Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
         with jswa.
     config
-        YAML file with any of these options by name. The command line overrides the environment (JSWA_PORT=8000),
-        and the environment overrides the file.
+        YAML file with the model and any of these options by name. The command line overrides the environment
+        (JSWA_PORT=8000), and the environment overrides the file.
     server
         Options of the server.
     engine
@@ -71,13 +69,10 @@ def main(tokens: Sequence[str]) -> int:
     tokens = _words_first(tokens)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
-    if path is not None:
-        check_file(Path(path))
-    app.config = (
-        (environment,) if path is None else (environment, Yaml(path, must_exist=True, use_commands_as_keys=False))
-    )
+    file = {} if path is None else read_file(Path(path), _OPTIONS, _ON_OR_OFF)
+    app.config = (environment, Dict(file, source=str(path), use_commands_as_keys=False))
     command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
-    if not bound.args:
+    if "model" not in bound.arguments:
         _check_last(tokens, bound.arguments)
     remove_options(os.environ, _OPTIONS)
     return int(command(*bound.args, **bound.kwargs) or 0)
@@ -112,22 +107,6 @@ def _config_path(tokens: Sequence[str]) -> str | None:
     return None
 
 
-def check_file(path: Path) -> None:
-    """Refuse a YAML file that cannot be read or has a key that is not an option. Raises ConfigError."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("config", str(path), "is no file that can be read") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError("config", path.name, f"cannot be read as YAML: {type(error).__name__}") from error
-    if not isinstance(content or {}, dict):
-        raise ConfigError("config", path.name, "must be a YAML mapping of options by name")
-    for key in content or {}:
-        name = str(key).replace("-", "_")
-        if name not in _OPTIONS:
-            raise ConfigError(f"{path.name}: {key}", "...", f"is not an option{_near(name, _OPTIONS)}")
-
-
 def remove_options(environ: MutableMapping[str, str], options: Sequence[str]) -> None:
     """Delete the JSWA_ variables of these options: the engine accepts no variables but its own debug switches.
 
@@ -136,14 +115,5 @@ def remove_options(environ: MutableMapping[str, str], options: Sequence[str]) ->
     known = [f"JSWA_{name.upper()}" for name in ("config", *options)]
     for name in [name for name in environ if name.startswith("JSWA_") and name not in SWITCHES]:
         if name not in known:
-            raise ConfigError(name, "...", f"is not an option{_near(name, [*known, *SWITCHES])}")
+            raise ConfigError(name, "...", f"is not an option{near_option(name, [*known, *SWITCHES])}")
         del environ[name]
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    if (newer := instead_of(name.removeprefix("JSWA_").lower())) is not None:
-        return f"; it is now {newer}"
-    if (said := hint(f"--{name.removeprefix('JSWA_').lower()}")) is not None:
-        return f"; {said.removesuffix('.')}"
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

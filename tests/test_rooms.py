@@ -53,7 +53,7 @@ OPENERS = {
     "jswa/storage/convert.py": (1, "writes the copy"),
     "jswa/storage/folders.py": (1, "waits for what was written"),
     "jswa/storage/persist.py": (2, "a saved cache, which is trusted as code is"),
-    "server/cli.py": (1, "the operator's config file"),
+    "server/config_file.py": (1, "the operator's config file"),
     "server/gate/key_file.py": (1, "keys, in a file that the operator names"),
     "server/launch.py": (1, "a template that the operator names"),
     "server/pages/files.py": (1, "the server's own pages"),

@@ -10,6 +10,7 @@ import pytest
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from server import cli, launch
+from server.config_file import read_file
 from server.gate.key_file import with_keys
 from server.options import ServeConfig
 
@@ -101,6 +102,52 @@ def test_a_misspelt_flag_or_key_is_refused_with_a_suggestion(flags: list[str], t
     assert done.returncode != 0
     assert "prot" in done.stdout + done.stderr
     assert "did you mean" in (done.stdout + done.stderr).lower()
+
+
+def test_the_file_takes_the_model_and_every_form_of_an_option(seen: dict[str, object], tmp_path: Path) -> None:
+    """Names as flags or as fields, negated switches, lists and mappings; the command line names another model."""
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model: OWNER/NAME\nno-prefix-cache: true\nno_pages: false\nserved-model-name: [a, b]\nmax_model_len: 8k\n"
+        "lora_modules: {x: /a, y: /b}\nkernels: {attention: xla}\nseed:\n"
+        "speculative-config: {method: ngram, num_speculative_tokens: 3}\n"
+    )
+    assert cli.main(["--config", str(file)]) == 0
+    assert (seen["model"], seen["prefix_cache"], seen["pages"], seen["seed"]) == ("OWNER/NAME", False, True, 0)
+    assert (seen["served_model_name"], seen["max_model_len"]) == (("a", "b"), 8000)
+    assert (seen["lora_modules"], seen["kernels"]) == (("x=/a", "y=/b"), "attention=xla")
+    assert seen["speculative_config"] == '{"method": "ngram", "num_speculative_tokens": 3}'
+    for words in (["other"], ["--model", "other"], ["--model=other"]):
+        assert cli.main([*words, "--config", str(file)]) == 0
+        assert seen["model"] == "other"
+
+
+def test_the_file_takes_every_option(tmp_path: Path) -> None:
+    """By its name as a field and as a flag."""
+    defaults = {**dataclasses.asdict(ServeConfig()), **dataclasses.asdict(EngineConfig())}
+    switches = [name for name, value in defaults.items() if isinstance(value, bool)]
+    for name in ["model", *defaults]:
+        for key in (name, name.replace("_", "-"), *([f"no-{name.replace('_', '-')}"] if name in switches else [])):
+            (tmp_path / "c.yaml").write_text(f"{key}: true\n")
+            found = read_file(tmp_path / "c.yaml", ["model", *defaults], switches)
+            assert found == {name: not key.startswith("no-")}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("pages: true\nno-pages: true\n", "c.yaml: no-pages = '...': is given twice"),
+        ("no-pages: maybe\n", "c.yaml: no-pages = 'maybe': must be true or false"),
+        ("no-port: true\n", "c.yaml: no-port = '...': is not an option"),
+        ("port: {a: 1}\n", "c.yaml: port = '...': must be a value or a list, no mapping"),
+        ("config: other.yaml\n", "c.yaml: config = '...': is not an option"),
+    ],
+)
+def test_a_file_with_a_wrong_value_is_refused_by_its_key(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        cli.main(["--config", str(tmp_path / "c.yaml")])
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("content", ["- port\n", "port: [1\n", "3\n"])
