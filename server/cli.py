@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from cyclopts.config import Dict, Env
 
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, grouped, whole_lines
+from jswa.commands.options.help import MORE, formatter
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
@@ -63,10 +64,16 @@ def serve(
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
     app = App(
-        name="jswa serve", version_flags=[], help_format="plaintext", help_epilogue=SIZES, default_parameter=PLAIN
+        name="jswa serve",
+        usage="jswa serve [MODEL] [OPTIONS]",
+        version_flags=[],
+        help_format="plaintext",
+        help_epilogue=f"{SIZES}\n\n{MORE}",
+        default_parameter=PLAIN,
     )
     app.default(serve)
-    tokens = _words_first(tokens)
+    words, app.help_formatter = formatter([*tokens], {*GROUPS, *ENGINE})
+    tokens = _words_first(words)
     environment = Env("JSWA_", command=False)
     path = _config_path(tokens) or os.environ.get("JSWA_CONFIG")
     file = {} if path is None else read_file(Path(path), _OPTIONS, _ON_OR_OFF)

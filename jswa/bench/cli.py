@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from jswa.commands.options.groups import PLAIN, SIZES, grouped, whole_lines
+from jswa.commands.options.help import MORE, formatter
 from jswa.errors import ConfigError
 
 try:
@@ -41,8 +42,13 @@ def serve(*, options: Options = _DEFAULTS) -> int:
 def main(tokens: Sequence[str]) -> int:
     """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
     app = App(
-        name="jswa bench serve", version_flags=[], help_format="plaintext", help_epilogue=SIZES, default_parameter=PLAIN
+        name="jswa bench serve",
+        version_flags=[],
+        help_format="plaintext",
+        help_epilogue=f"{SIZES}\n\n{MORE}",
+        default_parameter=PLAIN,
     )
     app.default(serve)
-    command, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
+    words, app.help_formatter = formatter([*tokens], ())
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
     return int(command(*bound.args, **bound.kwargs) or 0)

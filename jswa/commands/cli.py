@@ -18,6 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from jswa import __version__
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, whole_lines
+from jswa.commands.options.help import MORE, formatter
 from jswa.commands.options.mistakes import mistake
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     type Engine = EngineConfig
 else:
     Engine = Annotated[_Options, Parameter(name="*", consume_multiple=1)]  # --lora-modules a=x b=y
+_EPILOGUE = f"{SIZES}\n\n{MORE}"
 # The name is shown in --help: the words have no option.
 Words = Annotated[str, Parameter(name="MODEL TEXT")]
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
-@app.command(help_epilogue=SIZES)
+@app.command(usage="jswa generate [MODEL] PROMPT... [OPTIONS]", help_epilogue=_EPILOGUE)
 @whole_lines
 def generate(
     *words: Words,
@@ -112,7 +114,7 @@ def _some(prompts: Sequence[str]) -> Sequence[str]:
     return prompts
 
 
-@app.command(help_epilogue=SIZES)
+@app.command(usage="jswa chat [MODEL] [MESSAGE...] [OPTIONS]", help_epilogue=_EPILOGUE)
 @whole_lines
 def chat(
     *words: Words,
@@ -275,7 +277,7 @@ def convert(
     print(f"{target}: {size / 2**30:.2f} GiB of weights in {time.monotonic() - begin:.1f} s")
 
 
-@app.command(name="eval", help_epilogue=SIZES)
+@app.command(name="eval", help_epilogue=_EPILOGUE)
 @whole_lines
 def evaluate(
     model: str,
@@ -343,10 +345,11 @@ def env() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit status. What the user can mend is printed as one line and gives status 2."""
+    short, app.help_formatter = formatter(arguments, ENGINE)
     try:
-        app(
-            [_SHORT.sub("--tensor-parallel-size", token) for token in arguments], print_error=False, exit_on_error=False
-        )
+        # serve and bench serve print their own help, so they are given the words as they are.
+        words = arguments if arguments[:1] in (["serve"], ["bench"]) else short
+        app([_SHORT.sub("--tensor-parallel-size", word) for word in words], print_error=False, exit_on_error=False)
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)

@@ -239,7 +239,7 @@ def test_an_installed_jswa_never_imports_a_foreign_server(tmp_path: Path) -> Non
     for folder in (site, tmp_path):
         (folder / "server.py").write_text(STRANGER)
     environ = {"PYTHONPATH": str(site), "PATH": ""}
-    command = [sys.executable, "-m", "jswa", "serve", "--help"]
+    command = [sys.executable, "-m", "jswa", "serve", "--help-all"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True)
     assert "--max-queued-requests" in done.stdout
     shutil.rmtree(site / "jswa" / "_server")

@@ -9,11 +9,13 @@ from typing import Annotated
 
 import pytest
 from cyclopts import App, Parameter
+from rich.console import Console
 
 from jswa.bench import cli as bench
 from jswa.bench.load import BenchConfig
 from jswa.commands import cli
 from jswa.commands.options import groups as option_groups
+from jswa.commands.options.help import COMMON, Printed
 from jswa.config import EngineConfig
 from server.options import GROUPS, ServeConfig
 
@@ -31,22 +33,30 @@ def test_every_option_is_in_one_group(kind: type, groups: option_groups.Groups) 
 
 def shown(text: str) -> dict[str, tuple[str, str]]:
     """The group and the text of each option in a printed help, without choices and default."""
-    found, group = {}, ""
+    found: dict[str, tuple[str, str]] = {}
+    group = name = ""
     for line in text.splitlines():
-        if head := re.match(r"╭─ (.*?) ─+╮", line):
+        if head := re.fullmatch(r"(\S.*):", line):
             group = head[1]
-        elif row := re.match(r"│ +(\S.*?)(?:  +(\S.*?))? +│$", line):
-            name = row[1].split()[0]
-            if name.startswith("--no-") or group == "Commands":
-                continue  # the second name of a switch, on a line of its own
-            found[name] = (group, re.sub(r"( \[(choices|default|required)\b[^\]]*\])+$", "", row[2] or ""))
-    return found
+        elif row := re.fullmatch(r"  (\S.*?)(?:  +(\S.*))?", line):
+            name = row[1].split()[0].rstrip(",")
+            found[name] = (group, row[2] or "")
+        elif (more := re.fullmatch(r" {32}(\S.*)", line)) and name:
+            found[name] = (group, f"{found[name][1]} {more[1]}".strip())
+    ends = r"( \[(choices: |default: |required)[^\]]*\])+$"
+    return {name: (group, re.sub(ends, "", words)) for name, (group, words) in found.items() if group != "Commands"}
+
+
+def set_width(columns: int, patch: pytest.MonkeyPatch) -> None:
+    """Set the width of the terminal, also of the console that the command line has kept from an earlier test."""
+    patch.setenv("COLUMNS", str(columns))
+    patch.setattr(cli.app, "console", Console())
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> str:
-    """What `jswa COMMAND --help` prints on a terminal that is wide enough for every text."""
-    patch.setenv("COLUMNS", "900")
-    assert cli.run([*command.split(), "--help"]) == 0
+    """What `jswa COMMAND --help-all` prints on a terminal that is wide enough for every text."""
+    set_width(900, patch)
+    assert cli.run([*command.split(), "--help-all"]) == 0
     return capsys.readouterr().out
 
 
@@ -61,6 +71,27 @@ def test_every_text_is_made_of_whole_sentences(
     assert options or command in ("doctor", "env")
     for name, (_, words) in options.items():
         assert re.fullmatch(r"(?:[A-Z]|auto ).*\.", words), f"{name}: {words!r}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_short_and_breaks_no_name(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of 80 columns: at most 60 lines. --help-all has every option, and all names are whole there too."""
+    set_width(80, monkeypatch)
+    texts = []
+    for flag in ("--help", "--help-all"):
+        assert cli.run([*command.split(), flag]) == 0
+        texts.append(capsys.readouterr().out)
+        assert all(len(line) <= 80 for line in texts[-1].splitlines())
+    assert len(texts[0].splitlines()) <= 60
+    short, whole = shown(texts[0]), shown(texts[1])
+    assert short.items() <= {name: (group, short.get(name, ("", ""))[1]) for name, (group, _) in whole.items()}.items()
+    assert all(words.endswith(".") for _, words in short.values())
+    if command == "serve":
+        assert set(whole) == set(shown(printed(command, capsys, monkeypatch)))
+        assert option_groups.OTHER not in texts[1]
+        assert COMMON & set(whole) == COMMON & set(short) == COMMON
 
 
 def test_options_are_shown_in_their_groups_and_keep_their_defaults(
@@ -108,7 +139,9 @@ def test_an_option_without_a_group_is_shown_below_other_options(
         """Do it."""
 
     monkeypatch.setenv("COLUMNS", "200")
-    program = App(name="program", help_format="plaintext", version_flags=[])
+    program = App(
+        name="program", help_format="plaintext", version_flags=[], help_formatter=Printed(whole=True, long_groups=())
+    )
     program.default(command)
     with pytest.raises(SystemExit):
         program(["--help"])
@@ -133,5 +166,5 @@ def test_help_is_printed_without_slow_imports(command: list[str]) -> None:
     code = f"import sys; from jswa.commands.cli import run; run([*{command}, '--help'])"
     code = f"{code}; assert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "╭─ " in done.stdout
+    assert "--help-all shows all options" in done.stdout
     assert "--empty-" not in done.stdout
