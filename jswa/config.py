@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
-from jswa.commands.options.sizes import bytes_in
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
 from jswa.speculation import Speculation, parse
@@ -303,6 +302,9 @@ def disk_folder(given: object) -> tuple[Path, int] | None:
     """Return folder and bytes of `disk_kv`; None if it is not given. Raises ConfigError."""
     if given is None:
         return None
+    # Imported late: what a step program imports is kept small, and none needs this.
+    from jswa.commands.options.sizes import bytes_in
+
     folder, colon, size = given.rpartition(":") if isinstance(given, str) else ("", "", "")
     try:
         most = bytes_in(size) if folder and colon else 0
