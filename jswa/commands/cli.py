@@ -206,7 +206,7 @@ def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, sho
 @app.command(help_epilogue=SIZES)
 @whole_lines
 def capacity(
-    config: str,
+    model: str,
     *,
     block_size: NumberOfTokens = 64,
     itemsize: int = 2,
@@ -218,7 +218,7 @@ def capacity(
 
     Parameters
     ----------
-    config
+    model
         A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub, of which only config.json is
         downloaded.
     block_size
@@ -235,7 +235,7 @@ def capacity(
     from jswa.commands.capacity import report
 
     memory, devices = int(memory_gib * 2**30), tensor_parallel_size
-    lines = report(config, block_size=block_size, itemsize=itemsize, memory=memory, devices=devices, revision=revision)
+    lines = report(model, block_size=block_size, itemsize=itemsize, memory=memory, devices=devices, revision=revision)
     print("\n".join(lines))
 
 

@@ -1,6 +1,7 @@
 """What is said about a command line that cannot be read."""
 
 import difflib
+import re
 from itertools import chain
 
 from cyclopts import CycloptsError
@@ -29,12 +30,14 @@ def instead(option: str, names: list[str]) -> str:
 
     Args:
         option: as it was typed, with its hyphens.
-        names: the names of the options that there are.
+        names: the names of the options that there are. A hint that names none of them is left out.
     """
     option = option.partition("=")[0]
     if (newer := instead_of(option.removeprefix("--").replace("-", "_"))) is not None:
         return f"{option} is now --{newer}."
-    if (said := hint(option)) is not None:
+    said = hint(option) or ""
+    named = re.findall(r"(?<=\s)--[a-z-]+", said.partition(" ")[2].partition(" ")[2])
+    if said and (not named or set(named) & set(names)):
         return said
     near = difflib.get_close_matches(option, names, n=1, cutoff=_NEAR)
     return f"Did you mean {near[0]}?" if near else ""

@@ -68,6 +68,14 @@ def test_an_option_of_another_engine_is_answered_by_name(
     assert "Did you mean" not in found
 
 
+def test_a_hint_names_no_option_that_the_command_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """`jswa capacity` has devices, but no context."""
+    assert cli.run(["capacity", "tiny", "--tp-size", "2"]) == 2
+    assert "SGLang's --tp-size is --tensor-parallel-size here." in capsys.readouterr().err
+    assert cli.run(["capacity", "tiny", "--ctx-size", "2"]) == 2
+    assert "--max-model-len" not in capsys.readouterr().err
+
+
 def test_a_key_of_the_file_is_answered_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("context_length: 4096\n")
     assert cli.run(["serve", "tiny", "--config", str(tmp_path / "c.yaml")]) == 2
