@@ -1,19 +1,12 @@
-"""`jswa capacity`: how many sequences' KV fits in memory, in jswa, ideally, and as vLLM and SGLang allocate it."""
+"""How many sequences' KV fits in memory, in jswa, ideally, and as vLLM and SGLang allocate it."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jswa.architecture import AttentionConfig, ModelConfig
-from jswa.cache.capacity import ideal_fraction, padding
+from jswa.cache.capacity import ideal_fraction
 from jswa.cache.layout import KVLayout
-from jswa.model.hf.config import parse_config
-from jswa.model.hf.quantization import parse_quantization
-from jswa.model.partition import shard_config
-from jswa.storage.hub import find_model
-from jswa.storage.json_object import read_object
 
 LENGTHS = (2048, 8192, 32768, 131072)
 # SGLang 0.5.23: the families whose windows get a pool of their own (is_hybrid_swa_model); others keep every token.
@@ -21,7 +14,7 @@ _WINDOW_POOLS = {
     "beam", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa", "granitemoe_swa", "laguna", "llama4_text",
     "mellum", "mimo_v2", "mimo_v2_flash", "muse_glimmer_text", "step3p5",
 }  # fmt: skip
-_FIXED_RATIO = 0.8  # SGLang's default --swa-full-tokens-ratio: tokens of the window pool per token of the full pool
+FIXED_RATIO = 0.8  # SGLang's default --swa-full-tokens-ratio: tokens of the window pool per token of the full pool
 _SLACK = 128  # tokens beyond the window that SGLang keeps in decode
 _GROUP_PAGE = 16  # tokens per page in vLLM
 
@@ -51,54 +44,6 @@ class CapacityRow:
     def share_of_ideal(self) -> float:
         """Ideal bytes over the bytes that jswa takes."""
         return self.bytes_ideal / self.bytes_here
-
-
-def report(
-    model: str, *, block_size: int, itemsize: int, memory: int, devices: int = 1, revision: str | None = None
-) -> list[str]:
-    """Return the report for a model, or a config.json, as lines. `memory`: bytes for KV on each device.
-
-    `model`: a folder or a hub id, as for `LLM`; of a hub id only config.json is downloaded.
-    """
-    path = Path(model)
-    is_file = path.suffix == ".json" or path.is_file()
-    if is_file:
-        path = Path(os.path.realpath(path))  # the user has named the file, so it may be a link to anywhere
-    else:
-        path = find_model(model, revision=revision, needed="config") / "config.json"
-    raw = read_object(path)
-    whole = parse_config(raw, weights=False)
-    config = shard_config(whole, devices)
-    layout = KVLayout.of(config, block_size)
-    rows = table(config, layout, itemsize=itemsize, memory=memory)
-    kinds = ", ".join(
-        f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.row - kind.v_head_dim} + {kind.v_head_dim})"
-        for name, kind in (("full", layout.full), ("local", layout.local))
-        if kind is not None
-    )
-    reach = layout.reach
-    window = "" if reach is None else f", {'chunk' if reach.chunked else 'window'} {reach.size}"
-    head = f"{'tokens':>8} {'KV here':>10} {'ideal':>10} {'share':>7} {'all full':>10}   rows in {_gib(memory)} GiB:"
-    lines = [
-        f"{config.family}: {kinds}{window}",
-        f"{layout.num_lanes} lanes, slabs of {layout.slab_bytes(itemsize)} bytes: {layout.pages_per_slab} full "
-        f"pages or 1 local page of {block_size} tokens; padding {padding(layout):.1%}",
-        f"{head} here, all full, SGLang's pools (ratio {_FIXED_RATIO}), vLLM's groups",
-    ]
-    lines += [
-        f"{row.length:>8} {_gib(row.bytes_here):>10} {_gib(row.bytes_ideal):>10} {row.share_of_ideal:>7.1%} "
-        f"{_gib(row.bytes_full):>10}   {row.rows_here:>6.1f}, {row.rows_full:.1f}, {row.rows_fixed_ratio:.1f}, "
-        f"{row.rows_grouped:.1f}"
-        for row in rows
-    ]
-    from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
-
-    weights = weight_bytes(config, parse_quantization(raw), "auto", {4: "float32"}.get(itemsize, "bfloat16"))
-    each = "the device" if devices == 1 else f"each of {devices} devices"
-    lines.append(f"{each} holds {_gib(weights)} GiB of weights, {_gib(weights + memory)} GiB with KV")
-    if devices > 1:
-        lines.append("the KV sizes above are per device")
-    return [*lines, "KV is in GiB per row, in whole pages; share = ideal / here: the rest is padding and partial pages"]
 
 
 def table(
@@ -131,16 +76,16 @@ def table(
 
 
 def _fixed_ratio_rows(family: str, full: int, local: int, layout: KVLayout, length: int, memory: int) -> float:
-    """Return the rows that fit in SGLang's two pools; the window pool has `_FIXED_RATIO` tokens per full token.
+    """Return the rows that fit in SGLang's two pools; the window pool has `FIXED_RATIO` tokens per full token.
 
     `full`, `local`: bytes of one token in all layers of the kind. The fuller pool decides. Families that are not in
     `_WINDOW_POOLS` have one pool, in which every layer keeps every token.
     """
     if family not in _WINDOW_POOLS or layout.reach is None or not full:
         return memory / ((full + local) * length)
-    full_tokens = memory / (full + _FIXED_RATIO * local)
+    full_tokens = memory / (full + FIXED_RATIO * local)
     held = min(length, layout.reach.size + _SLACK + layout.page_size)
-    return min(full_tokens / length, full_tokens * _FIXED_RATIO / held)
+    return min(full_tokens / length, full_tokens * FIXED_RATIO / held)
 
 
 def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length: int, memory: int) -> float:
@@ -165,7 +110,3 @@ def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length
 
 def _elems(a: AttentionConfig) -> int:
     return a.num_kv_heads * (a.head_dim + a.v_head_dim)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g}"

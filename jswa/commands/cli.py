@@ -208,34 +208,42 @@ def bench_serve(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, sho
 def capacity(
     model: str,
     *,
+    gpu: str | None = None,
     block_size: NumberOfTokens = 64,
     itemsize: int = 2,
-    memory_gib: float = 75.0,
+    memory_gib: float | None = None,
     tensor_parallel_size: int = 1,
     revision: str | None = None,
 ) -> None:
-    """Print how much KV memory a sequence of 2k, 8k, 32k and 128k tokens takes, and how many sequences fit.
+    """Print whether a model fits on a GPU, how long a context and how many requests at once it holds there.
+
+    A table follows: the KV memory of a sequence of 2k, 8k, 32k and 128k tokens, and how many sequences fit.
 
     Parameters
     ----------
     model
         A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub, of which only config.json is
-        downloaded.
+        downloaded. The configs of some models ship with jswa, so these names need no network.
+    gpu
+        Answer for this GPU: L4, 4090, L40S, A100, H100, H200 or B200, or a size in GB (24, 48, 80, 141 or 180).
+        Default: the GPU of this machine, or, if it has none, four sizes.
     block_size
         Keep this many tokens in a KV page.
     itemsize
         Count this many bytes per element of the KV cache: 2 for bfloat16, 1 for fp8.
     memory_gib
-        Fill this much memory of each device with KV, in GiB.
+        Fill this much memory of each device with KV in the table, in GiB. Default: what the GPU leaves for KV, or 75.
     tensor_parallel_size
         Share the model between this many devices.
     revision
         Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
-    from jswa.commands.capacity import report
+    from jswa.commands.capacity_report import report
 
-    memory, devices = int(memory_gib * 2**30), tensor_parallel_size
-    lines = report(model, block_size=block_size, itemsize=itemsize, memory=memory, devices=devices, revision=revision)
+    memory, devices = None if memory_gib is None else int(memory_gib * 2**30), tensor_parallel_size
+    lines = report(
+        model, block_size=block_size, itemsize=itemsize, memory=memory, gpu=gpu, devices=devices, revision=revision
+    )
     print("\n".join(lines))
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from jswa.cache.layout import KVLayout
-from jswa.commands import capacity
-from jswa.commands.capacity import CapacityRow
+from jswa.commands import capacity_report
+from jswa.commands.capacity import LENGTHS, CapacityRow
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
@@ -20,7 +20,7 @@ MEMORY = 75 * GIB
 
 
 class Report(NamedTuple):
-    """The report of `jswa capacity` on a model, and the layout and rows that it was computed from."""
+    """The table in the report of `jswa capacity` on a model, and the layout and rows that it was computed from."""
 
     lines: list[str]
     layout: KVLayout
@@ -31,18 +31,18 @@ def report_of(name: str, folder: Path, patch: pytest.MonkeyPatch, *, page_size: 
     """Run the report on the model's config.json."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
     seen: list[tuple[KVLayout, list[CapacityRow]]] = []
-    table = capacity.table
+    table = capacity_report.table
 
     def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[CapacityRow]:
         rows = table(model, layout, itemsize=itemsize, memory=memory)
         seen.append((layout, rows))
         return rows
 
-    patch.setattr(capacity, "table", watched)
+    patch.setattr(capacity_report, "table", watched)
     patch.setattr("jswa.exec.sizing.weight_bytes", lambda *_: 2**30)  # traces the whole decoder, in a third of a second
-    lines = capacity.report(str(folder), block_size=page_size, itemsize=2, memory=MEMORY)
+    lines = capacity_report.report(str(folder), block_size=page_size, itemsize=2, memory=MEMORY, gpu="B200")
     ((layout, rows),) = seen
-    return Report(lines, layout, {row.length: row for row in rows})
+    return Report(lines[lines.index("") + 1 :], layout, {row.length: row for row in rows})
 
 
 def shows(value: float, text: str) -> bool:
@@ -80,7 +80,7 @@ def test_the_report_finds_the_kv_sizes_of_released_models(
         assert ideal == pytest.approx(row.bytes_at(length, full_bytes), abs=1)
     for value, text in zip(found, FOLDED_SHOWN[name] if folded else row.shown, strict=True):
         assert shows(value / GIB, text)
-    assert len(report.lines) == 3 + len(capacity.LENGTHS) + 2
+    assert len(report.lines) == 3 + len(LENGTHS) + 2
     assert report.lines[-2].startswith("the device holds ")
 
 
@@ -194,7 +194,7 @@ def test_devices_share_weights_and_kv(tmp_path: Path) -> None:
     stored = parse_quantization(raw)
     one, half = (weight_bytes(shard_config(whole, devices), stored, "auto", "bfloat16") for devices in (1, 2))
     assert 0.5 < half / one < 0.501
-    lines = capacity.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, devices=2)
+    lines = capacity_report.report(str(tmp_path), block_size=64, itemsize=2, memory=MEMORY, gpu="H100", devices=2)
     line = next(line for line in lines if line.startswith("each of 2 devices holds"))
     assert f"{half / GIB:.3g} GiB of weights, {(half + MEMORY) / GIB:.3g} GiB with KV" in line
     assert 2 * KVLayout.of(shard_config(whole, 2), 64).slab_bytes(2) == KVLayout.of(whole, 64).slab_bytes(2)
