@@ -1,5 +1,6 @@
 """The answer of `jswa capacity`: does a model fit on a GPU, with what context, for how many requests."""
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_the_requests_are_those_that_the_page_pool_has_slots_for(name: str) -> N
             pool.alloc_full(layout.full_pages(length))
             pool.alloc_local(layout.window_pages(length))
         assert pool.free_slots < layout.resident_slots(length)
+
+
+def test_slab_0_holds_no_request() -> None:
+    """A request that needs n slabs needs memory for one more."""
+    config = parse_config(CONFIGS["gpt-oss-20b"], weights=False)
+    layout = KVLayout.of(config, 64)
+    found = fit_on(L4, config, layout, weights=0, itemsize=2)
+    slabs = -(-layout.resident_slots(2048) // layout.pages_per_slab)
+    held = [dataclasses.replace(found, kv=n * layout.slab_bytes(2)).requests(2048) for n in (slabs, slabs + 1)]
+    assert held == [0, 1]
 
 
 def test_the_context_is_shorter_than_the_models_where_memory_is_short() -> None:
