@@ -36,7 +36,7 @@ def no_network_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise HubError("the test has no network")
 
     monkeypatch.setattr("jswa.storage.hub._Repository.download", refused)
-    monkeypatch.setattr(fit.shutil, "which", lambda name: None)
+    monkeypatch.setattr("jswa.commands.fit.shutil.which", lambda name: None)
 
 
 def test_the_first_line_says_yes_where_the_weights_leave_room() -> None:
@@ -149,8 +149,8 @@ def test_the_gpu_of_this_machine_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     def smi(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, status, said)
 
-    monkeypatch.setattr(fit.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(fit.subprocess, "run", smi)
+    monkeypatch.setattr("jswa.commands.fit.shutil.which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("jswa.commands.fit.subprocess.run", smi)
     status = 0
     assert find_gpus(None) == [Gpu("NVIDIA H100 80GB HBM3 of this machine", 81559 * 2**20)]
     status = 9
