@@ -97,8 +97,10 @@ def _words_first(tokens: Sequence[str]) -> list[str]:
 
 def _check_last(tokens: Sequence[str], found: Mapping[str, object]) -> None:
     """Raise ConfigError if an option with several values has taken a last word that names a model."""
-    options = (found.get("server", _SERVER), found.get("engine", _ENGINE))
-    values = {field.name: getattr(kind, field.name) for kind in options for field in dataclasses.fields(kind)}
+    values: dict[str, object] = {}
+    for options in (found.get("server", _SERVER), found.get("engine", _ENGINE)):
+        assert dataclasses.is_dataclass(options)
+        values |= {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     for name, value in values.items():
         if isinstance(value, tuple) and len(value) > 1 and value[-1] == tokens[-1] and names_model(tokens[-1]):
             limit = f"is read as a value of --{name.replace('_', '-')}: name the model before the options"

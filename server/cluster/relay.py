@@ -39,7 +39,7 @@ class Replicas(Protocol):
     """The transport to the replicas. Both methods raise ApiError if no replica accepts the request."""
 
     def one(self, prefix: str | None, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """Iterate over the ASGI messages of one replica's answer. Raises Lost.
+        """Iterate over the ASGI messages of one replica's answer. Raises ReplicaLost.
 
         Args:
             prefix: key of the request's prefix (`prefix_of`); a replica that may have it cached is preferred. None: any

@@ -142,7 +142,7 @@ class Channel(asyncio.Protocol):
                 self._loop.call_soon_threadsafe(self._send_rest)
 
     async def call[T](self, message: Any, kind: type[T]) -> T:
-        """Send a message and return its answer, of type `kind`. Raises ApiError, and ProcessLost if it ends."""
+        """Send a message and return its answer, a `kind`. Raises ApiError, and ProcessLost if the process ends."""
         if not self.open:
             raise ProcessLost
         number = next(self._numbers) % 2**32

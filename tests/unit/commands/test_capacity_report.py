@@ -8,7 +8,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.commands import capacity_report
-from jswa.commands.capacity import LENGTHS, CapacityRow
+from jswa.commands.capacity import LENGTHS, CapacityRow, table
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization
@@ -31,7 +31,6 @@ def report_of(name: str, folder: Path, patch: pytest.MonkeyPatch, *, page_size: 
     """Run the report on the model's config.json."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
     seen: list[tuple[KVLayout, list[CapacityRow]]] = []
-    table = capacity_report.table
 
     def watched(model: Any, layout: KVLayout, *, itemsize: int, memory: int) -> list[CapacityRow]:
         rows = table(model, layout, itemsize=itemsize, memory=memory)
