@@ -41,9 +41,9 @@ def pages() -> list[Path]:
 
 @cache
 def folder_names() -> set[str]:
-    """The names of all folders of the repository, at any depth."""
+    """The names of all folders of the repository, at any depth, but for those that are owners on the hub."""
     below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_dir())
-    return {*FOLDERS, *(path.name for path in below if not path.name.startswith("__"))}
+    return {*FOLDERS, *(path.name for path in below if not path.name.startswith("__") and "configs" not in path.parts)}
 
 
 def is_path(word: str) -> bool:

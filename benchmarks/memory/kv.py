@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import result_file
 from jswa.cache.layout import KVLayout
-from jswa.commands.capacity import CapacityRow, table
+from jswa.commands.capacity.table import CapacityRow, table
 from jswa.model.hf.config import parse_config
 from tools.cases.hub_configs import CONFIGS
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 else:
     Engine = Annotated[_Options, Parameter(name="*", consume_multiple=1)]  # --lora-modules a=x b=y
 _EPILOGUE = f"{SIZES}\n\n{MORE}"
-# The name is shown in --help: the words have no option.
-Words = Annotated[str, Parameter(name="MODEL TEXT")]
+Words = Annotated[str, Parameter(name="MODEL TEXT")]  # --help shows it: the words have no option
 _SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
 
 
@@ -238,7 +237,7 @@ def capacity(
     revision
         Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
-    from jswa.commands.capacity_report import report
+    from jswa.commands.capacity.report import report
 
     memory, devices = None if memory_gib is None else int(memory_gib * 2**30), tensor_parallel_size
     lines = report(
@@ -323,8 +322,7 @@ def evaluate(
     options = dataclasses.asdict(engine)
     with LLM(model, **options) as llm:
         rows, result = run(llm, folder, names, limit, progress=lambda line: print(line, file=sys.stderr))
-    for line in table(rows):
-        print(line)
+    print("\n".join(table(rows)))
     if as_json is not None:
         head = {"model": model, "jswa": __version__, "jax": version("jax"), "options": options}
         as_json.write_text(json.dumps({**head, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -365,8 +363,8 @@ def run(arguments: list[str]) -> int:
     except JswaError as error:
         said = f"{type(error).__name__}: {error}"
     except CycloptsError as error:
-        said = f"{mistake(error)} Type `jswa {' '.join(_command(arguments))} --help` to see what there is."
-        said = said.replace("  ", " ")
+        asked = " ".join(["jswa", *_command(arguments), "--help"])
+        said = f"{mistake(error)} Type `{asked}` to see what there is."
     except Exception as error:
         if not is_out_of_memory(error):
             raise

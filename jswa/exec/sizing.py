@@ -53,7 +53,7 @@ _LARGE_GPU = 110 * 10**9  # bytes: nine tenths of 140 GB are more, all of an H10
 _ROW_TOKENS = 2_048  # of a row that has to fit beside the others
 _ROWS_SHARE = 0.9  # of the arena; the rest is for the windows of chunks, and scratch
 _MIXTURE_TOKENS = 8_192
-_SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
+SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
 
 
 def require_memory(
@@ -193,7 +193,7 @@ def free_bytes(devices: Collection[jax.Device]) -> int:
                 None,
                 f"must be given: {device.platform} does not report its memory{cause}, so jswa cannot tell what is free",
             )
-        left = int(stats["bytes_limit"] * (1 - _SLACK)) - int(stats["bytes_in_use"])
+        left = int(stats["bytes_limit"] * (1 - SLACK)) - int(stats["bytes_in_use"])
         block = largest_block(device)
         used, limit = stats["bytes_in_use"] / _GIB, stats["bytes_limit"] / _GIB
         _log.info("%s: %.2f of %.2f GiB in use, largest free block %.2f GiB", device, used, limit, block / _GIB)

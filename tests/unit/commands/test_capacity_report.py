@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from jswa.cache.layout import KVLayout
-from jswa.commands import capacity_report
-from jswa.commands.capacity import LENGTHS, CapacityRow, table
+from jswa.commands.capacity import report as capacity_report
+from jswa.commands.capacity.table import LENGTHS, CapacityRow, table
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import parse_quantization

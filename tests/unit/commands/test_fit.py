@@ -9,14 +9,14 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
-from jswa.commands import fit
-from jswa.commands.capacity_report import config_file, report
+from jswa.commands.capacity import fit
+from jswa.commands.capacity.fit import GIB, GPUS, Gpu, find_gpus, fit_on, gpu_of_machine
+from jswa.commands.capacity.report import config_file, report
 from jswa.commands.cli import run
-from jswa.commands.fit import GIB, GPUS, Gpu, find_gpus, fit_on, gpu_of_machine
 from jswa.errors import ConfigError, HubError
 from jswa.exec import sizing
 from jswa.model.hf.config import load_config, parse_config
-from tests.support.shipped_configs import FOLDER, SHIPPED, config_of, text_of
+from tests.support.checkpoints.shipped_configs import FOLDER, SHIPPED, config_of, text_of
 from tools.cases.hub_configs import CONFIGS
 
 H100, L4 = GPUS["H100"], GPUS["L4"]
@@ -36,7 +36,7 @@ def no_network_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise HubError("the test has no network")
 
     monkeypatch.setattr("jswa.storage.hub._Repository.download", refused)
-    monkeypatch.setattr("jswa.commands.fit.shutil.which", lambda name: None)
+    monkeypatch.setattr("jswa.commands.capacity.fit.shutil.which", lambda name: None)
 
 
 def test_the_first_line_says_yes_where_the_weights_leave_room() -> None:
@@ -114,7 +114,7 @@ def test_the_context_is_shorter_than_the_models_where_memory_is_short() -> None:
 
 def test_the_sizes_are_the_engines() -> None:
     """Its default share of memory, and what it leaves free."""
-    assert fit.SLACK == sizing._SLACK
+    assert fit.SLACK == sizing.SLACK
     config = parse_config(CONFIGS["gpt-oss-20b"], weights=False)
     found = fit_on(L4, config, KVLayout.of(config, 64), weights=5 * GIB, itemsize=2)
     assert found.usable == int(int(L4.memory * 0.9) * 0.98)
@@ -149,8 +149,8 @@ def test_the_gpu_of_this_machine_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     def smi(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, status, said)
 
-    monkeypatch.setattr("jswa.commands.fit.shutil.which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr("jswa.commands.fit.subprocess.run", smi)
+    monkeypatch.setattr("jswa.commands.capacity.fit.shutil.which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("jswa.commands.capacity.fit.subprocess.run", smi)
     status = 0
     assert find_gpus(None) == [Gpu("NVIDIA H100 80GB HBM3 of this machine", 81559 * 2**20)]
     status = 9
@@ -161,7 +161,7 @@ def test_the_gpu_of_this_machine_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_shipped_config_is_the_models(name: str) -> None:
     """The family's reader makes the same ModelConfig of it as of the whole config, but for end tokens."""
     path = FOLDER / name / "config.json"
-    assert path.read_text() == text_of(name), "run: python -m tests.support.shipped_configs"
+    assert path.read_text() == text_of(name), "run: python -m tests.support.checkpoints.shipped_configs"
     found = parse_config(json.loads(path.read_text()), eos_token_id=0, weights=False)
     assert found == parse_config(CONFIGS[SHIPPED[name]], eos_token_id=0, weights=False)
     assert config_file(name) == path

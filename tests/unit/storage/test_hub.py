@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jswa.building.build import check_model
-from jswa.commands import capacity_report
+from jswa.commands.capacity import report as capacity_report
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, HubError, UnsupportedModel
 from jswa.exec import sizing

@@ -1,6 +1,6 @@
 """Writes jswa/assets/configs: the config.json of released models, with which `jswa capacity` needs no network.
 
-    python -m tests.support.shipped_configs
+    python -m tests.support.checkpoints.shipped_configs
 
 The values are those of `tools.cases.hub_configs`; jswa/assets/configs/README.md has their sources, and says which
 models are left out.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.cases.hub_configs import CONFIGS, Config
 
-FOLDER = Path(__file__).parents[2] / "jswa" / "assets" / "configs"
+FOLDER = Path(__file__).parents[3] / "jswa" / "assets" / "configs"
 # Of a multimodal checkpoint only the text part runs, and end tokens take no memory.
 _LEFT_OUT = {"vision_config", "audio_config", "eos_token_id"}
 SHIPPED = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import row_capacity, rows_held
 from jswa.cache.layout import KVLayout
-from jswa.commands.capacity import LENGTHS, CapacityRow, table
+from jswa.commands.capacity.table import LENGTHS, CapacityRow, table
 from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 

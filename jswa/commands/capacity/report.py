@@ -6,8 +6,8 @@ from pathlib import Path
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import padding
 from jswa.cache.layout import KVLayout
-from jswa.commands.capacity import FIXED_RATIO, table
-from jswa.commands.fit import GIB, GPUS, Fit, Gpu, compare, describe, find_gpus, fit_on
+from jswa.commands.capacity.fit import GIB, GPUS, Fit, Gpu, compare, describe, find_gpus, fit_on
+from jswa.commands.capacity.table import FIXED_RATIO, table
 from jswa.errors import ConfigError, HubError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
@@ -16,7 +16,7 @@ from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
 
-_CONFIGS = Path(__file__).parents[1] / "assets" / "configs"
+_CONFIGS = Path(__file__).parents[2] / "assets" / "configs"
 _MEMORY = 75 * GIB  # for the table, where no single GPU says how much is left
 
 

@@ -1,0 +1,1 @@
+"""`jswa capacity`: whether a model fits, and how many requests at once."""
