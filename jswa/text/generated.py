@@ -32,11 +32,11 @@ _TEXTS = ("content", "reasoning", "arguments")  # kinds of answer events that ad
 
 
 class Part(NamedTuple):
-    """What a text gains by one event, or by several.
+    """The characters and the answer's events that one event of the engine, or several, add to a text.
 
     Attributes:
-        new: characters. Those of an answer have its delimiters' marks.
-        events: of an answer.
+        new: characters. Those of an answer have the marks of its delimiters.
+        events: empty if the text is no answer.
     """
 
     new: str
@@ -51,10 +51,10 @@ class GeneratedText:
         interval: tokens of a part; None if the text is given whole.
         tokens: the ids so far, of a text that is given whole.
         finish_reason, stop_reason: how the text has ended, and at which stop token or string; None before.
-        drafts: those so far; None if no event had any.
-        version: that of the weights which the next token comes from.
-        versions: earlier ones, of the tokens before; of all tokens once a text that is given whole has ended.
-        reasoning_tokens: those so far.
+        drafts: counts of the text's drafts so far; None if no event had any.
+        version: the version of the weights that compute the next token.
+        versions: the versions of earlier tokens; of all tokens once a text that is given whole has ended.
+        reasoning_tokens: tokens of reasoning so far.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class GeneratedText:
 
     @property
     def collects(self) -> bool:
-        """Whether nothing is made of its tokens before the end: the receiver of events calls `collect`.
+        """Whether the text is decoded only at its end. Its receiver calls `collect` with each event.
 
-        It may append a token that comes alone to `tokens` itself.
+        The receiver may append a token without anything else to `tokens` itself.
         """
         return self.interval is None and self._assembler is None
 
@@ -107,7 +107,7 @@ class GeneratedText:
             self.tokens.append(event.token)
 
     def add(self, token: int) -> Part | None:
-        """Return what a token gives that comes alone. The fast path of `push`; law: equal results."""
+        """Return the part that a token without anything else adds. The fast path of `push`; law: equal results."""
         assert self._assembler is not None
         part = self._read(self._assembler.add(token), is_token=True)
         if self.interval == 1:
@@ -117,7 +117,7 @@ class GeneratedText:
         return self._given(part, token_alone=True)
 
     def push(self, event: TokenEvent) -> Part | None:
-        """Return what an event gives; None if a part of the text or its end has still to come."""
+        """Return the part that an event completes; None if the part needs further events."""
         if event.version is not None:
             self._change(event.version)
             return None

@@ -16,7 +16,7 @@ def tokens_in(text: str) -> int:
     """
     found = _TOKENS.fullmatch(text) if len(text) <= _DIGITS else None
     if found is None:
-        raise ValueError(f"{text:.40} must be a whole number, or a number with k, M or G behind it, such as 8k or 32K")
+        raise ValueError(f"{text:.40} must be a whole number, or a number with k, M or G after it, such as 8k or 32K")
     return _whole(text, found[1], found[2], binary=found[2].isupper())
 
 
