@@ -1,12 +1,15 @@
 """Compile programs for log probabilities and late masks beside the engine's thread, when a request first needs any."""
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.types import SamplingParams
 
+_log = logging.getLogger("jswa")
 _PAUSE = 3.0  # compiling programs that are not urgent takes a quarter of the time of a busy engine
 
 
@@ -29,17 +32,22 @@ class LatePrograms:
         """Return whether a request with these parameters needs no program that has not been compiled."""
         return _families(params) <= self._ready
 
-    async def compile(self, engine: Callable[[], EngineLike], params: SamplingParams) -> None:
-        """Compile what is missing, and wait for the fewest programs that suffice.
+    async def compile(self, engine: Callable[[], EngineLike], params: SamplingParams) -> float:
+        """Compile what is missing, and wait for the fewest programs that suffice; return the seconds of the wait.
 
         Args:
             engine: returns the engine, or raises the error of this call if the engine has failed meanwhile.
         """
+        begin = time.monotonic()
         async with self._turn:
-            if not self.has(params):
+            missing = _families(params) - self._ready
+            if missing:
+                _log.info("a request waits until programs are compiled: %s", ", ".join(sorted(missing)))
                 ready = self._ready
                 await asyncio.shield(self._begin(engine(), params))
-                ready |= _families(params)
+                ready |= missing
+                _log.info("the programs are compiled (%.1f s)", time.monotonic() - begin)
+        return time.monotonic() - begin
 
     def forget(self) -> None:
         """Begin anew: the engine has failed. What is being compiled for it is not for the next one."""
@@ -79,7 +87,7 @@ class LatePrograms:
 
 def _families(params: SamplingParams) -> set[str]:
     """Return the families of programs that a request needs besides those that are compiled at the start."""
-    late = {"masks"} if params.masks_follow_text else set()
+    late = {"structured outputs"} if params.masks_follow_text else set()
     return late | {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
 
 

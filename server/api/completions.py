@@ -157,7 +157,7 @@ def timings(job: Job) -> dict[str, Any]:
         **_rates("prompt", prompt, computed),
         "predicted_n": made,
         **_rates("predicted", predicted, made - len(job.finish_reasons)),
-        "queue_ms": None if begun is None else round(1e3 * (begun - at.arrival), 3),
+        "queue_ms": None if at.queued is None else round(1e3 * at.queued, 3),
     }
 
 

@@ -49,7 +49,11 @@ _SPANS = {
     "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", SECONDS),
     BETWEEN: ("Time between two tokens of a text.", SECONDS),
     "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", SECONDS),
-    "request_queue_time_seconds": ("Time from a request's arrival to its first step.", SECONDS),
+    "request_queue_time_seconds": (
+        "Time that a request waits for its first step, once its programs are compiled.",
+        SECONDS,
+    ),
+    "request_compile_time_seconds": ("Time that a request waits until programs are compiled, if it waits.", SECONDS),
     "request_prefill_time_seconds": ("Time from a request's first step to its first token.", SECONDS),
     "request_decode_time_seconds": ("Time from a request's first token to its end.", SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", TOKENS),
@@ -74,15 +78,20 @@ def record_end(recorder: Recorder, job: Job, *, whole: bool) -> None:
     recorder.span("request_prompt_tokens", job.prompt_tokens, TOKENS)
     recorder.span("request_generation_tokens", job.completion_tokens, TOKENS)
     spans = {
-        "time_to_first_token_seconds": (at.arrival, at.first_token),
-        "e2e_request_latency_seconds": (at.arrival, at.finished),
-        "request_queue_time_seconds": (at.arrival, at.scheduled),
-        "request_prefill_time_seconds": (at.scheduled, at.first_token),
-        "request_decode_time_seconds": (at.first_token, at.finished),
+        "time_to_first_token_seconds": at.after(at.first_token),
+        "e2e_request_latency_seconds": at.after(at.finished),
+        "request_queue_time_seconds": at.queued,
+        "request_compile_time_seconds": at.compiling or None,
+        "request_prefill_time_seconds": _between(at.scheduled, at.first_token),
+        "request_decode_time_seconds": _between(at.first_token, at.finished),
     }
-    for name, (begin, end) in spans.items():
-        if begin is not None and end is not None:
-            recorder.span(name, max(0.0, end - begin), SECONDS)
+    for name, seconds in spans.items():
+        if seconds is not None:
+            recorder.span(name, seconds, SECONDS)
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else max(0.0, end - begin)
 
 
 def exposition(prefix: str, model: str, counts: Counts, snapshot: Snapshot) -> bytes:

@@ -241,7 +241,7 @@ class Service:
         self._starting += 1
         try:
             ids = [prompt.ids for prompt in prompts]
-            await self.engine.submit(job.ids, ids, params, order, job.put, job.tokens)
+            job.timing.compiling = await self.engine.submit(job.ids, ids, params, order, job.put, job.tokens)
         except BaseException:
             job.close()
             raise
@@ -289,8 +289,9 @@ class Service:
         data: dict[str, Any] = {"request_id": name, "prompt_tokens": job.prompt_tokens}
         data |= {} if job.lora is None else {"lora": job.lora}
         data |= {"completion_tokens": job.completion_tokens, "cached_tokens": job.cached_tokens}
-        spans = {"queue_s": at.scheduled, "first_token_s": at.first_token, "total_s": at.finished}
-        data |= {key: None if end is None else round(end - at.arrival, 4) for key, end in spans.items()}
+        spans = {"queue_s": at.queued, "first_token_s": at.after(at.first_token), "total_s": at.after(at.finished)}
+        spans |= {"compile_s": at.compiling} if at.compiling else {}
+        data |= {key: None if seconds is None else round(seconds, 4) for key, seconds in spans.items()}
         data["finish_reasons"] = ",".join(job.finish_reasons) if whole else "error"
         annotate(data)
         _log.info("request: %s", " ".join(f"{k}={v}" for k, v in data.items()), extra={"data": data})

@@ -60,12 +60,26 @@ class Delta(NamedTuple):
 
 @dataclass
 class Timing:
-    """Times of a request's events, in seconds of `time.monotonic`; None before the event."""
+    """Times of a request's events, in seconds of `time.monotonic`; None before the event.
+
+    Attributes:
+        compiling: seconds that the request waited until programs were compiled, before it was queued.
+    """
 
     arrival: float = field(default_factory=time.monotonic)
+    compiling: float = 0.0
     scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+
+    @property
+    def queued(self) -> float | None:
+        """Seconds in the queue: from the arrival to the first step, without the wait for programs."""
+        return None if self.scheduled is None else max(0.0, self.scheduled - self.arrival - self.compiling)
+
+    def after(self, moment: float | None) -> float | None:
+        """Return the seconds from the arrival to a moment."""
+        return None if moment is None else max(0.0, moment - self.arrival)
 
 
 @dataclass(frozen=True)

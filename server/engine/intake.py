@@ -44,8 +44,10 @@ class Intake:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]] | None = None,
-    ) -> None:
-        """Queue a request's texts, the first n for the first prompt. Raises ApiError; then nothing is queued.
+    ) -> float:
+        """Queue a request's texts, the first n for the first prompt; return the seconds it waited for programs.
+
+        Raises ApiError; then nothing is queued.
 
         Args:
             names: the ids of the texts, which no other text has had.
@@ -53,7 +55,7 @@ class Intake:
         """
         lengths = [len(prompt) for prompt in prompts for _ in range(params.n)]
         with engine_errors():
-            await self.engine_thread.prepare(params)
+            compiling = await self.engine_thread.prepare(params)
         self.admission.admit(order.key, len(lengths), sum(lengths))
         self._waiting |= {name: (order.key, length) for name, length in zip(names, lengths, strict=True)}
 
@@ -77,6 +79,7 @@ class Intake:
             for name in names:
                 self.begun(name)
             raise
+        return compiling
 
     async def _restore_form(self, params: SamplingParams) -> None:
         """Compile a request's form once more if it was dropped while the request waited: never on the event loop."""

@@ -98,9 +98,9 @@ class LocalEngine:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]] | None = None,
-    ) -> None:
-        """Queue a request's texts."""
-        await self.intake.submit(names, prompts, params, order, put, tokens)
+    ) -> float:
+        """Queue a request's texts; return the seconds that they waited for programs."""
+        return await self.intake.submit(names, prompts, params, order, put, tokens)
 
     def abort(self, names: Iterable[str], *, deliver_last: bool = False) -> None:
         """End texts before the next step."""

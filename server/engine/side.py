@@ -114,7 +114,7 @@ class EngineSide(Protocol):
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]],
-    ) -> None:
+    ) -> float:
         """Queue a request's texts, as `Intake.submit` does."""
         ...
 

@@ -26,7 +26,10 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Submit(Message):
-    """Call of a front end: queue texts, the first n for the first prompt. `prompts`: int32. The answer is empty."""
+    """Call of a front end: queue texts, the first n for the first prompt. `prompts`: int32.
+
+    The answer: the seconds that they waited for programs.
+    """
 
     numbers: list[int]
     prompts: list[bytes]

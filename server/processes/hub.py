@@ -297,7 +297,7 @@ class Connection:
                 return await self._ask(message)
         raise ApiError(500, "internal error")
 
-    async def _submit(self, asked: frames.Submit) -> None:
+    async def _submit(self, asked: frames.Submit) -> float:
         order = Order(asked.key, asked.options)
         prompts = [np.frombuffer(prompt, np.int32) for prompt in asked.prompts]
         names = [f"{self.number}.{number}" for number in asked.numbers]
@@ -315,7 +315,7 @@ class Connection:
             self.channel.tell(frames.Failed(asked.numbers, problem(ApiError.of(event))))
 
         try:
-            await self._engine.submit(names, prompts, asked.params, order, put)
+            return await self._engine.submit(names, prompts, asked.params, order, put)
         except BaseException:
             self._forget(asked.numbers)
             raise

@@ -99,15 +99,15 @@ class RemoteEngine:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]],
-    ) -> None:
-        """Queue a request's texts."""
+    ) -> float:
+        """Queue a request's texts; return the seconds that they waited for programs."""
         numbers = [int(name) for name in names]
         for name, number in zip(names, numbers, strict=True):
             self._receivers[number] = Receiver(tokens[name], put)
         bodies = [prompt.astype(np.int32).tobytes() for prompt in prompts]
         asked = frames.Submit(numbers, bodies, params, order.key, order.options)
         try:
-            await self._call(asked, type(None))
+            return await self._call(asked, float)
         except BaseException:
             for number in numbers:
                 self._receivers.pop(number, None)

@@ -260,7 +260,8 @@ class FakeEngine:
         if params.prompt_logprobs is not None and hit is not None:
             of_prompt = [_logprobs(t, 20) for t in prompt[1:]]
         stop = token if reason == "stop" and token in params.stop_token_ids else None
-        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, 0.0 if hit else None, hit, error)
+        begun = time.monotonic() if hit else None
+        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, begun, hit, error)
 
     def stats(self) -> SchedulerStats:
         """Return statistics in which every running request has one page."""

@@ -79,6 +79,24 @@ def test_metrics_count_requests_and_tokens() -> None:
         assert found["jswa:engine_steps_total"] > 7
 
 
+def test_a_wait_for_programs_is_no_time_in_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    """The first request with log probabilities waits until programs are compiled; only it counts as such a wait."""
+    with serving() as client:
+        client.engine.prepare_delay = 0.2
+        with caplog.at_level("INFO", "jswa"):
+            for _ in range(2):
+                client.complete(logprobs=1)
+        found = scrape(client)
+        waits = "request_compile_time_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"
+        compiling, queued, prefill = (found[f"jswa:{name}_sum"] for name in waits)
+        assert found["jswa:request_compile_time_seconds_count"] == 1
+        assert compiling >= 0.2
+        assert compiling + queued + prefill <= found["jswa:time_to_first_token_seconds_sum"] + 1e-6
+    ends = [record.data for record in caplog.records if hasattr(record, "data") and "queue_s" in record.data]
+    assert [data.get("compile_s", 0) >= 0.2 for data in ends] == [True, False]
+    assert "a request waits until programs are compiled: logprobs" in caplog.text
+
+
 def test_metrics_can_have_vllms_names() -> None:
     with serving(metrics_prefix="vllm") as client:
         found = scrape(client)
