@@ -74,6 +74,7 @@ class EngineConfig:
         revision: Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
         download_dir: Keep models from the Hugging Face Hub in this folder. Default: the hub's cache (HF_HOME).
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
+        use_tqdm_on_load: Show progress bars while the engine starts, if stderr is a terminal.
         kernels: Run these kernels, for tests and measurements. auto chooses by device and model (docs/kernels.md has
             the table); xla is plain XLA for all operations, reference is float32 where there is one. Or name some, as
             in attention=triton,experts=xla: operations are attention, experts, linear, elementwise, routing and
@@ -122,6 +123,7 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
+    use_tqdm_on_load: bool = True
     kernels: str = "auto"
     deterministic: bool = False
     enable_return_routed_experts: bool = False

@@ -13,7 +13,8 @@ JSWA_AUTOTUNE_RESULTS=FILE   what XLA has measured to choose kernels of matrix p
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,21 @@ class Switches:
             compilation_cache=Path(cache) if cache else None,
             autotune_results=Path(results) if results else None,
         )
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Import transformers inside: it would warn that PyTorch is missing, which jswa does not need."""
+    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def flags_for_autotuning(results: Path, flags: str = "") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from jswa.frontend.engine_protocol import EngineLike
+from jswa.stages import LOG
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.shipped import REPLACES, shipped_template
 from jswa.types import SamplingParams
@@ -25,6 +26,7 @@ from .processes.supervisor import run
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
     """Load the model and serve it until a signal arrives or the engine fails. Return the exit status."""
     set_up_logging(server)
+    LOG.info("loading %s", model)
     if not engine.node_rank:  # other hosts do not listen
         server = with_keys(server)
         check_address(server)

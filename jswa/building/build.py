@@ -35,6 +35,7 @@ from jswa.model.hf.config import load_config
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.plan.trace import write_header
+from jswa.stages import bars
 from jswa.storage import persist
 from jswa.text.tokenizer import Tokenizer
 from jswa.version import __version__
@@ -68,7 +69,8 @@ def _build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | No
     member = find_member(options, os.environ)
     hosts = None if member is None else join(member, _what_runs(folder, options))
     try:
-        built = build_parts(folder, options, hosts, switches.compilation_cache)
+        with bars(shown=options.use_tqdm_on_load):
+            built = build_parts(folder, options, hosts, switches.compilation_cache)
         if hosts is not None and hosts.member.rank:
             _follow(built.runner, hosts)
         modules = _read_modules(built.lora_reader, options)

@@ -5,7 +5,6 @@ everything is; the runner.
 """
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +45,10 @@ from jswa.model.weights.lora_files import LoraReader
 from jswa.model.weights.placement import Placement
 from jswa.running.adapters import Adapters
 from jswa.speculation import parse
+from jswa.stages import LOG
 from jswa.storage.hub import find_model
 from jswa.updates.staging import WeightsStager, held_shapes
 
-_log = logging.getLogger("jswa")
 _MIB = 2**20
 
 
@@ -101,6 +100,7 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
         cache: the folder of compiled programs; None: none are kept.
     """
     machine = find_machine(folder, options, hosts, cache)
+    _describe(load_config(folder), machine)
     loaded = _load(folder, options, machine, hosts)
     store = None if hosts is not None else open_store(cache, machine.devices)
     sized = _size(options, machine, loaded, hosts, store)
@@ -109,6 +109,14 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room.rank)
     adapters = Adapters(loaded.adapters.digests, room)
     return Built(sized.model, sized.limits, sized.layout, runner, machine.kernels, adapters, reader, loaded.stager)
+
+
+def _describe(model: ModelConfig, machine: Machine) -> None:
+    """Log the model, its type and the kernels that run it."""
+    count, kind = len(machine.devices), machine.device.device_kind
+    devices = kind if count == 1 else f"{count} x {kind}"
+    LOG.info("model: %s, %d layers, in %s on %s", model.family, len(model.layers), machine.dtype.name, devices)
+    LOG.info("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in machine.kernels.table().items()))
 
 
 def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | None) -> _Loaded:
@@ -154,7 +162,6 @@ def _size(
     limits = dataclasses.replace(limits, one_bucket=one_bucket)
     if on_gpu:
         limits = _of_gpu(options, loaded.model, part, layout, itemsize, machine.devices, hosts)
-    _log.info("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in kernels.table().items()))
     memory = options.kv_cache_memory_bytes
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, kernels, machine.kv_dtype, store) if on_gpu else 0

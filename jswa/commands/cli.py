@@ -20,6 +20,7 @@ from jswa import __version__
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, whole_lines
 from jswa.commands.options.help import MORE, formatter
 from jswa.commands.options.mistakes import mistake
+from jswa.commands.start_lines import show_start
 from jswa.config import EngineConfig
 from jswa.errors import JswaError, is_out_of_memory
 
@@ -102,6 +103,7 @@ def generate(
 
     named, prompts = asked(words, model)
     _some(prompts)
+    show_start(str(named or DEFAULT), stats=stats)
     from jswa.commands.generate import continue_prompts
 
     continue_prompts(named or DEFAULT, prompts, params, engine, lora=lora, as_json=as_json, stats=stats)
@@ -172,6 +174,7 @@ def chat(
     from jswa.commands.options.named_model import DEFAULT, asked
 
     named, messages = asked(words, model)
+    show_start(str(named or DEFAULT))
     from jswa.llm import LLM
 
     with LLM(named or DEFAULT, **dataclasses.asdict(engine)) as llm:
@@ -320,6 +323,7 @@ def evaluate(
     folder, names = sets or FOLDER, [name.strip() for name in tasks.split(",") if name.strip()]
     read_sets(folder, names)  # report a malformed set before the model is loaded
     options = dataclasses.asdict(engine)
+    show_start(model)
     with LLM(model, **options) as llm:
         rows, result = run(llm, folder, names, limit, progress=lambda line: print(line, file=sys.stderr))
     print("\n".join(table(rows)))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +23,6 @@ def continue_prompts(
     stats: bool,
 ) -> None:
     """Load a model and print each prompt with its continuation; with `stats`, figures to stderr. Raises JswaError."""
-    if stats:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-        logging.getLogger("jswa").setLevel(logging.INFO)
     with LLM(model, **dataclasses.asdict(engine)) as llm:
         meter = Meter(llm)
         rows: dict[str, dict[str, Any]] = {}

@@ -24,13 +24,8 @@ from jswa.exec.compile.program import no_drafts, step_input
 from jswa.exec.compile.steps import StepPrograms, described
 from jswa.exec.compile.store import ProgramStore
 from jswa.exec.launches import (
-    COPY_PAGES,
-    MOVE_PAGES,
     PREPARE,
     SET_ADAPTER,
-    SET_MASKS,
-    SET_ROWS,
-    SET_TEXTS,
     STEP,
     Pending,
     ProgramLaunch,
@@ -46,15 +41,7 @@ from jswa.exec.programs.sampling.rows import Beside, StepOutputs
 from jswa.exec.programs.state import Carry, DeviceState, allocate, state_shapes
 from jswa.exec.programs.step import Half, sampling_state
 from jswa.exec.programs.transfer import compile_read_slots, compile_write_slots, copy_width, slot_batch
-from jswa.exec.side_programs import (
-    compile_copy_pages,
-    compile_logits_state,
-    compile_rename_pages,
-    compile_set_masks,
-    compile_set_rows,
-    compile_set_texts,
-    idle_launches,
-)
+from jswa.exec.side_programs import compile_side_programs, idle_launches
 from jswa.forms.base.names import has_other_products
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.binding import head_names, run_dtype
@@ -62,9 +49,11 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import Pairs, without_adapters
 from jswa.model.transformer import Params
 from jswa.plan import Feature, RowMask, StepPlan
+from jswa.stages import stage
 
 _log = logging.getLogger("jswa")
 _BESIDE = 2  # programs at a time beside the steps of a GPU: one is traced, and XLA takes all processors for the other
+_SLOW = "each is compiled, which takes a while, unless an earlier start has kept it"
 _WARM_UPS = 3  # the first run of a program loads its kernels, the second records its CUDA graph
 
 
@@ -126,21 +115,8 @@ class Runner:
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
         self._steps = StepPrograms(model, layout, limits, self.buckets, kernels, params, self._shapes, store, drafter)
         self.configs, self.compiled = self._steps.configs, self._steps.compiled
-        # A CPU compiles one at a time (350 MB, and others share the memory), and traces the next one meanwhile.
-        pool = ThreadPoolExecutor(max(2, together()))
-        try:
-            first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
-            steps = {number: pool.submit(self._steps.compile, number) for number in first}
-            logits_state, texts = self._shapes["for_logits"], self._shapes["texts"]
-            self._copy_pages = pool.submit(compile_copy_pages, layout, self._shapes, store).result()
-            self._rename_pages = pool.submit(compile_rename_pages, layout, self._shapes, store).result()
-            self._set_rows = pool.submit(compile_set_rows, self._shapes, store).result()
-            self._logits_state = pool.submit(compile_logits_state, logits_state, store).result()
-            self._set_masks = pool.submit(compile_set_masks, logits_state, store).result()
-            self._set_texts = {} if texts is None else pool.submit(compile_set_texts, texts, store).result()
-            self.compiled.update((number, future.result()) for number, future in steps.items())
-        finally:
-            pool.shutdown(cancel_futures=True)  # of a start that has failed, or was interrupted
+        first = self._steps.first(all_at_start=all_at_start, on_gpu=on_gpu)
+        self._compile_first(first)
         self.allocate_arena()
         self._head = head_names(model, params)
         self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
@@ -148,6 +124,20 @@ class Runner:
         self._more_after_warm_up = on_gpu and not all_at_start
         if len(first) < len(self.buckets) and not self._more_after_warm_up:
             compile_beside(self._steps, self)
+
+    def _compile_first(self, first: list[int]) -> None:
+        """Compile the step programs of these numbers, and all programs beside the steps."""
+        # A CPU compiles one at a time (350 MB, and others share the memory), and traces the next one meanwhile.
+        pool = ThreadPoolExecutor(max(2, together()))
+        try:
+            with stage("step programs", len(first), f"{len(first)}", slow=_SLOW) as done:
+                steps = {number: pool.submit(self._steps.compile, number) for number in first}
+                self._beside = pool.submit(compile_side_programs, self.layout, self._shapes, self._store).result()
+                for number, step in steps.items():
+                    self.compiled[number] = step.result()
+                    done(1)
+        finally:
+            pool.shutdown(cancel_futures=True)  # of a start that has failed, or was interrupted
 
     def close(self) -> None:
         """End the threads that compile beside the steps, each after the program that it compiles."""
@@ -173,7 +163,12 @@ class Runner:
 
         sizes = self.layout, self.limits, self.buckets
         check_kernels(self._model, self.params, *sizes, self._kernels, self.kv_dtype, self._store)
-        begin = time.perf_counter()
+        with stage("first runs", len(self.compiled), f"{len(self.compiled)} programs, {_WARM_UPS} times each") as done:
+            self._run_all(done)
+        if self._more_after_warm_up:
+            compile_beside(self._steps, self, min(_BESIDE, together()))
+
+    def _run_all(self, done: Callable[[int], object]) -> None:
         for _ in range(_WARM_UPS):
             self._run(list(idle_launches(self.layout, self._shapes)))
             self._run([] if self._adapters is None else list(self._adapters.idle_launches()))
@@ -186,10 +181,8 @@ class Runner:
                 self._drafts = self._put(no_drafts(config))
                 self._run([ProgramLaunch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
-            _log.info("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
-        _log.info("%d programs ran %d times in %.1f s", len(self.compiled), _WARM_UPS, time.perf_counter() - begin)
-        if self._more_after_warm_up:
-            compile_beside(self._steps, self, min(_BESIDE, together()))
+            _log.debug("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
+            done(1)
 
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a plan, or the first half of its step if it has late masks, and return at once.
@@ -354,31 +347,10 @@ class Runner:
                 if program == SET_ADAPTER and self._adapters is not None:
                     self.params = self._adapters.run(self.params, arrays)
                 elif program < STEP:
-                    self._run_beside(program, self._put(arrays))
+                    self.state = self._beside.run(program, self.state, self._put(arrays))
                 else:
                     outputs = self._run_step(program - STEP, *self._put(arrays))
         return outputs
-
-    def _run_beside(self, program: int, placed: Any) -> None:
-        """Run a program that is no step: it changes a part of the state."""
-        if program in (COPY_PAGES, MOVE_PAGES):
-            lanes = self._copy_pages([*self.state["lanes"], *self.state["draft_lanes"]], *placed)
-            own = len(self.state["lanes"])
-            self.state = {**self.state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
-            if program == MOVE_PAGES:
-                table = self._rename_pages(self.state["full_table"], *placed)
-                self.state = {**self.state, "full_table": table}
-        elif program == SET_ROWS:
-            tables = self.state["full_table"], self.state["local_table"], self.state["length"]
-            full, local, length = self._set_rows[len(placed[0])](tables, *placed)
-            self.state = {**self.state, "full_table": full, "local_table": local, "length": length}
-        elif program == SET_MASKS:
-            logits_state = self._set_masks[len(placed[0])](self.state["for_logits"], *placed)
-            self.state = {**self.state, "for_logits": logits_state}
-        elif program == SET_TEXTS:
-            self.state = {**self.state, "texts": self._set_texts[len(placed[0])](self.state["texts"], *placed)}
-        else:
-            self.state = {**self.state, "for_logits": self._logits_state[program](self.state["for_logits"], *placed)}
 
     def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
         """Run a step, its drafts or one of its halves; only a whole step and a second half have outputs."""

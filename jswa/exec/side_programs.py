@@ -1,8 +1,8 @@
 """Compiles the programs beside the step: they copy pages, and set rows of page tables and the logits state."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,53 @@ from jswa.exec.programs.logits_state import (
 from jswa.exec.programs.pages import ROWS, WIDTH, copy_pages, rename_pages, set_rows
 from jswa.exec.programs.state import DeviceState
 from jswa.plan import RowText
+
+
+class SidePrograms(NamedTuple):
+    """The programs beside the step. The parts of the state that they change are donated.
+
+    Attributes:
+        set_rows, set_masks, set_texts: by the number of rows of a batch.
+        set_logits: by the number of the launch.
+    """
+
+    copy_pages: jax.stages.Compiled
+    rename_pages: jax.stages.Compiled
+    set_rows: Mapping[int, jax.stages.Compiled]
+    set_logits: Mapping[int, jax.stages.Compiled]
+    set_masks: Mapping[int, jax.stages.Compiled]
+    set_texts: Mapping[int, jax.stages.Compiled]
+
+    def run(self, program: int, state: DeviceState, placed: Sequence[Any]) -> DeviceState:
+        """Return the next state: one of these programs has changed a part of it. `placed`: its other arguments."""
+        if program in (COPY_PAGES, MOVE_PAGES):
+            lanes = self.copy_pages([*state["lanes"], *state["draft_lanes"]], *placed)
+            own = len(state["lanes"])
+            state = {**state, "lanes": lanes[:own], "draft_lanes": lanes[own:]}
+            if program == COPY_PAGES:
+                return state
+            return {**state, "full_table": self.rename_pages(state["full_table"], *placed)}
+        if program == SET_ROWS:
+            tables = state["full_table"], state["local_table"], state["length"]
+            full, local, length = self.set_rows[len(placed[0])](tables, *placed)
+            return {**state, "full_table": full, "local_table": local, "length": length}
+        if program == SET_TEXTS:
+            return {**state, "texts": self.set_texts[len(placed[0])](state["texts"], *placed)}
+        change = self.set_masks[len(placed[0])] if program == SET_MASKS else self.set_logits[program]
+        return {**state, "for_logits": change(state["for_logits"], *placed)}
+
+
+def compile_side_programs(layout: KVLayout, state: DeviceState, store: ProgramStore | None) -> SidePrograms:
+    """Compile the programs beside the step, from arrays or shapes, or load them."""
+    logits_state, texts = state["for_logits"], state["texts"]
+    return SidePrograms(
+        compile_copy_pages(layout, state, store),
+        compile_rename_pages(layout, state, store),
+        compile_set_rows(state, store),
+        compile_logits_state(logits_state, store),
+        compile_set_masks(logits_state, store),
+        {} if texts is None else compile_set_texts(texts, store),
+    )
 
 
 def compile_copy_pages(layout: KVLayout, state: DeviceState, store: ProgramStore | None = None) -> jax.stages.Compiled:

@@ -40,6 +40,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.lora_files import room_bytes
 from jswa.plan import Logprobs
+from jswa.stages import LOG, stage
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.mxfp4 import BLOCK
@@ -53,6 +54,7 @@ _LARGE_GPU = 110 * 10**9  # bytes: nine tenths of 140 GB are more, all of an H10
 _ROW_TOKENS = 2_048  # of a row that has to fit beside the others
 _ROWS_SHARE = 0.9  # of the arena; the rest is for the windows of chunks, and scratch
 _MIXTURE_TOKENS = 8_192
+_SLOW = "each is compiled to see what it takes, unless an earlier start has kept the figure"
 SLACK = 0.02  # of the device's share, for fragmentation, programs and copies of pages
 
 
@@ -310,8 +312,10 @@ def scratch_bytes(
         )
         config = StepConfig(model, layout, bucket, spec, kernels, logprobs, speculation=limits.speculation)
         found[number] = step_scratch(config, params, state, store)
+        done(1)
 
-    side_by_side(range(len(cases)), measure, together())
+    with stage("memory of steps", len(cases), f"{len(cases)} measured", slow=_SLOW) as done:
+        side_by_side(range(len(cases)), measure, together())
     most = max(found.values())
     _log.info("steps take %.2f GiB of scratch", most / 2**30)
     return most
@@ -375,13 +379,11 @@ def size_arena(
 
 
 def _log_capacity(limits: Limits, layout: KVLayout, itemsize: int) -> None:
-    slots = (limits.num_slabs - 1) * layout.pages_per_slab
-    lengths = sorted({min(2**n, limits.max_model_len) for n in (11, 13, 15, 17)})
-    held = ", ".join(
-        f"{rows_held(layout, slots, n) * n:,} in rows of {n} ({ideal_fraction(layout, n):.0%} of ideal)"
-        for n in lengths
-    )
+    slots, most = (limits.num_slabs - 1) * layout.pages_per_slab, limits.max_model_len
+    gib = limits.num_slabs * layout.slab_bytes(itemsize) / _GIB
     each = "" if layout.devices == 1 else f" on each of {layout.devices} devices"
-    gib = limits.num_slabs * layout.slab_bytes(itemsize) / 2**30
-    share = 100 * padding(layout)
-    _log.info("KV arena: %.2f GiB in %d slabs%s, padding %.1f %%; tokens: %s", gib, limits.num_slabs, each, share, held)
+    lengths = sorted({min(length, most) for length in (2_048, 32_768, most)})
+    held = ", or ".join(f"{rows_held(layout, slots, length):,} requests of {length:,} tokens" for length in lengths)
+    LOG.info("KV cache: %.2f GiB%s, room for %s; %d requests run at once", gib, each, held, limits.max_rows)
+    ideal = ", ".join(f"{ideal_fraction(layout, length):.0%} at {length}" for length in lengths)
+    _log.debug("%d slabs, padding %.1f %%, of the ideal %s", limits.num_slabs, 100 * padding(layout), ideal)

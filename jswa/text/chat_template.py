@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jswa.env import without_advice
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
 from jswa.storage.checkpoint_files import is_there, read_file
 from jswa.storage.json_object import read_optional
@@ -154,7 +155,9 @@ class ChatTemplate:
         """Return what a template writes of messages. Raises as `render`."""
         try:
             from jinja2 import TemplateSyntaxError
-            from transformers.utils.chat_template_utils import render_jinja_template
+
+            with without_advice():
+                from transformers.utils.chat_template_utils import render_jinja_template
         except ImportError as error:
             raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
         goes_on = variables.get("continue_final_message", False)

@@ -25,6 +25,7 @@ from jswa.kernels import Kernels
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.plan import Feature, Logprobs, StepPlan
+from jswa.stages import LOG
 
 _log = logging.getLogger("jswa")
 Family = tuple[Part, Logprobs]
@@ -336,6 +337,7 @@ class StepPrograms:
 
     def compile_now(self, number: int) -> bool:
         """Compile a step program that a step waits for, as `compile_once`, before all that no one waits for."""
+        LOG.info("a step waits until its program is compiled: %s", described(self.configs[number]))
         with self._limiter.urgent():
             return self.compile_once(number, urgent=True)
 
@@ -368,7 +370,10 @@ def _finishing(bucket: Bucket) -> Bucket:
 
 def described(config: StepConfig) -> str:
     """Return the name of a program in the log."""
-    return f"{config.bucket}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
+    bucket = config.bucket
+    size = f"decode step of {bucket.rows} rows" if bucket.decode else f"step of {bucket.tokens} tokens"
+    drafts = f" with {bucket.drafts} drafts each" if bucket.drafts else ""
+    return f"{size}{drafts}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
 
 
 def _shape(value: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -6,7 +6,6 @@ few pages, and only a few rows and experts have tokens. A compiler that gives wr
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,10 +30,12 @@ from jswa.exec.selfcheck.sampling import sampling_cases
 from jswa.kernels import Kernels, kernel_of
 from jswa.model.binding import run_dtype
 from jswa.model.transformer import Params
+from jswa.stages import stage
 from pallas_kernels.interpreter import interpreting
 
 _log = logging.getLogger("jswa")
 _THREADS = 8  # compile at once
+_SLOW = "they are compared with XLA on this device, once for this version of jswa"
 # Kernels round probabilities and results to their type, half an eps each time; wrong code is off by whole values.
 _ROUNDINGS = 4
 _DIFFERENT = 1 / 8  # of the tokens: a sum that is rounded otherwise may draw another one
@@ -87,18 +88,19 @@ def check_kernels(
 
 
 def _compare(engine: CheckedEngine) -> int:
-    begin = time.perf_counter()
     checked = [operation for operation, name in engine.kernels.table().items() if kernel_of(operation, name).checked]
     cases = [case for operation in checked for case in CHECKS[operation](engine)]
+    if not cases:
+        return 0
     # Threads, since nearly all of the time is compilation; the interpreter is a setting of this thread.
-    with ThreadPoolExecutor(_THREADS) as pool:
+    size = f"{len(cases)} agree with XLA"
+    with ThreadPoolExecutor(_THREADS) as pool, stage("kernels", len(cases), size, slow=_SLOW) as done:
         results = map(_difference, cases) if interpreting() else pool.map(_difference, cases)
         for case, (difference, bound) in zip(cases, results, strict=True):
             _log.debug("%s: differs from XLA by %.3g, at most %.3g is rounding", case.kernel, difference, bound)
             if not difference <= bound:  # NaN too
                 raise KernelError(case.kernel, difference, bound, str(find_ptxas() or "ptxas was not found"))
-    if cases:
-        _log.info("%d kernels agree with XLA (%.1f s)", len(cases), time.perf_counter() - begin)
+            done(1)
     return len(cases)
 
 

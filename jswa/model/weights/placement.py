@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Shaped
-from tqdm import tqdm
 
 from jswa.architecture import ModelConfig
 from jswa.model.collectives import AXIS
 from jswa.model.partition import ShardCut, cut_of
 from jswa.model.transformer import Params
+from jswa.stages import stage
 
 _THREADS = 8
 _ALIGNMENT = 64  # bytes; XLA on CPU uses such an array without a copy
@@ -129,7 +129,7 @@ def _shard[A: (np.ndarray, jax.Array)](array: A, cut: ShardCut, device: int) -> 
 
 
 def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-    """Load all parameters on a few threads, with a progress bar if stderr is a terminal. Raises what `load` raises.
+    """Load all parameters on a few threads, as a stage of the start. Raises what `load` raises.
 
     `load` returns the parameters of one matrix by name; a quantized matrix has several.
     """
@@ -137,14 +137,14 @@ def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeS
     sizes = {name: math.prod(shape.shape) * np.dtype(shape.dtype).itemsize for name, shape in shapes.items()}
     total = sum(sizes.values())
     with (
-        tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, desc="weights", disable=None) as bar,
+        stage("weights", total, f"{total / 2**30:.2f} GiB", unit="B") as loaded,
         ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool,
     ):
         jobs = {name: pool.submit(load, name) for name in shapes}
         try:
             for name, job in jobs.items():
                 params |= job.result()
-                bar.update(sizes[name])
+                loaded(sizes[name])
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jswa.env import without_advice
 from jswa.errors import CheckpointError, ConfigError, JswaError
 from jswa.storage.json_object import read_object, read_optional
 from jswa.text.assembler import MARK
@@ -203,7 +204,8 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
     Raises ValueError, TypeError, AttributeError or KeyError if it is not valid, or if its patterns cannot be found in
     one pass.
     """
-    from transformers.utils.chat_parsing.response_templates import load_response_template
+    with without_advice():
+        from transformers.utils.chat_parsing.response_templates import load_response_template
 
     if not isinstance(spec, Mapping):
         raise TypeError(f"must be an object, not {type(spec).__name__}")
