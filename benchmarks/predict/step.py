@@ -31,7 +31,7 @@ from benchmarks.predict.counts import (
     visible,
 )
 from jswa.architecture import AttentionKind, MlpConfig, ModelConfig, Reach
-from pallas_kernels.experts.hopper.plan import FEW_ROWS
+from pallas_kernels.experts.hopper.launch import FEW_ROWS
 
 Drawing = Literal["none", "greedy", "temperature", "top-p"]
 COMPILED = result_file.ROOT / "benchmarks" / "results" / "predicted" / "compiled.json"

@@ -14,7 +14,7 @@ from jswa.model.fused.projection import Projection, heads_of, tables_of
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.elementwise.api import Implementation
-from pallas_kernels.elementwise.plan import HeadWeights, Parts
+from pallas_kernels.elementwise.arguments import HeadWeights, Parts
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from jswa.model.lora import AdapterIds
 from jswa.model.routing import Choice, route, router_of, router_parts
 from pallas_kernels.cpu.experts import mixture
 from pallas_kernels.elementwise.api import Implementation as ElementwiseBy
-from pallas_kernels.elementwise.plan import Pairs, Parts
+from pallas_kernels.elementwise.arguments import Pairs, Parts
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
@@ -29,7 +29,7 @@ from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
-from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.experts.routing.arguments import RouterWeights
 from pallas_kernels.experts.stacks import read_by
 
 

@@ -10,7 +10,7 @@ from jswa.model.fused.products import FEW_TOKENS, UNIT
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.elementwise.sums import apart, row_sums, softmax
 from pallas_kernels.errors import NoRoutingKernel
-from pallas_kernels.experts.routing.plan import Router, require_held
+from pallas_kernels.experts.routing.arguments import Router, require_held
 
 Choice = tuple[Int[Array, "T k"], Float[Array, "T k"]]  # each token's experts, and their weights in float32
 _ROUTER_PARTS, _ROUTER_NUMBERS = 32, 2_048  # parts, and parts times tokens, that one thread block adds

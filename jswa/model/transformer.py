@@ -23,7 +23,7 @@ from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, z
 from jswa.model.lora import AdapterIds
 from jswa.model.moe import Experts, Moe
 from pallas_kernels.elementwise.api import Implementation as Elementwise
-from pallas_kernels.elementwise.plan import Pairs, Parts
+from pallas_kernels.elementwise.arguments import Pairs, Parts
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.elementwise.sums import apart
 

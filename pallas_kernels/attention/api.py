@@ -125,7 +125,7 @@ def packed_form(
     """
     if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
         return None
-    from pallas_kernels.attention.hopper.plan import Shape
+    from pallas_kernels.attention.hopper.launch import Shape
 
     plan = _on_hopper(implementation).plan_of(Shape.of(q, kv, rows, tiles, attend), sms)
     return (plan.padded_rows, plan.dtype) if plan.k_width == plan.head_dim else None

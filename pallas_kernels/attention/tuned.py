@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.attention.hopper.plan import Shape, Tuning
+from pallas_kernels.attention.hopper.launch import Shape, Tuning
 
 FOLDER = Path(__file__).parent.parent / "tuning"
 

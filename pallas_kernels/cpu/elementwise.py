@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import PRODUCT_TYPES
-from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Rms
+from pallas_kernels.elementwise.arguments import Heads, HeadWeights, Join, KVCells, Rms
 from pallas_kernels.errors import NoElementwiseKernel
 
 

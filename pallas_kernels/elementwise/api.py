@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import Elementwise
 from pallas_kernels.elementwise import xla
-from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Pairs, Parts
+from pallas_kernels.elementwise.arguments import Heads, HeadWeights, Join, KVCells, Pairs, Parts
 from pallas_kernels.errors import NoElementwiseKernel
 
 Implementation = Elementwise

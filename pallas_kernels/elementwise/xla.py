@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.api import write_kv
-from pallas_kernels.elementwise.plan import Heads, HeadWeights, Join, KVCells, Pairs, Parts, Rms, scaled
+from pallas_kernels.elementwise.arguments import Heads, HeadWeights, Join, KVCells, Pairs, Parts, Rms, scaled
 from pallas_kernels.quantized import cut
 
 

@@ -114,14 +114,14 @@ def tiling_of(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
-        from pallas_kernels.experts.triton import plan as triton_plan
+        from pallas_kernels.experts.triton import tuning as triton_tuning
 
-        own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
-        return own.tiling(triton_plan.default_tuning(own))
+        own = triton_tuning.Shape.of(x, read_by(implementation, weights).values, bias, gated)
+        return own.tiling(triton_tuning.default_tuning(own))
     if implementation not in HOPPER:
         return None
     from pallas_kernels.experts.hopper.call import plan_of
-    from pallas_kernels.experts.hopper.plan import Shape
+    from pallas_kernels.experts.hopper.launch import Shape
 
     return plan_of(Shape.of(x, read_by(implementation, weights), bias, gated), sms).tiling
 
@@ -139,14 +139,14 @@ def variant(
     Only shapes and types are read. Raises NoExpertKernel if the kernel cannot serve them.
     """
     if implementation == "triton":
-        from pallas_kernels.experts.triton import plan as triton_plan
+        from pallas_kernels.experts.triton import tuning as triton_tuning
 
-        own = triton_plan.Shape.of(x, read_by(implementation, weights).values, bias, gated)
-        return replace(own, rows=0), triton_plan.default_tuning(own)
+        own = triton_tuning.Shape.of(x, read_by(implementation, weights).values, bias, gated)
+        return replace(own, rows=0), triton_tuning.default_tuning(own)
     if implementation not in HOPPER:
         return implementation
     from pallas_kernels.experts.hopper.call import plan_of
-    from pallas_kernels.experts.hopper.plan import Shape
+    from pallas_kernels.experts.hopper.launch import Shape
 
     shape = Shape.of(x, read_by(implementation, weights), bias, gated)
     return (

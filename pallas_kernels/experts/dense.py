@@ -23,7 +23,7 @@ from pallas_kernels.experts.eight_bits import TILE
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups, list_one_group
 from pallas_kernels.experts.hopper.heuristics import dense_tuning, tile_rows
-from pallas_kernels.experts.hopper.plan import UNIT, Launch, OutputsFirst, Shape, launch
+from pallas_kernels.experts.hopper.launch import UNIT, Launch, OutputsFirst, Shape, launch
 from pallas_kernels.hopper import SMS
 
 _KERNEL: Implementation = "mosaic_overlap"

@@ -2,7 +2,7 @@
 
 A form's record is beside its numbers (`pallas_kernels.quantized`, `int4`, `mxfp4`, …); a bare array is `PlainStack`.
 Besides what `Stack` has, a record has what its readers ask for: `api.Widened`, `cpu.experts.Operands`,
-`hopper.plan.OnHopper`.
+`hopper.launch.OnHopper`.
 
 Shape letters: E experts, K inputs, C columns.
 """

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import Sampling
 from pallas_kernels.errors import NoSamplingKernel
-from pallas_kernels.sampling.plan import DEFAULT, Codes, Drawn, SamplingRows, Tables, Tuning
+from pallas_kernels.sampling.arguments import DEFAULT, Codes, Drawn, SamplingRows, Tables, Tuning
 
 Implementation = Sampling
 

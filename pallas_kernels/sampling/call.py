@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
-from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Logprobs, SamplingRows, Tables, Tuning
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, Drawn, Logprobs, SamplingRows, Tables, Tuning
 
 _MOST_SPLITS = 32
 _BLOCKS = ("tops", "masses", "firsts", "finite", "moments", "changed", "raw_tops", "raw_masses")

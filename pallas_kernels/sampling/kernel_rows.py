@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.sampling.plan import OPTIONS
+from pallas_kernels.sampling.arguments import OPTIONS
 
 GREEDY, FREE, COUNTED, NUCLEUS = (tl.constexpr(kind) for kind in range(4))
 # Columns of a record. DONE counts the thread blocks that have finished their part of the row.

@@ -29,7 +29,7 @@ from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.call import plan_of
 from pallas_kernels.experts.hopper.heuristics import clustered_tuning, shared_tuning
-from pallas_kernels.experts.hopper.plan import Shape
+from pallas_kernels.experts.hopper.launch import Shape
 from tools import gates
 from tools.aot import device
 from tools.aot.facts import KernelFacts, copies, top_level

@@ -25,7 +25,7 @@ from pathlib import Path
 import jax
 
 from pallas_kernels.attention.hopper import call, splits, whole
-from pallas_kernels.attention.hopper.plan import Launch, Shape
+from pallas_kernels.attention.hopper.launch import Launch, Shape
 from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from tools import gates
 from tools.aot import device

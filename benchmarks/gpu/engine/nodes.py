@@ -29,7 +29,7 @@ from benchmarks.gpu.engine.launching import Launches, on_host
 from benchmarks.gpu.engine.step_trace import traced
 from pallas_kernels.elementwise import sums
 from pallas_kernels.elementwise.api import residual_norms
-from pallas_kernels.elementwise.plan import Join, Parts, Rms
+from pallas_kernels.elementwise.arguments import Join, Parts, Rms
 
 Kind = Literal["xla", "cublas", "triton", "mosaic", "branch", "switches"]
 _STATE = 8

@@ -31,7 +31,7 @@ from pallas_kernels.attention.api import paged_attention
 from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul
 from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning, shared_tuning
-from pallas_kernels.experts.hopper.plan import Shape
+from pallas_kernels.experts.hopper.launch import Shape
 from pallas_kernels.experts.mxfp4 import Mxfp4Joined
 from tools.cases.kernels.attention_layers import DECODE_LAYERS
 from tools.cases.kernels.experts import LAYERS

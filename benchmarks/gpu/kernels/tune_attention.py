@@ -28,7 +28,7 @@ from benchmarks.gpu.kernels.device_time import Timing, time_calls
 from pallas_kernels.attention import api
 from pallas_kernels.attention.hopper.call import paged_attention
 from pallas_kernels.attention.hopper.heuristics import default_tuning
-from pallas_kernels.attention.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.attention.hopper.launch import Shape, Tuning, launch
 from pallas_kernels.attention.tuned import FOLDER, Entry, device_name, key_of, save
 
 _BEST = 3  # tunings that are timed again

@@ -29,7 +29,7 @@ from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
 from pallas_kernels.experts.groups import Groups, group_rows
 from pallas_kernels.experts.hopper.call import grouped_matmul as hopper
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.hopper.launch import Shape, Tuning, launch
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import SHIFT, TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles, joined
 from tools.cases.kernels.experts import DECODE_TOKENS, LAYERS, SILU, Layer

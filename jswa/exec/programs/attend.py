@@ -12,7 +12,7 @@ from jswa.kernels import Kernels
 from jswa.model.fused.projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
-from pallas_kernels.elementwise import plan as elementwise
+from pallas_kernels.elementwise import arguments as elementwise
 from pallas_kernels.elementwise.api import rotate_and_write
 
 

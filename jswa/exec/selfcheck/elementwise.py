@@ -21,7 +21,7 @@ from jswa.model.layers import Mlp
 from jswa.model.transformer import Params
 from pallas_kernels.elementwise.api import Implementation as Elementwise
 from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts, Rms
+from pallas_kernels.elementwise.arguments import HeadWeights, Join, KVCells, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
 
 _PAGES, _PAGE = 3, 16

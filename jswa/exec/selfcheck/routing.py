@@ -14,7 +14,7 @@ from jswa.model.fused.products import FEW_TOKENS
 from jswa.model.routing import route, router_of
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing
-from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.experts.routing.arguments import RouterWeights
 
 
 def routing_cases(engine: CheckedEngine) -> Iterator[Case]:

@@ -11,7 +11,7 @@ from jswa.model.collectives import psum
 from jswa.model.layers import Mlp, Normalize, linear
 from jswa.model.lora import AdapterIds
 from pallas_kernels.elementwise.api import Implementation, residual_norms
-from pallas_kernels.elementwise.plan import Join, Pairs, Parts, Rms
+from pallas_kernels.elementwise.arguments import Join, Pairs, Parts, Rms
 from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.experts.api import grouped_matmul, tiling_of
 from pallas_kernels.experts.glu import Glu

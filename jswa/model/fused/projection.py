@@ -9,7 +9,7 @@ from jswa.architecture import AttentionConfig, ModelConfig, Norm, Rope
 from jswa.model.fused.products import rms_of
 from jswa.model.layers import RopeTables
 from pallas_kernels.elementwise.api import Implementation
-from pallas_kernels.elementwise.plan import Heads, HeadWeights, Parts, Rms
+from pallas_kernels.elementwise.arguments import Heads, HeadWeights, Parts, Rms
 from pallas_kernels.errors import NoElementwiseKernel
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import mosaic
 from pallas_kernels.attention.hopper import kernel
 from pallas_kernels.attention.hopper.heuristics import default_tuning
-from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning, launch
+from pallas_kernels.attention.hopper.launch import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, in_tiles

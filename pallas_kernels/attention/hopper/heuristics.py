@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pallas_kernels.attention.hopper.plan import Launch, Shape, Tuning
+from pallas_kernels.attention.hopper.launch import Launch, Shape, Tuning
 from pallas_kernels.attention.splits import splits
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS, WARPGROUP_ROWS
 

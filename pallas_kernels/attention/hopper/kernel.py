@@ -43,7 +43,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import mosaic
-from pallas_kernels.attention.hopper.plan import Launch
+from pallas_kernels.attention.hopper.launch import Launch
 from pallas_kernels.attention.hopper.producer import (
     clear_unseen,
     copy_queries,

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool
 
 from pallas_kernels import mosaic
-from pallas_kernels.attention.hopper.plan import Launch
+from pallas_kernels.attention.hopper.launch import Launch
 from pallas_kernels.attention.hopper.refs import Refs, Stored, WorkItem
 from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu

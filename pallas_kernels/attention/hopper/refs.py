@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import mosaic
-from pallas_kernels.attention.hopper.plan import Launch
+from pallas_kernels.attention.hopper.launch import Launch
 from pallas_kernels.hopper import WARPGROUP_ROWS
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring

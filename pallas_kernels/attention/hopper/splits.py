@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
-from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
+from pallas_kernels.attention.hopper.launch import Launch, Shape, launch
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.hopper import SMS, WARPGROUP_ROWS
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper import call
 from pallas_kernels.attention.hopper.heuristics import whole_tuning
-from pallas_kernels.attention.hopper.plan import Launch, Shape, launch
+from pallas_kernels.attention.hopper.launch import Launch, Shape, launch
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.hopper.plan import Launch
+from pallas_kernels.attention.hopper.launch import Launch
 
 _TINY = 1e-30
 

@@ -13,7 +13,7 @@ from pallas_kernels import triton
 from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
-from pallas_kernels.attention.triton.plan import Shape, Tuning, check_tuning, column_parts
+from pallas_kernels.attention.triton.tuning import Shape, Tuning, check_tuning, column_parts
 
 
 def paged_attention(

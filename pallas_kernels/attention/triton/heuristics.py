@@ -1,7 +1,7 @@
 """The default tuning of the Triton kernel. Imports no Triton."""
 
 from pallas_kernels.attention.splits import splits
-from pallas_kernels.attention.triton.plan import LEAST, Shape, Tuning, power_of_two
+from pallas_kernels.attention.triton.tuning import LEAST, Shape, Tuning, power_of_two
 
 _STAGE_BYTES = 24_576  # K and V of a block
 SMS = 108  # multiprocessors of an A100, for callers that name no other number

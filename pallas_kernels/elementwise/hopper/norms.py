@@ -8,8 +8,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
+from pallas_kernels.elementwise.arguments import Join, Pairs, Parts, Rms, scaled
 from pallas_kernels.elementwise.hopper.layouts import Chunk, chunks
-from pallas_kernels.elementwise.plan import Join, Pairs, Parts, Rms, scaled
 from pallas_kernels.mosaic import Ref
 
 _Row = list[Float[Array, "..."]]  # the chunks of a token's numbers, of several sizes

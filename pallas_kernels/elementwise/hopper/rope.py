@@ -17,8 +17,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels import mosaic
+from pallas_kernels.elementwise.arguments import Heads, HeadWeights, KVCells, Rms, scaled
 from pallas_kernels.elementwise.hopper.layouts import LANES, by_column, by_row, head_layout, head_rows, lanes_of
-from pallas_kernels.elementwise.plan import Heads, HeadWeights, KVCells, Rms, scaled
 from pallas_kernels.errors import NoElementwiseKernel
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.quantized import cut

@@ -10,7 +10,7 @@ from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, list_tiles
 from pallas_kernels.experts.hopper import kernel
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import HopperWeights, Launch, Shape, Tuning, launch
+from pallas_kernels.experts.hopper.launch import HopperWeights, Launch, Shape, Tuning, launch
 from pallas_kernels.hopper import SMS
 
 

@@ -4,7 +4,7 @@ import math
 
 from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.groups import ALIGN
-from pallas_kernels.experts.hopper.plan import BAND, FEW_ROWS, TILES, UNIT, Launch, Shape, Tuning
+from pallas_kernels.experts.hopper.launch import BAND, FEW_ROWS, TILES, UNIT, Launch, Shape, Tuning
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES, SMS
 
 _MOST_ROWS = 128

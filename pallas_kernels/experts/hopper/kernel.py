@@ -33,9 +33,9 @@ from jaxtyping import Array, Float
 from pallas_kernels import mosaic
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.groups import ALIGN
+from pallas_kernels.experts.hopper.launch import CLUSTER, TILES, UNIT, Launch
 from pallas_kernels.experts.hopper.mxfp4 import tile_operand
 from pallas_kernels.experts.hopper.overlap import Loop
-from pallas_kernels.experts.hopper.plan import CLUSTER, TILES, UNIT, Launch
 from pallas_kernels.experts.mxfp4 import SHIFT
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring

@@ -26,8 +26,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import mosaic
 from pallas_kernels.experts.hopper import eight_bits, int4, nvfp4
+from pallas_kernels.experts.hopper.launch import UNIT, Launch
 from pallas_kernels.experts.hopper.mxfp4 import joined_operand
-from pallas_kernels.experts.hopper.plan import UNIT, Launch
 from pallas_kernels.interpreter import interpreting
 from pallas_kernels.mosaic import Ref, Scalar, plgpu
 from pallas_kernels.ring import Ring, Turn

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import Routing
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling
-from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, require_held
+from pallas_kernels.experts.routing.arguments import Routed, Router, RouterWeights, require_held
 
 Implementation = Routing
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
 from pallas_kernels.experts.groups import Groups, Tiling, row_count
-from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights, Score
+from pallas_kernels.experts.routing.arguments import Routed, Router, RouterWeights, Score
 
 ONE_BLOCK = 8_192  # scores that one thread block holds in registers: tokens times experts, as powers of two
 _ENTRIES = 1_024  # comparisons of a list of tiles with experts that it makes at once

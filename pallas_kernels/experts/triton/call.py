@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import triton
 from pallas_kernels.experts.glu import Activation, Glu
 from pallas_kernels.experts.groups import Groups, list_tiles
-from pallas_kernels.experts.triton.plan import Shape, Tuning, check_tuning, default_tuning
+from pallas_kernels.experts.triton.tuning import Shape, Tuning, check_tuning, default_tuning
 
 
 def grouped_matmul(

@@ -14,8 +14,8 @@ import pytest
 from jswa.forms.base.names import LINEAR, ZEROS
 from jswa.forms.layouts import lay_out_tiles
 from pallas_kernels.attention.hopper import call
+from pallas_kernels.elementwise.arguments import Pairs
 from pallas_kernels.elementwise.hopper import norms, rope
-from pallas_kernels.elementwise.plan import Pairs
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.eight_bits import BlockTiles8, block_tiles
 from pallas_kernels.quantized import QuantizedBlocks

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
-from pallas_kernels.attention.hopper.plan import Shape, Tuning
+from pallas_kernels.attention.hopper.launch import Shape, Tuning
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles

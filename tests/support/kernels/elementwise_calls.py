@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.elementwise.api import Implementation, residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts, Rms
+from pallas_kernels.elementwise.arguments import HeadWeights, Join, KVCells, Pairs, Parts, Rms
 from pallas_kernels.experts.groups import row_count
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.small.elementwise import NormCase, RopeCase

@@ -15,7 +15,7 @@ from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import ALIGN, Groups
 from pallas_kernels.experts.hopper import call as hopper_grouped
-from pallas_kernels.experts.hopper.plan import Tuning
+from pallas_kernels.experts.hopper.launch import Tuning
 from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4

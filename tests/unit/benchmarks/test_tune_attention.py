@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.gpu.kernels.tune_attention import candidates
 from pallas_kernels.attention.hopper.heuristics import default_tuning
-from pallas_kernels.attention.hopper.plan import Tuning, launch
+from pallas_kernels.attention.hopper.launch import Tuning, launch
 from tests.support.kernels.calls import shape_of
 from tools.cases.kernels.attention_layers import LAYERS
 from tools.cases.kernels.attention_shapes import arguments

@@ -26,8 +26,8 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.placement import Placement
 from pallas_kernels import fp8
 from pallas_kernels.attention import reference
+from pallas_kernels.elementwise.arguments import Pairs
 from pallas_kernels.elementwise.hopper import norms, rope
-from pallas_kernels.elementwise.plan import Pairs
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.hopper import call as hopper
 from pallas_kernels.experts.routing import api as routing_api

@@ -19,7 +19,7 @@ from jswa.kernels import DeviceFacts, Kernels, kernel_of, resolve
 from jswa.model.hf.config import parse_config
 from pallas_kernels.attention.hopper.call import plan_of as attention_plan
 from pallas_kernels.experts.hopper.call import plan_of as experts_plan
-from pallas_kernels.experts.hopper.plan import Shape
+from pallas_kernels.experts.hopper.launch import Shape
 from tests.parity.load import load_fixture
 from tests.support.kernels.calls import shape_of
 from tests.support.oracles import random_params, small_model

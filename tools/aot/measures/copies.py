@@ -14,14 +14,14 @@ from typing import Any
 import jax
 
 from pallas_kernels.attention.hopper import call as attention
-from pallas_kernels.attention.hopper.plan import Launch
-from pallas_kernels.attention.hopper.plan import Shape as AttentionShape
+from pallas_kernels.attention.hopper.launch import Launch
+from pallas_kernels.attention.hopper.launch import Shape as AttentionShape
 from pallas_kernels.attention.rows import PagedRows, QueryTiles
 from pallas_kernels.experts.hopper import call as experts
 from pallas_kernels.experts.hopper import kernel
-from pallas_kernels.experts.hopper.plan import TILES, UNIT
-from pallas_kernels.experts.hopper.plan import Launch as ExpertsLaunch
-from pallas_kernels.experts.hopper.plan import Shape as ExpertsShape
+from pallas_kernels.experts.hopper.launch import TILES, UNIT
+from pallas_kernels.experts.hopper.launch import Launch as ExpertsLaunch
+from pallas_kernels.experts.hopper.launch import Shape as ExpertsShape
 from tools import gates
 from tools.cases.kernels.attention_layers import LAYERS as ATTENTION
 from tools.cases.kernels.attention_layers import Layer as AttentionLayer

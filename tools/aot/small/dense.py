@@ -21,7 +21,7 @@ from pallas_kernels.experts.dense import DensePlain, DenseTiles, matmul, plain_l
 from pallas_kernels.experts.eight_bits import DEEP, BlockTiles8
 from pallas_kernels.experts.groups import ALIGN
 from pallas_kernels.experts.hopper.call import plan_of
-from pallas_kernels.experts.hopper.plan import Launch, Shape
+from pallas_kernels.experts.hopper.launch import Launch, Shape
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE
 from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles

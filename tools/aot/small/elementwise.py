@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.elementwise.api import residual_norms, rotate_and_write
-from pallas_kernels.elementwise.plan import HeadWeights, Join, KVCells, Pairs, Parts
+from pallas_kernels.elementwise.arguments import HeadWeights, Join, KVCells, Pairs, Parts
 from pallas_kernels.experts.groups import row_count
 from tools import gates
 from tools.aot import device

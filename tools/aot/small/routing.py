@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jswa.model.fused.products import FEW_TOKENS
 from pallas_kernels.experts.groups import ALIGN, Tiling, row_count
 from pallas_kernels.experts.routing import api
-from pallas_kernels.experts.routing.plan import RouterWeights
+from pallas_kernels.experts.routing.arguments import RouterWeights
 from tools import gates
 from tools.aot import triton
 from tools.aot.small.sampling import name_of

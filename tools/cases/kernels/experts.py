@@ -68,7 +68,7 @@ class Layer:
 
     Attributes:
         overlap: weights in MXFP4 are unpacked while the product before runs, "mosaic_overlap"; those of 8 bits always.
-        cluster: thread blocks that copy rows for each other; see `hopper.plan.Tuning`.
+        cluster: thread blocks that copy rows for each other; see `hopper.launch.Tuning`.
         shared: two thread blocks share a multiprocessor; see there.
     """
 

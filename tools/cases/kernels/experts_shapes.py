@@ -10,7 +10,7 @@ from pallas_kernels.experts import int4_tiles, nvfp4_tiles
 from pallas_kernels.experts.eight_bits import DEEP, LINE, LINES, BlockTiles8, Tiles8
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, row_count
-from pallas_kernels.experts.hopper.plan import OnHopper
+from pallas_kernels.experts.hopper.launch import OnHopper
 from pallas_kernels.experts.int4_tiles import Int4Tiles
 from pallas_kernels.experts.mxfp4 import TILE, WORD_LINES, Mxfp4Joined, Mxfp4Tiles
 from pallas_kernels.experts.nvfp4_tiles import Nvfp4Tiles

@@ -9,7 +9,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import OPTIONS, Codes, SamplingRows, Tables
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, SamplingRows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.kernels.tune_experts import candidates
 from jswa.architecture import Reach
 from jswa.config import Limits
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import Shape, launch
+from pallas_kernels.experts.hopper.launch import Shape, launch
 from pallas_kernels.interpreter import interpreted
 from tests.support.builders import make_layout
 from tools.cases.kernels.experts import LAYERS

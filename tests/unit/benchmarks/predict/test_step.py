@@ -27,7 +27,7 @@ from benchmarks.scale.step_time import step_time
 from jswa.config import Limits
 from jswa.model.hf.config import parse_config
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import FEW_ROWS, Shape
+from pallas_kernels.experts.hopper.launch import FEW_ROWS, Shape
 from tools.cases.hub_configs import CONFIGS
 
 DOCUMENT = result_file.ROOT / "docs" / "performance.md"

@@ -11,7 +11,7 @@ from _pytest.mark.structures import ParameterSet
 from pallas_kernels import interpreter, mosaic
 from pallas_kernels.attention.api import tile_tokens
 from pallas_kernels.attention.hopper.heuristics import default_tuning
-from pallas_kernels.attention.hopper.plan import Tuning, launch
+from pallas_kernels.attention.hopper.launch import Tuning, launch
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
 from tests.support.nights import sample

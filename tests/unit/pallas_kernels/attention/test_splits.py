@@ -8,7 +8,7 @@ import pytest
 from jaxtyping import Int
 
 from pallas_kernels.attention.hopper.heuristics import default_tuning, list_tuning
-from pallas_kernels.attention.hopper.plan import Launch, Tuning, launch
+from pallas_kernels.attention.hopper.launch import Launch, Tuning, launch
 from pallas_kernels.attention.hopper.splits import plan_of
 from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
 from tests.support.kernels.calls import Call, check, lower, make_call, run, shape_of

@@ -20,7 +20,7 @@ from pallas_kernels.attention.api import Implementation, paged_attention
 from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles, tile_rows
 from pallas_kernels.attention.triton import call as triton_attention
 from pallas_kernels.attention.triton.heuristics import default_tuning
-from pallas_kernels.attention.triton.plan import Shape, Tuning, column_parts
+from pallas_kernels.attention.triton.tuning import Shape, Tuning, column_parts
 from tests.support.kernels.calls import check, make_call, run, tiles_of
 from tests.support.nights import sample
 from tests.support.oracles import Row

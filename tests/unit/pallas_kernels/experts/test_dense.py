@@ -16,7 +16,7 @@ from pallas_kernels.experts.dense import Dense, DensePlain, DenseTiles, fits, ga
 from pallas_kernels.experts.eight_bits import DEEP
 from pallas_kernels.experts.glu import glu
 from pallas_kernels.experts.hopper.heuristics import default_tuning, dense_tuning, tile_rows
-from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.hopper.launch import Shape, Tuning, launch
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4, dequantized
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized_blocks, quantize

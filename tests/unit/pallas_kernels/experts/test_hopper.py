@@ -14,7 +14,7 @@ from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Activation, Glu
 from pallas_kernels.experts.groups import Groups
 from pallas_kernels.experts.hopper.heuristics import default_tuning
-from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.hopper.launch import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4, tiles
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from pallas_kernels.int4 import Int4

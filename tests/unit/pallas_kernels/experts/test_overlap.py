@@ -12,7 +12,7 @@ from pallas_kernels.errors import NoExpertKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul
 from pallas_kernels.experts.hopper import overlap
 from pallas_kernels.experts.hopper.heuristics import clustered_tuning, default_tuning, shared_tuning
-from pallas_kernels.experts.hopper.plan import Shape, Tuning, launch
+from pallas_kernels.experts.hopper.launch import Shape, Tuning, launch
 from pallas_kernels.experts.mxfp4 import Mxfp4
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4

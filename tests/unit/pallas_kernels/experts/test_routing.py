@@ -19,7 +19,7 @@ from jswa.model.routing import route
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.groups import Tiling, group_rows, list_tiles
 from pallas_kernels.experts.routing import api
-from pallas_kernels.experts.routing.plan import Routed, Router, RouterWeights
+from pallas_kernels.experts.routing.arguments import Routed, Router, RouterWeights
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.small.routing import CASES, GPT_OSS, Case, make_logits
 

@@ -18,7 +18,7 @@ from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.groups import Groups, group_rows, list_tiles
 from pallas_kernels.experts.mxfp4 import Mxfp4
 from pallas_kernels.experts.triton import call as triton_grouped
-from pallas_kernels.experts.triton.plan import Shape, Tuning, default_tuning
+from pallas_kernels.experts.triton.tuning import Shape, Tuning, default_tuning
 from pallas_kernels.int4 import Int4
 from pallas_kernels.quantized import Quantized
 from tests.support.kernels.grouped_calls import check, make_call, run

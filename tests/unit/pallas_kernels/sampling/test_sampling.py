@@ -20,8 +20,8 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.plan import OPTIONS, Codes, Drawn, Tuning
-from pallas_kernels.sampling.plan import SamplingRows as Given
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, Drawn, Tuning
+from pallas_kernels.sampling.arguments import SamplingRows as Given
 from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
 

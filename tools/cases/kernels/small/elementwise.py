@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from pallas_kernels.elementwise.plan import Heads, Rms
+from pallas_kernels.elementwise.arguments import Heads, Rms
 
 FP8 = "float8_e4m3fn"
 GEMMA, LLAMA, UNWEIGHTED = Rms(1e-6, 1.0, cast_first=False), Rms(1e-5), Rms(1e-6, weighted=False)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pallas_kernels.experts.groups import Tiling
-from pallas_kernels.experts.routing.plan import Router
+from pallas_kernels.experts.routing.arguments import Router
 
 
 @dataclass(frozen=True)
