@@ -15,13 +15,13 @@ from jswa.frontend.operations import operate_on
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
 from jswa.llm import LLM
 from jswa.plan import RequestOptions, TokenEvent
+from jswa.running.staging import Weights
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.inputs import Prompt, params_of
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
-from jswa.updates.staging import Weights
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 

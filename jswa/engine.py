@@ -18,13 +18,14 @@ from jswa.cluster.hosts import Hosts
 from jswa.config import Limits
 from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.plan import DEFAULT_OPTIONS, Feature, Request, RequestOptions, StepEvents, TextGrammar, TokenEvent
 from jswa.running.adapters import Adapters
+from jswa.running.staging import WeightsStager
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
 from jswa.sched.constraint import make_constraint
@@ -32,7 +33,6 @@ from jswa.sched.outputs import SchedulerStats
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
-from jswa.updates.staging import WeightsStager
 
 _log = logging.getLogger("jswa")
 

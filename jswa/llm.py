@@ -19,6 +19,7 @@ from jswa.frontend.generate_call import GenerateCall
 from jswa.frontend.operations import operate
 from jswa.frontend.outputs import CallOptions, asked_form
 from jswa.plan import RequestOptions
+from jswa.running.staging import Weights
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.storage.cache_store import load_cache, save_cache
@@ -31,7 +32,6 @@ from jswa.text.guard import encode_guarded, guard
 from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
-from jswa.updates.staging import Weights
 
 _LOADING = threading.Lock()
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CODE = ("jswa", "pallas_kernels", "server", "benchmarks", "tools", "tests")
-MOST_MODULES = 10
+MOST_MODULES = 12  # with ten there were folders of two modules, made for the number
 
 # Private names of others that tests and benchmarks may use, with the reason.
 ALLOWED = {

@@ -61,7 +61,7 @@ TIERS = {
                 "jswa/cache/",
                 "jswa/exec/",
                 "jswa/storage/",
-                "jswa/updates/",
+                *("jswa/running/assembly.py", "jswa/running/staging.py"),
             ),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
             *("jswa/sched/constraint.py", "jswa/speculation.py", "tests/support/oracles.py"),
@@ -74,7 +74,7 @@ TIERS = {
     "engine": Tier(  # whole engines: drafts, training, low precision, several devices
         sources=(
             *(*_KERNELS, "jswa/architecture.py", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
-            *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/", "jswa/updates/"),
+            *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
             *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
         tests=(

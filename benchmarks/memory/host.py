@@ -23,8 +23,8 @@ from jaxtyping import Int
 from benchmarks import result_file
 from jswa.cache.disk.records import DiskRecord, RecordGeometry
 from jswa.cache.disk.store import DiskStore
-from jswa.exec.host.memory import host_contents
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_memory import host_contents
+from jswa.exec.host_pages import HostPages
 from jswa.exec.runner import Runner
 from jswa.llm import LLM
 from jswa.plan import Save, Transfers

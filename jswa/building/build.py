@@ -25,8 +25,8 @@ from jswa.config import EngineConfig, disk_folder
 from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError, RequestError
-from jswa.exec.host.memory import host_contents
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_memory import host_contents
+from jswa.exec.host_pages import HostPages
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory

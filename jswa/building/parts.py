@@ -20,7 +20,7 @@ from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.compile.store import ProgramStore, open_store
-from jswa.exec.host.memory import with_host_memory
+from jswa.exec.host_memory import with_host_memory
 from jswa.exec.programs.drafts.models import DRAFTER_PREFIX
 from jswa.exec.runner import Runner
 from jswa.exec.served import computes_rows_alone
@@ -44,10 +44,10 @@ from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import LoraReader
 from jswa.model.weights.placement import Placement
 from jswa.running.adapters import Adapters
+from jswa.running.staging import WeightsStager, held_shapes
 from jswa.speculation import parse
 from jswa.stages import LOG
 from jswa.storage.hub import find_model
-from jswa.updates.staging import WeightsStager, held_shapes
 
 _MIB = 2**20
 

@@ -9,8 +9,8 @@ from jswa.architecture import ModelConfig
 from jswa.forms.base.names import linear_in_16_bits, matrices_on_xla
 from jswa.kernels import Kernel, Kernels, ServedKernels
 from jswa.model.binding import param_shapes
-from jswa.model.fused.products import adds_experts
-from jswa.model.fused.projection import require_served
+from jswa.model.fused_products import adds_experts
+from jswa.model.fused_projection import require_served
 from jswa.model.routing import require_routed
 from pallas_kernels.errors import NoKernel
 from pallas_kernels.experts.dense import fits

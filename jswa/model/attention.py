@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Int
 
 from jswa.architecture import AttentionConfig, AttentionGate, Norm, Temperature
-from jswa.model.fused.products import linear_parts, weight_of
-from jswa.model.fused.projection import Projection, heads_of, tables_of
+from jswa.model.fused_products import linear_parts, weight_of
+from jswa.model.fused_projection import Projection, heads_of, tables_of
 from jswa.model.layers import Normalize, RopeTables, linear, normed, rotate, zeros
 from jswa.model.lora import AdapterIds
 from pallas_kernels.elementwise.api import Implementation

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jswa.architecture import MoeConfig
 from jswa.forms.matrix import head_of
 from jswa.model.collectives import shard_start
-from jswa.model.fused.products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
+from jswa.model.fused_products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
 from jswa.model.lora import AdapterIds
 from jswa.model.routing import Choice, route, router_of, router_parts

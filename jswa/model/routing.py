@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import ModelConfig, RouterConfig
-from jswa.model.fused.products import FEW_TOKENS, UNIT
+from jswa.model.fused_products import FEW_TOKENS, UNIT
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.elementwise.sums import apart, row_sums, softmax
 from pallas_kernels.errors import NoRoutingKernel

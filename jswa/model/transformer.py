@@ -17,8 +17,8 @@ from jswa.forms.matrix import Head, embedding_of, head_of
 from jswa.model.altup import PerLayerEmbedding, PerLayerMix, StreamLayer, Streams
 from jswa.model.attention import Attend, Attention
 from jswa.model.collectives import lookup_rows, psum
-from jswa.model.fused.products import hidden_of, joined, linear_parts, whole
-from jswa.model.fused.projection import require_served
+from jswa.model.fused_products import hidden_of, joined, linear_parts, whole
+from jswa.model.fused_projection import require_served
 from jswa.model.layers import Mlp, Normalize, RopeTables, normed, rope_tables, zeros
 from jswa.model.lora import AdapterIds
 from jswa.model.moe import Experts, Moe

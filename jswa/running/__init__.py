@@ -1,1 +1,1 @@
-"""Running the steps of an engine: one after the other, until it pauses, sleeps or changes its weights."""
+"""What an engine does step by step: it runs steps until it pauses or sleeps, and takes new weights and adapters."""

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jswa.env import Switches
 from jswa.errors import EngineError
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_pages import HostPages
 from jswa.plan import RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
 from jswa.plan.trace import write_step
 from jswa.sched.scheduler import Scheduler

@@ -33,9 +33,9 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import room_bytes
 from jswa.model.weights.placement import Placement
+from jswa.running.assembly import put_whole
+from jswa.running.staging import WeightsStager, held_shapes
 from jswa.storage.convert import convert
-from jswa.updates.assembly import put_whole
-from jswa.updates.staging import WeightsStager, held_shapes
 from pallas_kernels.fp8 import Fp8Rows, matmul
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S

@@ -3,6 +3,7 @@
 import io
 import logging
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,13 +32,14 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Lines:
+def log() -> Iterator[Lines]:
     """The lines of the start's logger."""
-    lines = Lines()
-    monkeypatch.setattr(LOG, "handlers", [lines])
-    monkeypatch.setattr(LOG, "level", logging.INFO)
-    LOG.manager._clear_cache()  # type: ignore[attr-defined]  # of the levels that are enabled
-    return lines
+    lines, before = Lines(), LOG.level
+    LOG.addHandler(lines)
+    LOG.setLevel(logging.INFO)
+    yield lines
+    LOG.setLevel(before)
+    LOG.removeHandler(lines)
 
 
 def test_a_stage_says_its_size_and_its_seconds_once_it_has_ended(log: Lines) -> None:

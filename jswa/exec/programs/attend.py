@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from jswa.architecture import AttentionConfig
 from jswa.cache.layout import KindLayout
 from jswa.kernels import Kernels
-from jswa.model.fused.projection import Projection
+from jswa.model.fused_projection import Projection
 from pallas_kernels.attention.api import packed_form, paged_attention, write_kv
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles
 from pallas_kernels.elementwise import arguments as elementwise

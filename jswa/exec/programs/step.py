@@ -26,7 +26,7 @@ from jswa.exec.programs.sampling.verify import Draws, accepted, draw, proposed
 from jswa.exec.programs.state import DeviceState, SamplingState
 from jswa.model.binding import bind_head
 from jswa.model.collectives import true_on_all
-from jswa.model.fused.projection import Projection
+from jswa.model.fused_projection import Projection
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 

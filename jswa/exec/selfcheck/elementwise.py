@@ -15,8 +15,8 @@ from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConf
 from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal, widened
 from jswa.kernels import Kernels
 from jswa.model.attention import scales_of
-from jswa.model.fused.products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
-from jswa.model.fused.projection import heads_of
+from jswa.model.fused_products import adds_experts, gates_in_one, hidden_of, parts_of, rms_of
+from jswa.model.fused_projection import heads_of
 from jswa.model.layers import Mlp
 from jswa.model.transformer import Params
 from pallas_kernels.elementwise.api import Implementation as Elementwise

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 
 from jswa.architecture import MoeConfig
 from jswa.exec.selfcheck.cases import Case, CheckedEngine, normal
-from jswa.model.fused.products import FEW_TOKENS
+from jswa.model.fused_products import FEW_TOKENS
 from jswa.model.routing import route, router_of
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, list_tiles, row_count
 from pallas_kernels.experts.routing import api as routing

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from jswa.architecture import Reach
 from jswa.cache.prefix.visits import BRANCH, TEXT_END
 from jswa.config import HostMemory, Limits
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_pages import HostPages
 from tests.property.test_scheduler import SHAPES
 from tests.support.builders import LAYOUTS
 from tests.support.fakes import FakeRunner

@@ -8,7 +8,7 @@ from jaxtyping import Shaped
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.host.pages import HostPages
+from jswa.exec.host_pages import HostPages
 from jswa.plan import StepEvents, StepPlan, TokenEvent
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence as Row

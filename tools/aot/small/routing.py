@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jswa.model.fused.products import FEW_TOKENS
+from jswa.model.fused_products import FEW_TOKENS
 from pallas_kernels.experts.groups import ALIGN, Tiling, row_count
 from pallas_kernels.experts.routing import api
 from pallas_kernels.experts.routing.arguments import RouterWeights

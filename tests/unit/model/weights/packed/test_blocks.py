@@ -16,8 +16,8 @@ from jswa.model.weights.converted import MANIFEST, manifest_digest
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
+from jswa.running.staging import WeightsStager, held_shapes
 from jswa.storage.convert import convert
-from jswa.updates.staging import WeightsStager, held_shapes
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.quantized import Quantized, QuantizedBlocks, dequantized, dequantized_blocks

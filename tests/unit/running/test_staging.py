@@ -15,7 +15,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
-from jswa.updates.staging import WeightsStager, held_shapes
+from jswa.running.staging import WeightsStager, held_shapes
 from pallas_kernels import Linear
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import write_checkpoint

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jswa.architecture import AttentionConfig, ModelConfig, Norm, Rope
-from jswa.model.fused.products import rms_of
+from jswa.model.fused_products import rms_of
 from jswa.model.layers import RopeTables
 from pallas_kernels.elementwise.api import Implementation
 from pallas_kernels.elementwise.arguments import Heads, HeadWeights, Parts, Rms

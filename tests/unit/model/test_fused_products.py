@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from jswa.architecture import MlpConfig
-from jswa.model.fused.products import hidden_of, linear_parts, parts_of
-from jswa.model.fused.projection import heads_of, require_served
+from jswa.model.fused_products import hidden_of, linear_parts, parts_of
+from jswa.model.fused_projection import heads_of, require_served
 from jswa.model.hf.config import parse_config
 from jswa.model.layers import Mlp
 from jswa.model.routing import router_parts_of

@@ -25,7 +25,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
-from jswa.updates.assembly import assemble_arrays, put_whole
+from jswa.running.assembly import assemble_arrays, put_whole
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 

@@ -1,1 +1,0 @@
-"""The contents of the second prefix cache, in host memory."""
