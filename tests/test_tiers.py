@@ -9,7 +9,7 @@ import pytest
 
 from tests import tiers
 from tests.support import nights
-from tests.support.nights import NIGHTS, sample, turns
+from tests.support.nights import LONG, NIGHTS, long_first, sample, turns
 from tests.tiers import TIERS, changed, expression, tier_of, write_passed
 
 # What tests of tiers import beside the sources: the whole engine, plain values and errors.
@@ -146,6 +146,12 @@ def test_the_table_names_tests_that_are_there_and_no_case_waits_longer_than_a_we
     assert 2 <= NIGHTS[key] <= 7
 
 
+@pytest.mark.parametrize("key", sorted(LONG))
+def test_the_long_tests_are_there(key: str) -> None:
+    file, _, test = key.partition("::")
+    assert f"def {test}(" in (tiers.ROOT / file).read_text()
+
+
 def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases of a file with equal parameters have the same night; other files have all of theirs each night."""
     monkeypatch.setattr(nights, "NIGHTS", {"a.py": 3, "b.py::one": 2})
@@ -159,6 +165,19 @@ def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.Monke
         assert len(found) == 6 // every
         assert len({night % every for night in found}) == 1
         assert found == table[test.replace("two", "one"), parameters] or test == "b.py::two"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("places", [[], [11], [0, 1, 2, 3], [2, 5, 7, 9, 11], list(range(12))])
+def test_each_process_begins_with_its_share_of_the_long_tests(places: list[int], processes: int) -> None:
+    found = long_first(range(12), [place in places for place in range(12)], processes)
+    assert sorted(found) == list(range(12)), "each test once"
+    each = -(-12 // processes)
+    shares = [found[begin : begin + each] for begin in range(0, 12, each)]
+    counts = [sum(case in places for case in share) for share in shares]
+    assert max(counts) - min(counts) <= 1 or len(places) == 12
+    for share, count in zip(shares, counts, strict=True):
+        assert all(case in places for case in share[:count])
 
 
 def test_tests_without_parameters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
