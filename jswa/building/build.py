@@ -53,6 +53,8 @@ def build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | Non
     With several hosts it returns on the first host only. The other hosts run what the first host launches, and exit
     with it by SystemExit.
     """
+    if tokenizer is not None:
+        tokenizer.require_fit(load_config(folder).vocab_size, folder)
     disk = disk_folder(options.disk_kv)
     lock = None if disk is None else lock_folder(disk[0])  # at once: loading weights may take minutes
     try:

@@ -92,6 +92,31 @@ class Tokenizer:
         """
         return max(map(len, self.backend.get_vocab()), default=1)
 
+    def require_fit(self, vocab_size: int, folder: Path) -> None:
+        """Raise CheckpointError if tokens of the vocabulary have no row in the embedding of the model.
+
+        Added tokens may have none: the text models of Gemma lack the token of images, and some fine-tuned models one
+        for padding. The log names them.
+
+        Args:
+            vocab_size: rows of the embedding.
+            folder: that of the checkpoint, for the message.
+        """
+        if self.vocab_size <= vocab_size:
+            return  # the list of all tokens takes 0.3 s
+        beyond = {found: text for text, found in self.backend.get_vocab().items() if found >= vocab_size}
+        if beyond.keys() - self.backend.get_added_tokens_decoder().keys():
+            sizes = f"tokenizer.json has {max(beyond) + 1:,} tokens, the model {vocab_size:,}"
+            raise CheckpointError(f"{folder}: {sizes}: they do not belong together")
+        if beyond:
+            ends = {self.token_id("bos_token"), self.token_id("eos_token")} & beyond.keys()
+            names = ", ".join(repr(beyond[found]) for found in sorted(beyond)[:3]) + (" …" if len(beyond) > 3 else "")
+            _log.log(
+                logging.WARNING if ends else logging.INFO,
+                "%s: the model, which has %s tokens, lacks %d of the tokenizer: %s; prompts with them are refused",
+                *(folder, f"{vocab_size:,}", len(beyond), names),
+            )
+
     @property
     def vocab_size(self) -> int:
         """Number of ids that the tokenizer knows, added tokens included."""

@@ -13,7 +13,7 @@ import pytest
 from jswa.commands import cli
 from jswa.commands.server_package import load_server
 from jswa.errors import ConfigError, is_out_of_memory
-from jswa.storage.hub import TINY_DRAFT
+from jswa.storage.hub import TINY, TINY_DRAFT
 from server import launch
 from server.options import ServeConfig
 from tests.support.tiny import ONE_SHAPE_FLAGS
@@ -31,7 +31,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name, config, weights in (
         ("torch", LLAMA, "pytorch_model.bin"), ("gguf", LLAMA, "model.gguf"), ("empty", None, None),
-        ("unknown", {"model_type": "mamba"}, None),
+        ("unknown", {"model_type": "mamba"}, None), ("stranger", LLAMA, None),
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         if config is not None:
@@ -39,6 +39,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if weights is not None:
             (tmp_path / name / weights).write_text("x")
     (tmp_path / "model.gguf").write_text("GGUF")
+    shutil.copy(TINY / "tokenizer.json", tmp_path / "stranger")
 
 
 def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
@@ -58,6 +59,7 @@ def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ("serve gguf", "it has model.gguf, and jswa reads weights in safetensors only"),
         ("serve empty", "config.json is missing in empty"),
         ("serve unknown", "model_type = 'mamba': must be one of afmoe, "),
+        ("serve stranger --load-format dummy", "1,024 tokens, the model 100: they do not belong together"),
         ("serve tiny -tp 64", "choose at most --tensor-parallel-size "),
         ("serve tiny --max-num-seqs many", "Type `jswa serve --help` to see what there is."),
         ("serve tiny --max-num-seqs 0", "max_num_seqs = 0: must be a whole number of at least 1"),

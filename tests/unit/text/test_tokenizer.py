@@ -1,5 +1,6 @@
 """Incremental detokenization: pieces never end within a character, and joined they are the whole text."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from jswa.errors import CheckpointError, InvalidPrompt
 from jswa.text.detokenizer import StreamDecoder, decode_behind
+from jswa.text.special_tokens import SpecialTokens
 from jswa.text.tokenizer import Tokenizer
 
 SPECIAL = "<end>"
@@ -44,6 +46,29 @@ def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, skip: boo
     """Return the pieces of a sequence; the last one is the text held back until the end."""
     decoder = StreamDecoder(tokenizer, np.array(prompt, np.int32), skip_special_tokens=skip)
     return [*[decoder.push(token) for token in ids], decoder.finish()]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "special", "level"),
+    [(257, {}, None), (300, {}, None), (256, {}, "INFO"), (256, {"eos_token": SPECIAL}, "WARNING")],
+)
+def test_a_model_may_lack_added_tokens(
+    vocab_size: int, special: dict[str, str], level: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the tokens; it is a warning if prompts begin or texts end with one of them."""
+    tokenizer = Tokenizer(byte_level().backend, SpecialTokens(special, {}, ()))
+    with caplog.at_level(logging.INFO, "jswa"):
+        tokenizer.require_fit(vocab_size, Path("folder"))
+    assert [record.levelname for record in caplog.records] == ([] if level is None else [level])
+    assert level is None or "which has 256 tokens, lacks 1 of the tokenizer: '<end>'" in caplog.text
+
+
+@pytest.mark.parametrize("vocab_size", [1, 100, 255])
+def test_a_tokenizer_whose_vocabulary_is_larger_than_the_models_is_refused(vocab_size: int) -> None:
+    """Texts would have tokens that the model does not know, and the others would mean something else to it."""
+    said = f"folder: tokenizer.json has 257 tokens, the model {vocab_size}: they do not belong together"
+    with pytest.raises(CheckpointError, match=said):
+        byte_level().require_fit(vocab_size, Path("folder"))
 
 
 @given(st.text(max_size=40), st.text(max_size=12))
