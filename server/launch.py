@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -12,8 +13,11 @@ from jswa.config import EngineConfig
 from jswa.errors import ConfigError
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.stages import LOG
-from jswa.text.chat_template import ChatTemplate
+from jswa.text.answers.template import AnswerTemplate
+from jswa.text.chat_template import NO_TEMPLATE, ChatTemplate
+from jswa.text.history.probes import PROBE_TOOL
 from jswa.text.shipped import REPLACES, shipped_template
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
 from .core.service import Served
@@ -21,6 +25,8 @@ from .gate.key_file import with_keys
 from .http.process import set_up_logging
 from .options import ServeConfig
 from .processes.supervisor import run
+
+_log = logging.getLogger("jswa.server")
 
 
 def launch(model: str, server: ServeConfig, engine: EngineConfig) -> int:
@@ -93,10 +99,29 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
     named = {} if llm.tokenizer is None else llm.tokenizer.special.named
     template = choose_template(server.chat_template, llm.chat_template, named)
     answers = llm.answer_template(server.response_template, template, probe=False)
+    say_limits(llm.tokenizer, template, answers)
     try:
         yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling), server
     finally:
         llm.close()
+
+
+def say_limits(tokenizer: Tokenizer | None, template: ChatTemplate | None, answers: AnswerTemplate | None) -> None:
+    """Log which requests are refused whatever they say, and by which template answers are read."""
+    reason = "the checkpoint has no tokenizer.json" if tokenizer is None else None
+    if reason is None and template is None:
+        reason = f"{NO_TEMPLATE}; --chat-template takes a file, or a name: {', '.join(REPLACES)}"
+    elif reason is None and template is not None:
+        reason = template.refusal()
+    if reason is not None or template is None:
+        _log.warning("chats are refused: %s", reason)
+        return
+    if (reason := template.refusal([PROBE_TOOL])) is not None:
+        _log.warning("requests with tools are refused: they %s", reason)
+    if answers is None:
+        _log.info("no response template: reasoning and tool calls stay in the text; --response-template names one")
+    else:
+        _log.info("answers are read by the response template %s; --response-template names another", answers.name)
 
 
 def choose_template(wanted: str | None, own: ChatTemplate | None, named: Mapping[str, str]) -> ChatTemplate | None:

@@ -160,6 +160,7 @@ def chat(
         no effect, and OPENAI_API_KEY is the key.
     """
     from jswa.commands.chat import Meter, converse, find_tools, of_engine, of_server, typed_messages
+    from jswa.text.chat_template import require_template
     from jswa.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
@@ -178,6 +179,7 @@ def chat(
     from jswa.llm import LLM
 
     with LLM(named or DEFAULT, **dataclasses.asdict(engine)) as llm:
+        require_template(llm.chat_template)
         meter = Meter(llm)
         ask = of_engine(llm, params, lora, meter.count, functions)
         converse(ask, messages or typed_messages(), echo=bool(messages), **options)

@@ -29,6 +29,9 @@ _MOST_SHOWN = 256  # answers about templates that are kept: a caller may bring a
 _COMMENTARY = "<|end|><|start|>assistant<|channel|>commentary<|message|>"
 
 
+NO_TEMPLATE = "the checkpoint has no chat template"
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """The jinja2 templates of a checkpoint by name, and its special tokens by the names that templates use."""
@@ -97,6 +100,14 @@ class ChatTemplate:
         source = self._checked(messages, tools, chat_template)
         moved = fitted(self._shaped(messages, source), lambda probe: self._shows(probe, source, bool(tools)))
         return self._written(source, moved, tools, variables)
+
+    def refusal(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
+        """Return why conversations with these tools are refused, whatever they say; None if they are not."""
+        try:
+            self._checked([{"role": "user"}], tools, None)
+        except InvalidPrompt as error:
+            return error.limit
+        return None
 
     def only(self, wanted: str | None) -> "ChatTemplate":
         """Return the one template that a chat is rendered by which asks for it; of all if it asks for none."""
@@ -194,6 +205,13 @@ class ChatTemplate:
                 "chat_template", wanted, f"must be a template or the name of one; the checkpoint has {has}"
             )
         return self.sources[_DEFAULT]
+
+
+def require_template(template: ChatTemplate | None) -> None:
+    """Raise ConfigError if a model has no chat template: `jswa chat` could ask it nothing."""
+    if template is None:
+        limit = f"{NO_TEMPLATE}: `jswa generate` continues a text, and `jswa serve --chat-template FILE` brings one"
+        raise ConfigError("chat_template", None, limit)
 
 
 def _shaped(message: Message, source: str) -> dict[str, Any]:

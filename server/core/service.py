@@ -22,6 +22,7 @@ from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, set
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.generated import generated_text
+from jswa.text.history.probes import PROBE_TOOL
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
@@ -148,7 +149,7 @@ class Service:
             await self.renderer.start()
             if self.answer_template is not None and self.answer_template.without_guess is not None:
                 self.answer_template = settled(self.answer_template, await self._probe(self.renderer))
-                if not self.answer_template.reads_calls:
+                if not self.answer_template.reads_calls and self.chat_template.refusal([PROBE_TOOL]) is None:
                     _log.warning("%s; requests with tools are refused", UNKNOWN_CALLS)
 
     async def _probe(self, renderer: Renderer) -> list[str]:

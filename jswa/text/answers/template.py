@@ -99,6 +99,7 @@ class AnswerTemplate:
         anchor: ends where answers begin in a prompt.
         unmarked: finds the texts of delimiters that are tokens.
         writes: how answers are written.
+        name: a shipped template's, or the file that it is from.
         without_guess: the template without calls, if it was chosen by its delimiters, which families share: then
             `jswa.text.answers.probe` finds out whether its calls are right.
     """
@@ -112,6 +113,7 @@ class AnswerTemplate:
     anchor: Delimiter
     unmarked: re.Pattern[str]
     writes: Writes
+    name: str = ""
     without_guess: "AnswerTemplate | None" = None
 
     @property
@@ -158,13 +160,13 @@ def find_template(
         return None  # without transformers (extra `chat`), nothing can chat
     if wanted is not None:
         try:
-            return compile_template(_read(wanted), tokenizer)
+            return compile_template(_read(wanted), tokenizer, wanted)
         except (JswaError, *_WRONG) as error:
             raise ConfigError("response_template", wanted, f"cannot be used: {error}") from error
     own = read_optional(folder / CONFIG).get("response_template")
     if own is not None:
         try:
-            return compile_template(own, tokenizer)
+            return compile_template(own, tokenizer, CONFIG)
         except _WRONG as error:
             reason = f"response_template cannot be used: {error}; --response-template names another one"
             raise CheckpointError(f"{folder / CONFIG}: {reason}") from error
@@ -180,7 +182,7 @@ def guessed_template(name: str, tokenizer: Tokenizer) -> AnswerTemplate:
         "fields": {key: value for key, value in spec["fields"].items() if not _has_calls(key)},
         "writes": {key: value for key, value in spec["writes"].items() if key != "calls"},
     }
-    return replace(compile_template(spec, tokenizer), without_guess=compile_template(rest, tokenizer))
+    return replace(compile_template(spec, tokenizer, name), without_guess=compile_template(rest, tokenizer, name))
 
 
 def shipped_for(chat_template: str) -> str | None:
@@ -198,8 +200,8 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
     return dict(sorted(found.items(), key=lambda one: one[1]["order"]))
 
 
-def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTemplate:
-    """Return a response template for the tokens of a tokenizer.
+def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer, name: str = "") -> AnswerTemplate:
+    """Return a response template for the tokens of a tokenizer. `name`: what the log calls it.
 
     Raises ValueError, TypeError, AttributeError or KeyError if it is not valid, or if its patterns cannot be found in
     one pass.
@@ -247,6 +249,7 @@ def compile_template(spec: Mapping[str, Any], tokenizer: Tokenizer) -> AnswerTem
         anchor=anchor,
         unmarked=_alternatives(tokens.values()),
         writes=writes,
+        name=name,
     )
 
 

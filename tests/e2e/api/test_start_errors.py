@@ -16,6 +16,7 @@ from jswa.errors import ConfigError, is_out_of_memory
 from jswa.storage.hub import TINY, TINY_DRAFT
 from server import launch
 from server.options import ServeConfig
+from tests.support.server.fake_engine import FakeEngine
 from tests.support.tiny import ONE_SHAPE_FLAGS
 
 LLAMA = {
@@ -149,6 +150,17 @@ def test_a_drafter_that_does_not_fit_is_refused_before_a_weight_is_read(
     (folder / "config.json").write_text(json.dumps(config | changes | {"transformer_layer_config": layer}))
     option = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": drafts}
     assert said in failed(f"generate x --speculative-config {json.dumps(option, separators=(',', ':'))}", capfd)
+
+
+def test_a_chat_with_a_model_without_a_chat_template_ends_before_the_first_message(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jswa import llm
+    from jswa.commands import chat
+
+    monkeypatch.setattr(llm, "build_engine", lambda *_: FakeEngine())
+    monkeypatch.setattr(chat, "typed_messages", lambda: pytest.fail("a message was asked for"))
+    assert "the checkpoint has no chat template: `jswa generate`" in failed("chat torch --load-format dummy", capfd)
 
 
 class JaxRuntimeError(RuntimeError):

@@ -9,10 +9,14 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
+from jswa.text.answers.template import guessed_template
+from jswa.text.chat_template import ChatTemplate
+from jswa.text.tokenizer import Tokenizer
 from server import cli, launch
 from server.config_file import read_file
 from server.gate.key_file import with_keys
 from server.options import ServeConfig
+from tests.support.server.harness import BYTES
 
 
 @pytest.fixture
@@ -161,8 +165,6 @@ def test_a_file_without_options_is_refused(seen: dict[str, object], content: str
 
 
 def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
-    from jswa.text.chat_template import ChatTemplate
-
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     own = ChatTemplate({"default": "d", "tool_use": "t"}, {})
@@ -179,6 +181,45 @@ def test_the_operator_chooses_the_chat_template(tmp_path: Path) -> None:
     assert shipped.special_tokens == {"bos_token": "<b>"}
     with pytest.raises(ConfigError, match=r"chat_template.*ships with jswa \(gemma3_tools, chatml_tools\)"):
         launch.choose_template("nowhere", own, {})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sources", "reader", "said"),
+    [
+        (False, None, None, ["WARNING chats are refused: the checkpoint has no tokenizer.json"]),
+        (True, None, None, ["WARNING chats are refused: the checkpoint has no chat template; --chat-template takes"]),
+        (True, {"a": "x"}, None, ["WARNING chats are refused: must be a template or the name of one; the checkpoint"]),
+        (True, {"default": "tools"}, None, ["INFO no response template: reasoning and tool calls stay in the text"]),
+        (True, {"default": "tools"}, "hermes", ["INFO answers are read by the response template hermes; "]),
+        (True, {"default": "no", "tool_use": "tools"}, "hermes", ["INFO answers are read by the response template"]),
+        (
+            True,
+            {"default": "<start_of_turn>"},
+            "gemma3",
+            [
+                "WARNING requests with tools are refused: they cannot be shown to the model: its chat template has no "
+                "place for tools; --chat-template gemma3_tools has one",
+                "INFO answers are read by the response template gemma3; ",
+            ],
+        ),
+    ],
+)
+def test_the_log_says_at_the_start_what_is_refused(
+    tokenizer: bool,
+    sources: dict[str, str] | None,
+    reader: str | None,
+    said: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each is one line. By which template answers are read is said too, as the operator may choose another one."""
+    backend = Tokenizer.load(BYTES) if tokenizer else None
+    template = None if sources is None else ChatTemplate(sources, {})
+    answers = None if reader is None or backend is None else guessed_template(reader, backend)
+    with caplog.at_level("INFO", "jswa.server"):
+        launch.say_limits(backend, template, answers)
+    found = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+    assert len(found) == len(said)
+    assert all(map(str.startswith, found, said)), found
 
 
 def test_keys_of_a_file_come_behind_those_of_the_command_line(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from jswa.errors import CheckpointError, InvalidPrompt
-from jswa.text.chat_template import ChatTemplate
+from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
+from jswa.text.chat_template import ChatTemplate, require_template
+from jswa.text.history.probes import PROBE_TOOL
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
@@ -91,6 +92,17 @@ def test_a_checkpoint_may_have_no_template(tmp_path: Path) -> None:
     assert ChatTemplate({}, {}).render(MESSAGES, chat_template="{{ messages | length }}") == "2"
     with pytest.raises(InvalidPrompt, match="no template"):
         ChatTemplate({}, {}).render(MESSAGES)
+    with pytest.raises(ConfigError, match="no chat template: `jswa generate` continues a text, and `jswa serve --chat"):
+        require_template(None)
+
+
+def test_a_template_tells_which_conversations_it_refuses_whatever_they_say() -> None:
+    """A default template is missing, or has no place for tools; `tool_use` is for conversations with tools."""
+    assert ChatTemplate({"default": "{{ tools }}"}, {}).refusal() is None
+    assert ChatTemplate({"default": "{{ tools }}"}, {}).refusal([PROBE_TOOL]) is None
+    assert "no place for tools" in str(ChatTemplate({"default": ""}, {}).refusal([PROBE_TOOL]))
+    assert ChatTemplate({"default": "", "tool_use": "{{ tools }}"}, {}).refusal([PROBE_TOOL]) is None
+    assert "the checkpoint has the templates other" in str(ChatTemplate({"other": ""}, {}).refusal())
 
 
 def test_keys_that_are_null_count_as_absent(tmp_path: Path) -> None:
