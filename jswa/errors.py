@@ -207,6 +207,16 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or ("JaxRuntimeError" in names and "RESOURCE_EXHAUSTED" in str(error))
 
 
+def out_of_memory(error: Exception) -> str:
+    """Return what a user is told about an error of memory, as one line."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (
+        f"out of memory: {reason}: choose a smaller --max-num-batched-tokens, --max-num-seqs, --kv-cache-memory-bytes "
+        "or model, --dtype bfloat16 where it is float32 (the default on a CPU), --quantization int8, or more devices "
+        "with --tensor-parallel-size"
+    )
+
+
 def _beginning(value: object, room: int) -> str:
     """Return `repr(value)`, or as much of it as fills `room` characters: a client may send a list of millions."""
     if room <= 0:

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
+from jswa.errors import ConfigError
 
 
 def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
@@ -24,6 +25,36 @@ def row_capacity(layout: KVLayout, limits: Limits, total_slots: int) -> int:
     """Return the longest row (prompt and generated tokens) that the arena can always serve, up to max_model_len."""
     lengths = range(1, limits.max_model_len + 1)
     return bisect.bisect_right(lengths, total_slots, key=lambda n: peak_slots(layout, limits.max_tokens, n))
+
+
+def slabs_for(layout: KVLayout, limits: Limits, length: int) -> int:
+    """Return the slabs of the smallest arena that always serves a row of `length` tokens, with the zero slab."""
+    return 1 + math.ceil(peak_slots(layout, limits.max_tokens, length) / layout.pages_per_slab)
+
+
+def too_little(
+    layout: KVLayout, limits: Limits, asked: int | None, *, memory: int, itemsize: int, capacity: int
+) -> ConfigError:
+    """Return the error for memory that holds no request of the length that the user has `asked` for, or of 2 tokens.
+
+    It says how much memory holds such a request, and one of max_model_len.
+
+    Args:
+        memory: bytes for the arena, on each device.
+        itemsize: bytes of an element.
+        capacity: tokens of the longest request that it holds.
+    """
+    needed = "".join(
+        f", {slabs_for(layout, limits, length) * layout.slab_bytes(itemsize):,} bytes one of {length:,}"
+        for length in sorted({asked or 2, limits.max_model_len})
+    )
+    half = "--dtype bfloat16, which takes half, " if itemsize == 4 else ""
+    return ConfigError(
+        "max_model_len" if asked else "kv_cache_memory_bytes",
+        asked or memory,
+        f"{memory:,} bytes of KV memory hold a request of {capacity:,} tokens{needed}; give more memory, {half}a "
+        "smaller max_model_len, or a smaller max_num_batched_tokens",
+    )
 
 
 def useful_slabs(layout: KVLayout, limits: Limits) -> int:

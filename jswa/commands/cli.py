@@ -22,7 +22,7 @@ from jswa.commands.options.help import MORE, formatter
 from jswa.commands.options.mistakes import mistake
 from jswa.commands.start_lines import show_start
 from jswa.config import EngineConfig
-from jswa.errors import JswaError, is_out_of_memory
+from jswa.errors import JswaError, is_out_of_memory, out_of_memory
 
 app = App(
     name="jswa",
@@ -374,11 +374,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        said = (
-            f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}: choose a smaller "
-            "--max-num-batched-tokens, --max-num-seqs, --kv-cache-memory-bytes or model, --quantization int8, or more "
-            "devices with --tensor-parallel-size"
-        )
+        said = out_of_memory(error)
     else:
         return 0
     print(f"jswa: {said}", file=sys.stderr)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jswa.architecture import ModelConfig
-from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, useful_slabs
+from jswa.cache.capacity import ideal_fraction, padding, row_capacity, rows_held, too_little, useful_slabs
 from jswa.cache.layout import KVLayout
 from jswa.config import GPU_STEP, EngineConfig, Limits
 from jswa.errors import ConfigError
@@ -76,8 +76,12 @@ def require_memory(
     """
     shares = options.tensor_parallel_size
     part, room = shard_config(model, shares), options.lora_room
-    size = weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear)
-    size += 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
+
+    def size_in(dtype: str) -> int:
+        adapters = 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
+        return weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear) + adapters
+
+    size = size_in(dtype)
     if device.platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit, where = memory * options.nnodes // shares, "this machine"
@@ -85,11 +89,13 @@ def require_memory(
         limit, where = int((device.memory_stats() or {}).get("bytes_limit", size)), str(device.device_kind)
     and_room = "" if room is None else " and the room for adapters"
     if size > limit:
+        on = "1 device" if shares == 1 else f"{shares} devices"
+        half = "" if dtype != "float32" else f"--dtype bfloat16 ({shares * size_in('bfloat16') / _GIB:.1f} GiB), "
         raise ConfigError(
             "model",
             model.family,
-            f"its weights{and_room} take {shares * size / _GIB:.1f} GiB in {dtype} on {shares} devices, and {where} "
-            f"has {limit / _GIB:.1f} GiB for each: choose a smaller model, --quantization int8, or more devices with "
+            f"its weights{and_room} take {shares * size / _GIB:.1f} GiB in {dtype} on {on}, and {where} has "
+            f"{limit / _GIB:.1f} GiB for each: choose {half}a smaller model, --quantization int8, or more devices with "
             "--tensor-parallel-size",
         )
 
@@ -365,12 +371,7 @@ def size_arena(
     total_slots = (num_slabs - 1) * layout.pages_per_slab
     capacity = row_capacity(layout, limits, total_slots) if num_slabs > 1 else 0
     if capacity < (options.max_model_len or 2):
-        raise ConfigError(
-            "max_model_len" if options.max_model_len else "kv_cache_memory_bytes",
-            options.max_model_len or memory,
-            f"{memory} bytes of KV memory hold one row of {capacity} tokens; give more memory, a smaller "
-            "max_model_len, or a smaller max_num_batched_tokens",
-        )
+        raise too_little(layout, limits, options.max_model_len, memory=memory, itemsize=itemsize, capacity=capacity)
     if capacity < limits.max_model_len:
         _log.warning("max_model_len: %d, what the KV memory holds, not %d", capacity, limits.max_model_len)
     limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity), num_slabs=int(num_slabs))

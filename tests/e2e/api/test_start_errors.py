@@ -68,7 +68,7 @@ def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ("serve tiny --port 99999", "port = 99999: must be at most 65535"),
         ("serve tiny --config nowhere.yaml", "is no file that can be read"),
         ("serve tiny --ssl-keyfile nowhere --ssl-certfile nowhere", "ssl_keyfile = 'nowhere': is no file"),
-        ("serve tiny --kv-cache-memory-bytes 1000", "give more memory, a smaller max_model_len"),
+        ("serve tiny --kv-cache-memory-bytes 1000", "give more memory, --dtype bfloat16, which takes half, a smaller"),
         ("serve tiny --kv-cache-memory-bytes 1000000000000000", "give less, or leave the option out"),
         ("bench serve --num-prompts x", "Type `jswa bench serve --help` to see what there is."),
         ("nothing", "Type `jswa --help` to see what there is."),
@@ -190,6 +190,7 @@ def test_a_device_without_memory_ends_in_one_line(
     if memory:
         found = failed(command, capfd)
         assert "out of memory" in found
+        assert "--dtype bfloat16 where it is float32" in found
         assert "--tensor-parallel-size" in found
     else:
         with pytest.raises(JaxRuntimeError):

@@ -1,12 +1,13 @@
 """How much fits the arena (jswa/cache/capacity.py and the formulas of KVLayout), against counting."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.cache.capacity import peak_slots, row_capacity, rows_held, useful_slabs
+from jswa.cache.capacity import peak_slots, row_capacity, rows_held, too_little, useful_slabs
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from tests.support.builders import make_layout, make_request, share
@@ -83,6 +84,40 @@ def test_capacity_is_the_longest_row_whose_peak_fits(
     limits = Limits(max_model_len, 1, max_tokens, page_size)
     fits = [n for n in range(1, max_model_len + 1) if peak_slots(layout, max_tokens, n) <= slots]
     assert row_capacity(layout, limits, slots) == max(fits, default=0) == len(fits)
+
+
+@share(4)
+@given(
+    kind=st.sampled_from(KINDS),
+    page_size=st.sampled_from([1, 4, 16]),
+    max_tokens=st.integers(1, 40),
+    length=st.integers(2, 120),
+    asked=st.booleans(),
+)
+def test_the_error_for_too_little_memory_names_the_least_that_is_enough(
+    kind: tuple[int, int], page_size: int, max_tokens: int, length: int, asked: bool
+) -> None:
+    """With the bytes that it names a request of that length is always served, and with one slab less it is not."""
+    layout, limits = (
+        make_layout(page_size, 7, num_full=kind[0], num_local=kind[1]),
+        Limits(120, 1, max_tokens, page_size),
+    )
+    slab = layout.slab_bytes(2)
+    error = too_little(layout, limits, length if asked else None, memory=slab, itemsize=2, capacity=0)
+    assert error.field == ("max_model_len" if asked else "kv_cache_memory_bytes")
+    named = {int(n): int(size) for size, n in re.findall(r"(\d+) bytes one of (\d+)", error.limit.replace(",", ""))}
+    assert named.keys() == {length if asked else 2, 120}
+    for tokens, size in named.items():
+        slots = (size // slab - 1) * layout.pages_per_slab
+        assert size % slab == 0
+        assert (
+            row_capacity(layout, limits, slots) >= tokens > row_capacity(layout, limits, slots - layout.pages_per_slab)
+        )
+    assert "bfloat16" not in error.limit
+    assert (
+        "--dtype bfloat16, which takes half"
+        in too_little(layout, limits, None, memory=slab, itemsize=4, capacity=0).limit
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

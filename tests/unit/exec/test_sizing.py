@@ -93,6 +93,19 @@ def test_the_room_for_adapters_counts_as_weights(devices: int, monkeypatch: pyte
         require(FakeGpu("gpu", weights + room - 1))
 
 
+def test_weights_that_do_not_fit_in_float32_name_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what they take then. In 16 bits it does not name what they have already."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
+    model = dataclasses.replace(parse_config(load_fixture("llama_one_layer").config), vocab_size=2**22)
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(ConfigError, match=f"GiB in {dtype} on 1 device, ") as error:
+            require_memory(model, None, EngineConfig(), "none", dtype, FakeGpu("gpu", 1), Kernels())  # type: ignore[arg-type]
+        half = weight_bytes(model, None, "none", "bfloat16") / 2**30
+        assert (f"choose --dtype bfloat16 ({half:.1f} GiB), a smaller model" in str(error.value)) == (
+            dtype == "float32"
+        )
+
+
 @pytest.mark.parametrize(("memory", "devices", "expected"), [(8, 1, 2), (64, 1, 4), (8, 2, 1), (64, 4, 1)])
 def test_cpu_devices_share_a_quarter_of_the_memory_up_to_4_gib(
     memory: int, devices: int, expected: int, monkeypatch: pytest.MonkeyPatch

@@ -99,7 +99,7 @@ def test_weights_are_downloaded_only_if_the_model_can_run(
     with pytest.raises(UnsupportedModel, match="mamba"):
         LLM("acme/shards", **options)
     path.write_text(json.dumps({**config, "hidden_size": 65_536, "intermediate_size": 2**20, "num_hidden_layers": 6}))
-    with pytest.raises(ConfigError, match=r"weights take [\d.]+ GiB in float32 on 1 devices, and this machine has"):
+    with pytest.raises(ConfigError, match=r"weights take [\d.]+ GiB in float32 on 1 device, and this machine has"):
         LLM("acme/shards", **{**options, "download_dir": str(tmp_path / "two")})
     assert not hub.got() & set(SHARDS)
 
