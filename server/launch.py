@@ -101,7 +101,7 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
     answers = llm.answer_template(server.response_template, template, probe=False)
     say_limits(llm.tokenizer, template, answers)
     try:
-        yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling), server
+        yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling, model), server
     finally:
         llm.close()
 

@@ -33,7 +33,7 @@ def merged(path: str, answers: Mapping[str, Answer]) -> Answer:
     good = {name: answer for name, answer in answers.items() if answer.status == 200}
     if not good:
         return next(iter(answers.values()))
-    if path in ("/health", "/ready"):
+    if path in ("/health", "/ping", "/ready"):
         return next(iter(good.values()))  # one healthy replica is enough
     if path == "/metrics":
         return _with_body(next(iter(good.values())), merged_metrics({n: a.body.decode() for n, a in good.items()}))

@@ -57,6 +57,7 @@ class Served:
 
     Attributes:
         build: returns the engine, and a new engine at each later call, which drops the reference to the one before.
+        model: as the operator has named it: a folder, OWNER/NAME or "tiny".
     """
 
     build: Callable[[], EngineLike]
@@ -64,6 +65,7 @@ class Served:
     chat_template: ChatTemplate | None = None
     answer_template: AnswerTemplate | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
 
 
 class Service:
@@ -84,6 +86,7 @@ class Service:
         self.chat_template = model.chat_template
         self.answer_template = model.answer_template
         self.default_sampling = model.default_sampling
+        self.root = model.model or self.names[0]
         self.engine = engine or LocalEngine(model.build, model.tokenizer, config)
         self.limits = self.engine.limits
         weights = weights_of(config.api_key, config.api_key_weight)
@@ -181,8 +184,9 @@ class Service:
         """Return the model name for the answer: the model's or an adapter's. Raises ApiError (404) for another name."""
         if name is None or name in self.names or name in self.engine.adapters:
             return name or self.names[0]
+        served = ", ".join(map(repr, (*self.names, *self.engine.adapters)))
         raise ApiError(
-            404, f"The model {name[:200]!r} does not exist: this server serves {self.names[0]!r}.", param="model",
+            404, f"The model {name[:200]!r} does not exist: this server serves {served}.", param="model",
             code="model_not_found",
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from ..api.chat import chat_completions
 from ..api.completions import completions
 from ..api.responses import response, responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
-from ..http.status import health, model, models, openapi, ready, version
+from ..http.status import health, load, model, models, openapi, ready, version
 from ..pages.files import PAGES, page
 from ..pages.live import live_events
 from .table import Route, Table
@@ -152,6 +152,11 @@ ROUTES = (
         "/ready", _GET, ready, "whether the server accepts requests", whose="nobody", replicas="all",
         options=_answers(503),
     ),
+    Route(
+        "/ping", _GET, health, "the same as `/health`, for Amazon SageMaker", whose="nobody", replicas="all",
+        options=_answers(503),
+    ),
+    Route("/load", _GET, load, "`server_load`: how many requests are in progress", options=_KEY),
     Route("/version", _GET, version, "jswa's version", options=_KEY),
     Route("/openapi.json", _GET, openapi, "this API as programs read it", described=False),
 )  # fmt: skip

@@ -69,6 +69,7 @@ class Table:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact = {route.path: route for route in routes}
         self._open = [route for route in routes if route.path.endswith(_REST)]
+        self._offered = ", ".join(route.path for route in routes if _is_offered(route))
         if len(self._exact) != len(routes):
             raise ValueError("a path is listed twice")
 
@@ -86,7 +87,12 @@ class Table:
             reason = f"the path has the control character U+{ord(control[0]):04X}, which no path may have"
             return ApiError(400, reason, code="invalid_path")
         found = scope["jswa.found"] = self._named(path)
-        return found or ApiError(404, "Not Found", code="not_found")
+        return found or ApiError(404, self._missing(path), code="not_found")
+
+    def _missing(self, path: str) -> str:
+        """Return what a client is told that calls a path of another API: what there is instead."""
+        offered = f"; it has {self._offered}, and GET /openapi.json describes them" if self._offered else ""
+        return f"Not Found: this server has no {path[:200]}{offered}"
 
     def _named(self, path: str) -> RouteMatch | None:
         if path in self._exact and not path.endswith(_REST):
@@ -96,6 +102,10 @@ class Table:
             if path.startswith(start):
                 return RouteMatch(route, {name: path.removeprefix(start)})
         return None
+
+
+def _is_offered(route: Route) -> bool:
+    return route.described and route.whose == "user" and not route.path.endswith(_REST)
 
 
 def path_of(scope: Scope) -> str:

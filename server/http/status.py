@@ -41,6 +41,11 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"status": "ok"})
 
 
+async def load(request: Request) -> Response:
+    """Return how many requests are in progress, as vLLM does."""
+    return JsonResponse({"server_load": (await service_of(request).engine.info()).load["requests"]})
+
+
 async def version() -> Response:
     """Return the version of jswa."""
     return JsonResponse({"version": __version__})
@@ -55,6 +60,6 @@ async def openapi(request: Request) -> Response:
 
 def _card(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.names[0],
+        "id": name, "object": "model", "created": service.created, "owned_by": "jswa", "root": service.root,
         "parent": service.names[0] if name in service.engine.adapters else None, "max_model_len": service.max_model_len,
     }  # fmt: skip

@@ -39,6 +39,7 @@ class Hello(NamedTuple):
     chat_template: ChatTemplate | None
     answer_template: AnswerTemplate | None
     default_sampling: Mapping[str, Any]
+    model: str
     created: int
     listen: int = -1
     metrics: int = -1
@@ -75,7 +76,8 @@ def serve(control: int, counter: int) -> int:
     config = ServeConfig(**hello.options)
     set_up_logging(config)
     most_files()
-    served = Served(_no_engine, hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling)
+    parts = hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling, hello.model
+    served = Served(_no_engine, *parts)
     engine = RemoteEngine(end, counter, EngineFacts(*hello.facts), config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)

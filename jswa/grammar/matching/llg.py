@@ -39,6 +39,7 @@ _OF_THE_LANE = ("lexer error", "panic")  # how an error begins that all matchers
 _LIMITS = re.compile(
     r"Current row has \d+ items; max is \d+|Too many items \(limit \d+; \w+\)|lexer error: too many .*"
 )
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[([^]]*)\]?")
 _stack_lock = threading.Lock()
 
 
@@ -385,4 +386,11 @@ def _first_line(message: str) -> str:
     """Return the line of an error that says what is wrong: regular expressions are shown before it."""
     lines = message.strip().splitlines() or [""]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (f"regular expression: {said[0]}" if said else lines[0])[:300]
+    line = f"regular expression: {said[0]}" if said else lines[0]
+    return _UNIMPLEMENTED.sub(_unsupported, line)[:300]
+
+
+def _unsupported(found: re.Match[str]) -> str:
+    """Return what is said about keywords of a schema that llguidance does not have."""
+    names = found[1].replace('"', "")
+    return f"{names} {'are' if ',' in names else 'is'} not supported"

@@ -166,7 +166,7 @@ BAD = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": Tr
 @pytest.mark.parametrize(
     ("path", "fields", "param", "reason"),
     [
-        (CHATS, {"structured_outputs": {"json": BAD}}, "structured_outputs", "at /properties/a: Unimplemented keys"),
+        (CHATS, {"structured_outputs": {"json": BAD}}, "structured_outputs", "a: uniqueItems is not supported"),
         (CHATS, {"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed"),
         (TEXTS, {"guided_grammar": "start: x"}, "guided_grammar", "x"),
         (TEXTS, {"structured_outputs": {}}, "structured_outputs", "exactly one"),

@@ -130,7 +130,7 @@ def serving(
     tokenizer = tokenizer or Tokenizer.load(BYTES)
     chat = None if template is None else ChatTemplate({"default": template}, {"eos_token": "<eos>"})
     with serve(
-        Served(lambda: engine, tokenizer, chat, answers, defaults or {}), headers, wrap=wrap, **options
+        Served(lambda: engine, tokenizer, chat, answers, defaults or {}, "acme/fake"), headers, wrap=wrap, **options
     ) as client:
         client.engine = engine
         yield client

@@ -178,8 +178,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"patternProperties": {"a": {}}, "propertyNames": {"maxLength": 3}}, "at /propertyNames: .*`patternProperties`"),
     ({"not": {}}, "allows no value"),
     (record("a", a={"not": {}}), "unsatisfiable"),
-    ({"type": "array", "contains": {"type": "integer"}}, r"Unimplemented keys: \[.contains"),
-    ({"type": "object", "dependentRequired": {"a": ["b"]}}, r"Unimplemented keys: \[.dependentRequired"),
+    ({"type": "array", "contains": {"type": "integer"}}, "contains is not supported"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired is not supported"),
     ({**PETS, "$defs": LAX}, "oneOf constraints are not supported"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf constraints are not supported"),
 ]

@@ -168,7 +168,7 @@ def test_what_others_write_is_compiled(grammars: Grammars, name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        (set[int], r"at /properties/a: Unimplemented keys: \[.uniqueItems"),
+        (set[int], "at /properties/a: uniqueItems is not supported"),
         (Annotated[float, Field(multiple_of=0.1)], "at /properties/a/multipleOf: 0.1 is no whole number"),
         (Annotated[int, Field(le=2**53 + 1)], "at /properties/a/maximum: 9007199254740993 is no number"),
     ],

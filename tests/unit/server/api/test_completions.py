@@ -287,9 +287,10 @@ def test_only_served_model_names_are_accepted(client: Client) -> None:
     assert client.complete(model="alias")["model"] == "alias"
     error = client.refusal(PATH, {"model": "gpt", "prompt": "a"}, 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert error["message"] == "The model 'gpt' does not exist: this server serves 'fake', 'alias'."
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["fake", "alias"]
     card = client.get("/v1/models/alias").json()
-    assert (card["root"], card["max_model_len"], card["object"]) == ("fake", 256, "model")
+    assert (card["root"], card["max_model_len"], card["object"]) == ("acme/fake", 256, "model")
     assert client.get("/v1/models/gpt").status_code == 404
     assert client.get("/v1/models/a/b").json()["error"]["code"] == "model_not_found"
 

@@ -30,7 +30,7 @@ def test_adapters_are_listed_with_their_base_model(client: Client) -> None:
     assert [(card["id"], card["parent"]) for card in cards] == [
         ("fake", None), ("alias", None), ("poet", "fake"), ("judge/v2", "fake"),
     ]  # fmt: skip
-    assert {card["root"] for card in cards} == {"fake"}
+    assert {card["root"] for card in cards} == {"acme/fake"}, "as the operator has named the model"
     assert client.get("/v1/models/judge/v2").json() == cards[-1]
 
 
@@ -53,6 +53,7 @@ def test_unknown_adapter_names_are_refused(client: Client, name: str) -> None:
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
         error = client.refusal(path, {**body, "model": name}, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert error["message"].endswith("this server serves 'fake', 'alias', 'poet', 'judge/v2'.")
     assert client.get("/v1/models/nobody").status_code == 404
 
 

@@ -206,6 +206,19 @@ def test_a_route_that_is_not_in_the_table_does_not_exist(walker: Walker) -> None
             assert walker.ask("GET", path, "one") == (404, set())
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech", "/api/chat", "/generate", "/v1", "/x" * 999])
+def test_a_path_of_another_api_is_answered_with_the_paths_that_are_there(path: str) -> None:
+    """Not to those without a key, who learn nothing about the server."""
+    with server("plain", api_key=("one",)) as client:
+        error = client.post(path, {}, headers={"authorization": "Bearer one"}).json()["error"]
+        assert error["code"] == "not_found"
+        assert error["message"].startswith(f"Not Found: this server has no {path[:200]}; it has /v1/completions, ")
+        for named in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "GET /openapi.json"):
+            assert named in error["message"]
+        assert "/flush_cache" not in error["message"]
+        assert "it has" not in client.post(path, {}).text
+
+
 def test_no_path_is_listed_twice() -> None:
     with pytest.raises(ValueError, match="twice"):
         Table([ROUTES[0], dataclasses.replace(ROUTES[1], path=ROUTES[0].path)])
