@@ -173,8 +173,7 @@ class KernelError(JswaError):
     def __init__(self, kernel: str, difference: float, bound: float, compiler: str) -> None:
         super().__init__(
             f"{kernel}: its numbers differ from XLA's by up to {difference:.3g}, and rounding explains {bound:.3g}. "
-            f"The likely cause is the compiler, {compiler}: install the one that jswa[cuda12] or jswa[cuda13] names, "
-            "or choose kernels = xla"
+            f"The likely cause is the compiler, {compiler}: {install('cuda13', 'cuda12')}, or choose kernels = xla"
         )
         self.kernel = kernel
         self.difference = difference
@@ -199,6 +198,15 @@ class EngineRestarting(EngineDead):
 
 class EngineError(JswaError):
     """An invariant of jswa is violated: the engine must stop."""
+
+
+def install(*extras: str) -> str:
+    """Return what a user types to install an extra, or one of several.
+
+    jswa is on no index: under its bare name, pip would ask one for it, and might install a stranger's package.
+    """
+    named = " or ".join(f'".[{extra}]"' for extra in extras)
+    return f"pip install {named} in the clone of jswa"
 
 
 def is_out_of_memory(error: Exception) -> bool:

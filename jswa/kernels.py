@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 from pallas_kernels import Attention, Elementwise, Experts, Linear, Routing, Sampling, Sums
 
 Operation = Literal["attention", "experts", "linear", "elementwise", "routing", "sampling"]
@@ -63,7 +63,7 @@ class DeviceFacts(NamedTuple):
         packed_experts: whether experts are held in MXFP4 or NVFP4.
         factors_in_8_bits: whether linear layers round activations to 8 bits too.
         deterministic: the option.
-        no_library: why the library of CPU kernels cannot be used; empty if it can.
+        no_library: why the library of CPU kernels cannot be used; empty if it can, or if no kernel of it may run.
         has_triton: whether jax-triton is installed.
         wrong_compiler: a ptxas that gives wrong code for WGMMA; empty if there is none.
         interpreted: whether kernels for GPUs are interpreted on a CPU.
@@ -120,15 +120,14 @@ ADA_OR_CPU = Need(
 SIXTEEN_BITS = Need("16 bits", lambda f: f.dtype in ("bfloat16", "float16"), f"is for bfloat16 and float16, {_TYPE}")
 BFLOAT16 = Need("bfloat16", lambda f: f.dtype == "bfloat16", f"is for bfloat16, {_TYPE}")
 ONE_DEVICE = Need("one device", lambda f: f.devices == 1, "is for one device, and tensor_parallel_size is {0.devices}")
-LIBRARY = Need("C++", lambda f: not f.no_library, "needs the library of CPU kernels: {0.no_library}", advice=True)
-TRITON = Need(
-    "jax-triton", lambda f: f.has_triton, "needs jax-triton: install jswa[cuda12] or jswa[cuda13]", advice=True
-)
+LIBRARY = Need("C++", lambda f: not f.no_library, "needs the library of CPU kernels: {0.no_library}")
+TRITON = Need("jax-triton", lambda f: f.has_triton, f"needs jax-triton: {install('cuda13', 'cuda12')}", advice=True)
 PACKED = Need("MXFP4 or NVFP4", lambda f: f.packed_experts, "is for experts in MXFP4 or NVFP4")
 IN_8_BITS = Need("w8a8_fp8", lambda f: f.factors_in_8_bits, "rounds activations, which is quantization = w8a8_fp8")
 DETERMINISTIC = Need("deterministic", lambda f: f.deterministic, "is for deterministic = True")
 NOT_DETERMINISTIC = Need("not deterministic", lambda f: not f.deterministic, "is for deterministic = False")
 
+_DEVICES = CPU, HOPPER, AMPERE, ADA_OR_CPU
 _ON_CPU = CPU, LIBRARY, ONE_DEVICE
 _ON_HOPPER = HOPPER, SIXTEEN_BITS
 _NOBODY: frozenset[Library] = frozenset()
@@ -277,9 +276,48 @@ def resolve(asked: str, facts: DeviceFacts, served: ServedKernels = ServedKernel
     chosen = chosen or _firsts(rows, facts, served)
     for kernel in chosen.values():
         if kernel.wgmma and facts.wrong_compiler:
-            limit = f"{facts.wrong_compiler} gives wrong code for it: install jswa[cuda13] or jswa[cuda12] anew, or"
+            limit = f"{facts.wrong_compiler} gives wrong code for it: {install('cuda13', 'cuda12')}, or"
             raise refused(kernel.operation, kernel.name, f"{limit} choose {kernel.operation}=xla")
     return _record(chosen, facts)
+
+
+def may_take_library(asked: str, facts: DeviceFacts) -> bool:
+    """Return whether `resolve` may choose a kernel of the library of CPU kernels. Raises ConfigError as `named_in`."""
+    named = named_in(asked)
+    return any(
+        LIBRARY in kernel.needs
+        and named.get(kernel.operation, kernel.name) == kernel.name
+        and all(need.met(facts) for need in kernel.needs if need is not LIBRARY)
+        and (kernel.operation in named or all(need.met(facts) for need in kernel.auto or ()))
+        for kernel in TABLE
+    )
+
+
+def reason_of(operation: str, name: str, facts: DeviceFacts) -> str:
+    """Return why `auto` takes this kernel on a device: what the kernels that it tries before this one lack.
+
+    Kernels for other devices are not named. For engines that are not deterministic. Raises KeyError for other names.
+    """
+    chosen = kernel_of(operation, name)
+    rows = [row for row in TABLE if row.operation == operation and row.auto is not None]
+    here = [row for row in rows if all(need.met(facts) for need in _all_needs(row) if need in _DEVICES)]
+    if here == [chosen]:
+        return "the only one for this device"
+    before = here[: here.index(chosen)] if chosen in here else here
+    if not before:
+        return "the first choice on this device"
+    return "; ".join(f"{row.name} {_missing(row, facts)}" for row in before)
+
+
+def _all_needs(kernel: Kernel) -> tuple[Need, ...]:
+    """Return what `auto` needs to take a kernel."""
+    return (*kernel.needs, *(kernel.auto or ()))
+
+
+def _missing(kernel: Kernel, facts: DeviceFacts) -> str:
+    """Return what a kernel lacks that `auto` has not taken."""
+    missing = [need for need in _all_needs(kernel) if not need.met(facts)]
+    return missing[0].limit.format(facts) if missing else "does not serve this model"
 
 
 def _record(chosen: Mapping[Operation, Kernel], facts: DeviceFacts) -> Kernels:
@@ -338,8 +376,8 @@ def _firsts(named: Rows, facts: DeviceFacts, served: ServedKernels) -> dict[Oper
         elif all(need.advice for need in missing):
             told.setdefault(missing[0].limit.format(facts), {}).setdefault(kernel.operation, kernel.name)
     for limit, left_out in told.items():
-        level, names = logging.WARNING if facts.platform == "gpu" else logging.INFO, map("=".join, left_out.items())
-        _log.log(level, "slower kernels run in place of %s: %s", ", ".join(names), limit)
+        names = ", ".join(map("=".join, left_out.items()))
+        _log.warning("slower kernels run in place of %s: %s", names, limit)
     return chosen
 
 

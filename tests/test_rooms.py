@@ -60,6 +60,7 @@ OPENERS = {
     "server/killable/worker.py": (3, "stdin and stdout of the process, and its memory in /proc"),
     "pallas_kernels/attention/tuned.py": (1, "tunings that ship with jswa"),
     "pallas_kernels/cpu/build.py": (2, "sources that ship with jswa"),
+    "pallas_kernels/cpu/first_use.py": (2, "the library that jswa has compiled, and its lock"),
 }
 # Tests of benchmarks: no other test may import these.
 TESTS_OF_BENCHMARKS = ("tests/unit/benchmarks", "tests/e2e/benchmarks", "tests/scale")

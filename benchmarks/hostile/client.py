@@ -1,8 +1,8 @@
 """What the measurements of this folder share: servers of several checkouts, timed requests, and comparisons.
 
 A measurement starts `jswa serve tiny` from this checkout and from each that --tree names, with a key for each of two
-tenants, and lets them take turns. A checkout without its compiled CPU kernels (`python -m pallas_kernels.cpu.build`)
-runs slower ones.
+tenants, and lets them take turns. A checkout without its compiled CPU kernels compiles them first, if it can; an older
+one runs slower kernels (`python -m pallas_kernels.cpu.build` compiles them).
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,16 +16,19 @@ from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
 from jswa.exec.mesh import make_mesh
 from jswa.exec.served import what_serves
 from jswa.exec.sizing import require_memory, unpacked_by_default
-from jswa.kernels import DeviceFacts, Kernels, resolve
+from jswa.kernels import DeviceFacts, Kernels, may_take_library, resolve
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
 from jswa.model.weights.converted import is_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.speculation import parse
 from pallas_kernels.cpu import library
+from pallas_kernels.cpu.build import CannotBuild
+from pallas_kernels.cpu.first_use import provide
 from pallas_kernels.interpreter import interpreting
 
 _log = logging.getLogger("jswa")
+_SLOWER = "plain XLA runs, several times slower than the CPU kernels"
 
 
 class Machine(NamedTuple):
@@ -86,7 +90,7 @@ def facts_of(options: EngineConfig, device: jax.Device, *, packed_experts: bool 
     on_gpu = device.platform == "gpu"
     capability = getattr(device, "compute_capability", None) if on_gpu else None
     compiler = find_ptxas() if on_gpu else None
-    return DeviceFacts(
+    facts = DeviceFacts(
         device.platform,
         None if capability is None else float(capability),
         dtype_of(options, device).name,
@@ -95,18 +99,28 @@ def facts_of(options: EngineConfig, device: jax.Device, *, packed_experts: bool 
         packed_experts=packed_experts,
         factors_in_8_bits=options.quantization == "w8a8_fp8",
         deterministic=options.deterministic,
-        no_library="" if device.platform != "cpu" else _no_library(),
         has_triton=importlib.util.find_spec("jax_triton") is not None,
         wrong_compiler=str(compiler) if compiler is not None and compiler.is_wrong else "",
         interpreted=interpreting(),
     )
+    return facts._replace(no_library=why_no_library()) if may_take_library(options.kernels, facts) else facts
 
 
-def _no_library() -> str:
-    """Return why the library of CPU kernels cannot be used; empty if it can."""
+@cache
+def why_no_library() -> str:
+    """Return why the library of CPU kernels cannot be used; empty if it can. It is built if there is none.
+
+    The log says so, once in a process: it is a warning if the user can mend it.
+    """
     try:
+        provide(_log.warning)
         library.digest()
+    except CannotBuild as error:
+        level = logging.WARNING if error.remedy else logging.INFO
+        _log.log(level, "%s: %s%s", _SLOWER, error.why, error.remedy and f"; to mend it, {error.remedy}")
+        return error.why
     except library.NoLibrary as error:
+        _log.warning("%s: %s; to mend it, delete that file", _SLOWER, error)
         return str(error)
     return ""
 

@@ -1,4 +1,5 @@
 """Kernels for a CPU in C++, which XLA calls: products, experts and paged attention.
 
-`build` compiles them into one library, `library` loads it. Where there is no library, nothing else here can be called.
+`build` compiles them into one library, `first_use` does so where there is none yet, `library` loads it. Without the
+library nothing else here can be called.
 """

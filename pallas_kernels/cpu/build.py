@@ -41,7 +41,17 @@ _LEVELS = {
 
 
 class CannotBuild(Exception):
-    """The library cannot be compiled here: the message says why."""
+    """The library cannot be compiled here.
+
+    Attributes:
+        why: the reason, in one line; the message may have more.
+        remedy: what the user can do about it, in the imperative; empty if nothing helps.
+    """
+
+    def __init__(self, why: str, remedy: str = "", details: str = "") -> None:
+        super().__init__(f"{why}\n{details}" if details else why)
+        self.why = why
+        self.remedy = remedy
 
 
 def digest_of_sources() -> str | None:
@@ -57,13 +67,11 @@ def digest_of_sources() -> str | None:
 def compiler() -> str:
     """Return the C++ compiler: $CXX, or g++. Raises CannotBuild without one, and if this is not x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise CannotBuild(
-            f"the CPU kernels are written for x86-64 Linux, and this is {sys.platform} {platform.machine()}"
-        )
+        raise CannotBuild(f"they are written for x86-64 Linux, and this is {sys.platform} {platform.machine()}")
     wanted = os.environ.get("CXX", "g++")
     found = shutil.which(wanted)
     if found is None:
-        raise CannotBuild(f"there is no C++ compiler ({wanted})")
+        raise CannotBuild(f"there is no C++ compiler ({wanted})", "install g++, or name a C++ compiler in CXX")
     return found
 
 
@@ -105,20 +113,27 @@ def build(target: Path = LIBRARY) -> None:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    remedy = "name another C++ compiler in CXX; python -m pallas_kernels.cpu.build shows all that this one says"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotBuild(f"the compiler fails: {error}", remedy) from error
     if done.returncode:
-        raise CannotBuild(f"{' '.join(command)}\n{done.stderr[:4000]}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        first = next((line for line in lines if "error" in line), f"it ends with status {done.returncode}")
+        raise CannotBuild(f"the compiler fails: {first[:300]}", remedy, f"{' '.join(command)}\n{done.stderr[:4000]}")
 
 
 def main() -> None:
-    """Compile the library. With --optional, a machine that cannot is told so, and that is no failure."""
+    """Compile the library into the package. With --optional, a machine that cannot is told so, and does not fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optional", action="store_true", help="status 0 where it cannot be compiled")
     options = parser.parse_args()
     try:
         build()
+        print(f"CPU kernels are built: {LIBRARY}")
     except CannotBuild as error:
-        print(f"no native CPU kernels, jswa runs XLA's: {error}", file=sys.stderr)
+        print(f"no CPU kernels, jswa runs XLA's: {error}", file=sys.stderr)
         sys.exit(0 if options.optional else 1)
 
 

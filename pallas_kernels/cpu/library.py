@@ -6,7 +6,7 @@ from functools import cache
 
 import jax
 
-from pallas_kernels.cpu.build import LIBRARY, digest_of_sources
+from pallas_kernels.cpu.first_use import find
 
 _FUNCTIONS = (
     *("jswa_product", "jswa_experts", "jswa_mixture", "jswa_gated"),
@@ -22,14 +22,9 @@ class NoLibrary(Exception):
 def digest() -> str:
     """Load the library if it is not loaded, and return the digest of the sources that it is built from.
 
-    Programs that call it must not be loaded before. Raises NoLibrary if there is none, or it is not built from the
-    sources beside it.
+    Programs that call it must not be loaded before. Raises NoLibrary if there is none that is built from these sources.
     """
-    with _lock:
-        found, why = _load()
-    if found is None:
-        raise NoLibrary(why)
-    return found
+    return _loaded()[1]
 
 
 def available() -> bool:
@@ -44,25 +39,27 @@ def available() -> bool:
 @cache
 def has_quads() -> bool:
     """Return whether this processor multiplies codes of 4 bits in quads. Raises NoLibrary."""
-    digest()
-    return bool(ctypes.CDLL(str(LIBRARY)).jswa_has_quads())
+    return bool(_loaded()[0].jswa_has_quads())
+
+
+def _loaded() -> tuple[ctypes.CDLL, str]:
+    with _lock:
+        return _load()
 
 
 @cache
-def _load() -> tuple[str | None, str]:
-    """Return the library's digest and an empty string, or None and why there is none."""
-    if not LIBRARY.is_file():
-        return None, "it is not built: python -m pallas_kernels.cpu.build"
+def _load() -> tuple[ctypes.CDLL, str]:
+    """Return the library and its digest. Raises NoLibrary, each time anew, since it may be built later."""
+    path = find()
+    if path is None:
+        raise NoLibrary("it is not built from these sources: python -m pallas_kernels.cpu.build")
     try:
-        library = ctypes.CDLL(str(LIBRARY))
+        library = ctypes.CDLL(str(path))
         library.jswa_digest.restype = ctypes.c_char_p
         built: str = library.jswa_digest().decode()
         functions = {name: jax.ffi.pycapsule(getattr(library, name)) for name in _FUNCTIONS}  # type: ignore[no-untyped-call]
     except (OSError, AttributeError) as error:
-        return None, f"{LIBRARY.name} cannot be loaded: {error}"
-    sources = digest_of_sources()
-    if sources is not None and sources != built:
-        return None, "it is built from other sources: python -m pallas_kernels.cpu.build"
+        raise NoLibrary(f"{path} cannot be loaded: {error}") from error
     for name, function in functions.items():
         jax.ffi.register_ffi_target(name, function, platform="cpu")
-    return built, ""
+    return library, built

@@ -19,7 +19,9 @@ from jswa.kernels import (
     ServedKernels,
     instead_of,
     kernel_of,
+    may_take_library,
     named_in,
+    reason_of,
     resolve,
 )
 
@@ -83,7 +85,7 @@ def test_the_kernels_of_devices(facts: DeviceFacts, want: Kernels) -> None:
         ("experts=triton", AMPERE._replace(devices=2), "is for one device"),
         ("experts=triton", CPU, "is for NVIDIA GPUs since Ampere (8.0), and this device is a cpu"),
         ("sampling=triton", AMPERE._replace(capability=7.5), "compute capability 7.5"),
-        ("routing=triton", AMPERE._replace(has_triton=False), "needs jax-triton: install jswa[cuda12]"),
+        ("routing=triton", AMPERE._replace(has_triton=False), 'needs jax-triton: pip install ".[cuda13]"'),
         ("linear=fp8", AMPERE._replace(capability=8.9), "rounds activations, which is quantization = w8a8_fp8"),
         ("linear=fp8", AMPERE._replace(factors_in_8_bits=True), "is for NVIDIA GPUs since Ada (8.9)"),
         ("auto", AMPERE._replace(factors_in_8_bits=True), "is for NVIDIA GPUs since Ada (8.9)"),
@@ -192,20 +194,15 @@ def test_a_model_that_cannot_be_batch_invariant_gets_the_usual_kernels() -> None
 
 
 def test_what_could_be_mended_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """One line for each reason; nothing of kernels that are for other devices, or of named ones."""
+    """One line for each reason; nothing of kernels that are for other devices, of the library, or of named ones."""
     with caplog.at_level(logging.INFO, "jswa"):
-        resolve("auto", CPU._replace(no_library=NO_LIBRARY))
-        assert len(caplog.records) == 1
-        assert "attention=cpu, experts=cpu, linear=cpu, elementwise=cpu: needs the library" in caplog.text
-        assert NO_LIBRARY in caplog.text
-        caplog.clear()
         resolve("auto", AMPERE._replace(has_triton=False))
         resolve("auto", HOPPER, NO_ELEMENTWISE)
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
         assert "attention=triton, sampling=triton: needs jax-triton" in caplog.text
         assert "elementwise=mosaic does not serve this model: a LayerNorm" in caplog.text
         caplog.clear()
-        for facts in (CPU, HOPPER, AMPERE, AMPERE._replace(capability=7.5)):
+        for facts in (CPU, CPU._replace(no_library=NO_LIBRARY), HOPPER, AMPERE, AMPERE._replace(capability=7.5)):
             resolve("auto", facts)
         resolve("xla", AMPERE._replace(has_triton=False))
         assert not caplog.text
@@ -261,6 +258,70 @@ def test_what_is_resolved_can_run_and_is_what_was_named(facts: DeviceFacts, name
         assert asked.get(kernel.operation, name) == name
     if facts.factors_in_8_bits:
         assert chosen.linear == "fp8"
+
+
+@given(facts=FACTS, named=st.lists(st.sampled_from(TABLE), max_size=3))
+def test_a_library_that_no_kernel_may_be_of_changes_no_choice(facts: DeviceFacts, named: list[Kernel]) -> None:
+    """So it need not be built."""
+    text = ",".join(f"{kernel.operation}={kernel.name}" for kernel in named) or "auto"
+    for asked in (text, f"xla,{text}" if named else "xla"):
+        found = []
+        for no_library in ("", NO_LIBRARY):
+            try:
+                found.append(resolve(asked, facts._replace(no_library=no_library)))
+            except ConfigError:
+                found.append(Kernels())
+        assert found[0] == found[1] or may_take_library(asked, facts)
+        assert may_take_library(asked, facts) or "cpu" not in found[0].table().values()
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "may"),
+    [
+        ("auto", CPU, True),
+        ("attention=xla", CPU, True),
+        ("xla,linear=cpu", CPU, True),
+        ("xla", CPU, False),
+        ("xla", CPU._replace(deterministic=True), False),
+        ("attention=xla,experts=xla,linear=xla,elementwise=xla", CPU, False),
+        ("attention=xla,experts=xla,linear=xla,elementwise=xla", CPU._replace(deterministic=True), True),
+        ("auto", CPU._replace(devices=2), False),
+        ("auto", HOPPER, False),
+    ],
+)
+def test_the_library_is_wanted_only_where_it_may_run(asked: str, facts: DeviceFacts, may: bool) -> None:
+    assert may_take_library(asked, facts) == may
+
+
+@given(facts=FACTS.map(lambda facts: facts._replace(deterministic=False, interpreted=False)))
+def test_every_choice_has_a_reason(facts: DeviceFacts) -> None:
+    """It names no kernel that could run, nor any for other devices."""
+    try:
+        chosen = resolve("auto", facts)
+    except ConfigError:
+        return
+    for operation, name in chosen.table().items():
+        reason = reason_of(operation, name, facts)
+        assert "does not serve" not in reason
+        assert not any(f"{other}, and this device" in reason for other in ("(9.0)", "(8.0)", "(8.9)", "a CPU"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "facts", "reason"),
+    [
+        ("attention", "cpu", CPU, "the first choice on this device"),
+        ("attention", "xla", CPU._replace(no_library="why"), "cpu needs the library of CPU kernels: why"),
+        ("attention", "xla", CPU._replace(devices=2), "cpu is for one device, and tensor_parallel_size is 2"),
+        ("routing", "xla", CPU, "the only one for this device"),
+        ("routing", "xla", AMPERE, "the only one for this device"),
+        ("sampling", "xla", CPU, "cpu is for deterministic = True"),
+        ("attention", "triton", AMPERE, "the first choice on this device"),
+        ("experts", "mosaic", HOPPER, "mosaic_overlap is for experts in MXFP4 or NVFP4"),
+        ("elementwise", "xla", HOPPER, "mosaic does not serve this model"),
+    ],
+)
+def test_reasons(operation: str, name: str, facts: DeviceFacts, reason: str) -> None:
+    assert reason_of(operation, name, facts) == reason
 
 
 def test_each_operation_ends_with_a_kernel_for_any_device() -> None:

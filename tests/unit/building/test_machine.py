@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from jswa.building.machine import choose, facts_of
 from jswa.config import EngineConfig
 from jswa.exec.compile.ptxas import Ptxas
 from pallas_kernels.cpu import library
+from pallas_kernels.cpu.build import CannotBuild
 from pallas_kernels.interpreter import interpreted
 from tests.parity.load import read_config
 from tests.support.checkpoints.float4 import CONFIGS as CONFIGS_OF_NVFP4
@@ -38,6 +40,7 @@ CPU: Any = Device("cpu")
 def _fake_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
     monkeypatch.setattr(machine, "find_ptxas", lambda: Ptxas("/x/ptxas", (12, 8, 93)))
+    monkeypatch.setattr(machine, "why_no_library", cache(machine.why_no_library.__wrapped__))
 
 
 def test_the_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +60,47 @@ def test_the_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_facts_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the reason for which its library cannot be used."""
-
-    def missing() -> str:
-        raise library.NoLibrary("it is not built: make")
-
-    monkeypatch.setattr(library, "digest", lambda: "built")
+    monkeypatch.setattr(machine, "why_no_library", lambda: "")
     assert facts_of(EngineConfig(), CPU)[:6] == ("cpu", None, "float32", 1, None, False)
     assert not facts_of(EngineConfig(), CPU).no_library
-    monkeypatch.setattr(library, "digest", missing)
-    assert facts_of(EngineConfig(dtype="bfloat16"), CPU).no_library == "it is not built: make"
+    monkeypatch.setattr(machine, "why_no_library", lambda: "why")
+    assert facts_of(EngineConfig(dtype="bfloat16"), CPU).no_library == "why"
     with interpreted():
         assert facts_of(EngineConfig(), CPU).interpreted
+
+
+@pytest.mark.parametrize(
+    ("failure", "level", "said"),
+    [
+        (CannotBuild("no compiler", "install g++"), "WARNING", "no compiler; to mend it, install g++"),
+        (CannotBuild("they are written for x86-64 Linux"), "INFO", "they are written for x86-64 Linux"),
+        (
+            library.NoLibrary("lib.so cannot be loaded"),
+            "WARNING",
+            "lib.so cannot be loaded; to mend it, delete that file",
+        ),
+    ],
+)
+def test_slower_kernels_are_told_once(
+    failure: Exception, level: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning, if the user can mend it; engines whose kernels are all named try to build nothing."""
+    tries = []
+
+    def provide(tell: object) -> None:
+        tries.append(tell)
+        raise failure
+
+    monkeypatch.setattr(machine, "provide", provide)
+    with caplog.at_level("INFO", "jswa"):
+        assert not facts_of(EngineConfig(kernels="xla"), CPU).no_library
+        assert not facts_of(EngineConfig(tensor_parallel_size=2), CPU).no_library
+        assert not tries
+        assert [facts_of(EngineConfig(), CPU).no_library for _ in range(2)] == [str(failure)] * 2
+    assert len(tries) == 1
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert record.message == f"plain XLA runs, several times slower than the CPU kernels: {said}"
 
 
 @pytest.mark.parametrize(
