@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jswa import __version__
-from jswa.errors import JswaError
+from jswa.errors import JswaError, install
+from jswa.kernels import reason_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "safetensors", "tokenizers", "huggingface-hub", "orbax-checkpoint")
 _GIB = 2**30
@@ -33,21 +34,34 @@ _OPTIONS: dict[str, Any] = {
 
 
 class Finding(NamedTuple):
-    """A line of the report. `advice`: what to do; empty if all is well."""
+    """A line of the report.
+
+    Attributes:
+        advice: what to do; empty if all is well.
+        rows: of a table below the line.
+    """
 
     subject: str
     found: str
     advice: str = ""
     level: Literal["ok", "note", "wrong"] = "ok"
+    rows: Sequence[Sequence[str]] = ()
 
     def __str__(self) -> str:
-        """The finding as a line, with the advice below it."""
-        line = f"{self.level:<6} {self.subject}: {self.found}"
-        return f"{line}\n       → {self.advice}" if self.advice else line
+        """The finding as a line, with the advice and the table below it, whose columns are aligned."""
+        lines = [f"{self.level:<6} {self.subject}: {self.found}"]
+        lines += [f"       → {self.advice}"] if self.advice else []
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in self.rows]
+        return "\n".join([*lines, *(f"       {'  '.join(row)}".rstrip() for row in cells)])
 
 
-def examine() -> Iterator[Finding]:
-    """Yield the findings, each as soon as it is known; the last ones compile and run a small model."""
+def examine(say: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield the findings, each as soon as it is known; the last ones compile and run a small model.
+
+    Args:
+        say: is given a line before a finding that takes time.
+    """
     yield from of_packages()
     driver = nvidia_driver()
     if driver:
@@ -66,7 +80,13 @@ def examine() -> Iterator[Finding]:
     if on_gpu:
         yield from of_compiler()
     yield from of_cache()
-    yield of_kernels(devices[0])
+    lacking = ""
+    if devices[0].platform == "cpu":
+        library = of_library(say)
+        yield library
+        lacking = "" if library.level == "ok" else library.found
+    say("compiling and running a small model (half a minute the first time)")
+    yield of_kernels(devices[0], lacking)
 
 
 def nvidia_driver() -> str:
@@ -87,7 +107,7 @@ def of_packages() -> Iterator[Finding]:
     yield Finding("jswa", f"{__version__}, Python {sys.version.split()[0]} on {sys.platform}")
     yield Finding("packages", ", ".join(f"{name} {installed(name)}" for name in PACKAGES))
     if importlib.util.find_spec("fastapi") is None:
-        yield Finding("server", "not installed", 'for `jswa serve`: pip install "jswa[server]"', "note")
+        yield Finding("server", "not installed", f"for `jswa serve`: {install('server')}", "note")
 
 
 def installed(package: str) -> str:
@@ -109,7 +129,7 @@ def of_devices(devices: Sequence[Any], driver: str) -> Iterator[Finding]:
             memory = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
         yield Finding(f"device {device.id}", f"{device.device_kind} ({device.platform}){memory}")
     if driver and devices[0].platform == "cpu":
-        yield _wrong("devices", "this machine has an NVIDIA GPU that jax does not use", 'pip install "jswa[cuda13]"')
+        yield _wrong("devices", "this machine has an NVIDIA GPU that jax does not use", install("cuda13", "cuda12"))
 
 
 def of_compiler() -> Iterator[Finding]:
@@ -119,16 +139,16 @@ def of_compiler() -> Iterator[Finding]:
     prefer_packaged()
     found = find_ptxas()
     if found is None:
-        yield _wrong("ptxas", "not found", 'pip install "jswa[cuda13]", which has one')
+        yield _wrong("ptxas", "not found", f"the extra has one: {install('cuda13', 'cuda12')}")
     elif found.is_wrong:
-        yield _wrong("ptxas", f"{found} gives wrong code", 'pip install --upgrade "jswa[cuda13]"')
+        yield _wrong("ptxas", f"{found} gives wrong code", f"a newer one: {install('cuda13', 'cuda12')}")
     else:
         yield Finding("ptxas", str(found))
     if importlib.util.find_spec("jax_triton") is None:
         yield Finding(
             "jax-triton",
             "not installed",
-            'for experts, and for GPUs other than Hopper: pip install "jswa[cuda13]"',
+            f"for experts, and for GPUs other than Hopper: {install('cuda13', 'cuda12')}",
             "note",
         )
 
@@ -142,22 +162,45 @@ def of_cache() -> Iterator[Finding]:
     yield Finding("downloads", f"to {folder}, {shutil.disk_usage(there).free / _GIB:.1f} GiB free")
 
 
-def of_kernels(device: Any) -> Finding:
-    """Start an engine on a small model with random weights, which checks its kernels on a GPU, and generate tokens."""
+def of_library(say: Callable[[str], None]) -> Finding:
+    """Find the library of CPU kernels; it is built if there is none. Without it `found` says why."""
+    from pallas_kernels.cpu import library
+    from pallas_kernels.cpu.build import CannotBuild
+    from pallas_kernels.cpu.first_use import provide
+
+    try:
+        path = provide(say)
+        library.digest()
+    except CannotBuild as error:
+        return Finding("CPU kernels", error.why, error.remedy, "wrong" if error.remedy else "note")
+    except library.NoLibrary as error:
+        return _wrong("CPU kernels", str(error), "delete that file: jswa builds another")
+    return Finding("CPU kernels", str(path))
+
+
+def of_kernels(device: Any, lacking: str = "") -> Finding:
+    """Start an engine on a small model with random weights, which checks its kernels on a GPU, and generate tokens.
+
+    Args:
+        lacking: why there is no library of CPU kernels; empty if there is one.
+    """
+    from jswa.building.machine import facts_of
+    from jswa.config import EngineConfig
     from jswa.llm import LLM
 
+    options = {**_OPTIONS, "kernels": "xla"} if lacking else _OPTIONS  # else the engine tries to build it once more
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_MODEL))
         try:
-            with LLM(folder, **_OPTIONS) as llm:
+            with LLM(folder, **options) as llm:
                 llm.generate([[1, 2, 3]], temperature=0, max_tokens=4, ignore_eos=True, use_tqdm=False)
                 chosen = llm.engine.kernels.table()
         except JswaError as error:
             return _wrong("kernels", _line(error), "run with --kernels xla until it is mended")
-    plain = "plain XLA, as on any CPU" if chosen["attention"] == "xla" else "from the library of CPU kernels"
-    checked = "each agrees with XLA on this GPU" if device.platform == "gpu" else plain
-    kernels = ", ".join(f"{operation} {name}" for operation, name in chosen.items())
-    return Finding("kernels", f"{kernels}: {checked}; a small model runs")
+    facts = facts_of(EngineConfig(**options), device)._replace(no_library=lacking)
+    agree = "each agrees with XLA on this GPU; " if facts.platform == "gpu" else ""
+    rows = [(operation, name, reason_of(operation, name, facts)) for operation, name in chosen.items()]
+    return Finding("kernels", f"{agree}a small model runs", rows=rows)
 
 
 def _wrong(subject: str, found: str, advice: str) -> Finding:
@@ -168,13 +211,18 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def report(show: Callable[[str], None] = print) -> int:
-    """Show all findings; return 1 if something is wrong, else 0."""
-    findings = []
-    for finding in examine():
-        findings.append(finding)
+def show_line(line: str) -> None:
+    """Print a line at once, also where the output is no terminal."""
+    print(line, flush=True)
+
+
+def report(show: Callable[[str], None] = show_line) -> int:
+    """Show all findings, each as soon as it is known; return 1 if something is wrong, else 0."""
+    wrong = False
+    for finding in examine(lambda line: show(f"       {line}")):
         show(str(finding))
-    return int(any(finding.level == "wrong" for finding in findings))
+        wrong |= finding.level == "wrong"
+    return int(wrong)
 
 
 def versions() -> list[str]:

@@ -1,5 +1,8 @@
 """The findings of `jswa doctor` (jswa/commands/doctor.py)."""
 
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +11,9 @@ import pytest
 from jswa.commands import doctor
 from jswa.errors import KernelError
 from jswa.exec.compile.ptxas import Ptxas
+from jswa.kernels import OPERATIONS
+from pallas_kernels.cpu import first_use, library
+from pallas_kernels.cpu.build import CannotBuild
 
 CPU = SimpleNamespace(id=0, platform="cpu", device_kind="cpu", memory_stats=lambda: None)
 H200 = SimpleNamespace(
@@ -23,9 +29,14 @@ def test_a_machine_that_is_well_has_no_advice(capsys: pytest.CaptureFixture[str]
     """This one: the small model runs on its CPU."""
     assert doctor.report() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["jswa:", "packages:", "device", "downloads:", "kernels:"]
-    assert all(line.startswith("ok ") for line in lines)
-    assert lines[-1].endswith("a small model runs")
+    found = [line for line in lines if not line.startswith(" ")]
+    assert [line.split()[1] for line in found] == ["jswa:", "packages:", "device", "downloads:", "CPU", "kernels:"]
+    assert all(line.startswith("ok ") for line in found)
+    assert found[-1].endswith("a small model runs")
+    table = [line.split(maxsplit=2) for line in lines[lines.index(found[-1]) + 1 :]]
+    assert [row[0] for row in table] == list(OPERATIONS)
+    assert table[0] == ["attention", "cpu", "the first choice on this device"]
+    assert len({re.match(r" *\w+ +\w+ +", line).end() for line in lines[-len(table) :]}) == 1, "columns are aligned"  # type: ignore[union-attr]
 
 
 def test_what_is_wrong_comes_with_advice_and_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +51,34 @@ def test_what_is_wrong_comes_with_advice_and_a_status(monkeypatch: pytest.Monkey
     assert doctor.report(shown.append) == 1
     wrong = [line for line in shown if line.startswith("wrong")]
     assert len(wrong) == 2
-    assert 'jax does not use\n       → pip install "jswa[cuda13]"' in wrong[0]
+    assert 'jax does not use\n       → pip install ".[cuda13]" or ".[cuda12]" in the clone of jswa' in wrong[0]
     assert "attention of layers.0" in wrong[1]
     assert "--kernels xla" in wrong[1]
+
+
+def test_lines_are_shown_as_soon_as_they_are_known() -> None:
+    """The first ones come before jax is imported, and a reader of a pipe has them at once."""
+    code = "import sys; from jswa.commands import doctor; sys.modules['jax'] = None; doctor.report()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "import of jax halted" in done.stderr
+    assert done.stdout.splitlines()[1].startswith("ok     packages: jax ")
+
+
+def test_a_cpu_without_its_kernels_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a remedy where there is one; and the table says which kernels run in their place."""
+    failure = CannotBuild("there is no C++ compiler (g++)", "install g++")
+
+    def provide(_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(first_use, "provide", provide)
+    found = doctor.of_library(print)
+    assert str(found) == "wrong  CPU kernels: there is no C++ compiler (g++)\n       → install g++"
+    failure = CannotBuild("they are written for x86-64 Linux, and this is darwin arm64")
+    assert doctor.of_library(print).level == "note"
+    monkeypatch.setattr(first_use, "provide", lambda _: "lib.so")
+    monkeypatch.setattr(library, "digest", lambda: "built")
+    assert str(doctor.of_library(print)) == "ok     CPU kernels: lib.so"
 
 
 def test_memory_of_a_gpu_is_what_jax_may_use() -> None:
