@@ -14,9 +14,7 @@ def load() -> ModuleType:
     try:
         import jax_triton  # imported here since it is optional, and loads Triton's compiler, which takes time
     except ImportError as error:
-        raise ImportError(
-            "kernels on Triton need the package jax-triton: install jswa[cuda12] or jswa[cuda13]"
-        ) from error
+        raise ImportError("kernels on Triton need the package jax-triton: pip install jax-triton") from error
     module: ModuleType = jax_triton
     return module
 

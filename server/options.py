@@ -96,7 +96,7 @@ class ServeConfig:
             Default: on `port` only.
         metrics_host: Listen on this IP address or host name for metrics_port. Default: the same as host.
         metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
-        otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs `pip install jswa[otel]`.
+        otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs the extra `otel`.
             Default: no spans.
         profile_dir: Folder for the profiles that /start_profile and /stop_profile take. Default: none, and
             /start_profile is refused.

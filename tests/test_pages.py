@@ -1,6 +1,7 @@
 """Pages for readers: every relative link and anchor resolves, the README is short, and the index lists every page."""
 
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +53,29 @@ def test_every_link_resolves(path: Path) -> None:
 def test_a_broken_link_is_seen(target: str) -> None:
     text = f"See [this]({target}), [that](README.md#models) and `[code](not/a/link)`."
     assert broken(ROOT / "README.md", text) == [target]
+
+
+def asked_of_an_index(text: str) -> list[str]:
+    """The places of a text that name jswa with an extra as pip would look for it on an index."""
+    return re.findall(r"\bjswa\[[a-z]\w*", text)
+
+
+def test_no_text_installs_jswa_from_an_index() -> None:
+    """jswa is on none, where anybody may take its name. Errors say `jswa.errors.install`; pages name a clone."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    suffixes = {".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".txt", ".html", ".js", ""}
+    files = [ROOT / name for name in listed.split("\0") if name and Path(name).suffix in suffixes]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.is_file() and path != Path(__file__)}
+    assert len(texts) > 500
+    assert not [(path, found) for path, text in texts.items() if (found := asked_of_an_index(text))]
+
+
+@pytest.mark.parametrize(
+    "text", ["pip install jswa[server]", 'pip install "jswa[server,chat]"', "install jswa[cuda13]"]
+)
+def test_jswa_of_an_index_is_seen(text: str) -> None:
+    assert asked_of_an_index(text)
+    assert not asked_of_an_index('pip install ".[server]"; "dist/jswa-0.1.0-py3-none-any.whl[server]"; jswa[0]')
 
 
 def test_the_readme_is_short() -> None:

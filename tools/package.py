@@ -1,6 +1,6 @@
 """Build the wheel and the sdist into dist/, check what they hold, then install the wheel and run it: `make package`.
 
-    python -m tools.package PYTHON     PYTHON: of an environment that has only what `jswa[server]` needs
+    python -m tools.package PYTHON     PYTHON: of an environment that has only what jswa's extra `server` needs
 
 The wheel holds every file that git tracks in jswa/, pallas_kernels/ and server/, and nothing else; the sdist adds what
 a build needs. Where the library of CPU kernels can be compiled there is a second wheel, for this platform alone: the

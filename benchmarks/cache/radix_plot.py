@@ -2,7 +2,7 @@
 
     python -m benchmarks.cache.radix_plot benchmarks/results/cpu/radix.json hit-rate.png
 
-Needs matplotlib (`pip install jswa[bench]`).
+Needs matplotlib (`pip install matplotlib`).
 """
 
 import re

@@ -5,7 +5,7 @@
 Reads what `benchmarks.gpu.run` and `benchmarks.speed.offline` write; a stage without a file is named as missing. Writes
 report.md, roofline.png, steps.png and scopes.png. The constants of the prediction are those of the machine that the
 files name; a CPU has none, and its runs are compared with nothing, unless --machine says otherwise. The plots need
-matplotlib (`pip install jswa[bench]`).
+matplotlib (`pip install matplotlib`).
 """
 
 import argparse
@@ -245,7 +245,7 @@ def main(words: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     lines = markdown(results, against)
     if importlib.util.find_spec("matplotlib") is None:
-        print("no plots: matplotlib is not installed (pip install jswa[bench])")
+        print("no plots: matplotlib is not installed (pip install matplotlib)")
     else:
         lines += [f"![]({name})" for name in draw(results, against, out)]
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -13,8 +13,8 @@ The baseline is the cold run. Greedy tokens must equal it item by item, unless t
 are within 1e-3 of each other (a tie; under 0.1 % of all tokens). Log probabilities of texts must agree within 2e-4.
 Those of a prompt never come from the cache: in the cached configurations the last tokens of a text are forced, one
 request each. A configuration that was never exercised (no hit, no replay, no preemption) is an error. The exit status
-is 1 if anything differs. Writes quality.json and quality.md to --out, and quality.png with --plot (matplotlib:
-`pip install jswa[bench]`).
+is 1 if anything differs. Writes quality.json and quality.md to --out, and quality.png with --plot (needs
+matplotlib).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale.report benchmarks/results/cpu/scale_sim.json      writes scale_sim.md and .png beside it
 
-The plot needs matplotlib (`pip install jswa[bench]`).
+The plot needs matplotlib (`pip install matplotlib`).
 """
 
 import importlib.util
@@ -211,7 +211,7 @@ def main() -> None:
     source.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
     rows = [row for row in found["rows"] if row["section"] == "main"]
     if importlib.util.find_spec("matplotlib") is None:
-        print("no plot: matplotlib is not installed (pip install jswa[bench])")
+        print("no plot: matplotlib is not installed (pip install matplotlib)")
     elif rows:
         plot(rows, source.with_suffix(".png"))
 

@@ -200,7 +200,7 @@ def geometry_engine(name: str, settings: Settings, tokens: int) -> Engine:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Plot hit rate by round, and pages over time. Needs matplotlib (`pip install jswa[bench]`)."""
+    """Plot hit rate by round, and pages over time. Needs matplotlib (`pip install matplotlib`)."""
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))

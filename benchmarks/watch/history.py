@@ -65,7 +65,7 @@ def draw(found: Sequence[Entry], path: Path) -> None:
     try:
         from matplotlib import pyplot
     except ImportError:
-        raise SystemExit("the picture needs matplotlib: pip install 'jswa[bench]'") from None
+        raise SystemExit("the picture needs matplotlib: pip install matplotlib") from None
     if not found:
         raise SystemExit(f"{PATH.name} has no entries: python -m benchmarks.watch.run --record")
     drawn: Mapping[str, Line] = lines(found)

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--points", type=Path, help="a JSON file of the points")
     options = parser.parse_args()
     if options.plot is not None and find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install jswa[bench]")
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     rows = QUESTIONS * SAMPLES
     engine: dict[str, Any] = {"max_num_seqs": rows, "max_num_batched_tokens": 2 * rows}
     with jswa.LLM("tiny", max_model_len=64, dtype="float32", deterministic=True, **engine) as llm:

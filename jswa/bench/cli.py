@@ -7,13 +7,13 @@ from cyclopts import App, Parameter
 
 from jswa.commands.options.groups import PLAIN, SIZES, grouped, whole_lines
 from jswa.commands.options.help import MORE, formatter
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 
 try:
     from jswa.bench.load import BenchConfig
     from jswa.bench.load import main as run
 except ModuleNotFoundError as error:
-    raise ConfigError("bench", error.name, 'is not installed: pip install "jswa[bench]"') from error
+    raise ConfigError("bench", error.name, f"is not installed: {install('bench')}") from error
 
 GROUPS = {
     "Server": ("base_url", "model", "endpoint", "api_key", "timeout"),

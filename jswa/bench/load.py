@@ -42,7 +42,7 @@ class BenchConfig:
         seed: Random seed of prompts and arrivals.
         timeout: Give up on a request if the server sends nothing for this many seconds.
         json: Write all figures, and the times of each request, to this JSON file.
-        plot: Write plots of the latencies to this file (.png or .svg); needs `pip install jswa[bench]`.
+        plot: Write plots of the latencies to this file (.png or .svg); needs matplotlib, of the extra `bench`.
     """
 
     base_url: str = "http://127.0.0.1:8000"

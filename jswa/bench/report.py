@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 
 _PERCENTILES = (50, 90, 99)
 _NAMES = ("ttft", "tpot", "itl", "e2el")
@@ -131,7 +131,7 @@ def plot(records: Sequence[RequestRecord], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("plot", str(file), "needs `pip install jswa[bench]`") from error
+        raise ConfigError("plot", str(file), f"needs matplotlib: {install('bench')}") from error
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots(2, 2)
     values = values_of(records)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jswa.commands.server_package import load_server
 from jswa.config import EngineConfig
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 
 try:
     import ray
@@ -26,7 +26,7 @@ try:
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 except ModuleNotFoundError as error:
-    raise ConfigError("ray", error.name, "is not installed: `pip install jswa[ray]` (2.60 is tested)") from error
+    raise ConfigError("ray", error.name, f"is not installed: {install('ray')} (2.60 is tested)") from error
 
 _log = logging.getLogger("jswa.server")
 _ANSWER_SECONDS = 10.0  # for a route that asks all replicas

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 
 _NAME = "jswa._server"
 _HOME = Path(__file__).resolve().parent.parent
@@ -38,7 +38,7 @@ def import_server_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("jswa"):
             raise
-        raise ConfigError("server", error.name, 'is not installed: pip install "jswa[server]"') from error
+        raise ConfigError("server", error.name, f"is not installed: {install('server')}") from error
 
 
 def _folder() -> Path:

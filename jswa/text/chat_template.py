@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jswa.env import without_advice
-from jswa.errors import CheckpointError, ConfigError, InvalidPrompt
+from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, install
 from jswa.storage.checkpoint_files import is_there, read_file
 from jswa.storage.json_object import read_optional
 from jswa.text.history.arguments import call_arguments
@@ -170,7 +170,7 @@ class ChatTemplate:
             with without_advice():
                 from transformers.utils.chat_template_utils import render_jinja_template
         except ImportError as error:
-            raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
+            raise ConfigError("chat", str(error), f"needs the packages for chats: {install('chat')}") from error
         goes_on = variables.get("continue_final_message", False)
         turn = {"add_generation_prompt": variables.get("add_generation_prompt", True) and not goes_on}
         try:
@@ -181,7 +181,7 @@ class ChatTemplate:
                 **{**self.special_tokens, "continue_final_message": goes_on, **variables, **turn},
             )
         except ImportError as error:  # transformers refuses versions of jinja2 whose sandbox leaks
-            raise ConfigError("chat", str(error), "needs `pip install jswa[chat]`") from error
+            raise ConfigError("chat", str(error), f"needs the packages for chats: {install('chat')}") from error
         except TemplateSyntaxError as error:
             reason = f"is not a valid jinja2 template; line {error.lineno}: {error!s:.1000}"
             if source in self.sources.values():

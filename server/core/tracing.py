@@ -6,7 +6,7 @@ from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 from starlette.types import Scope
 
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 
 _QUIET = ("/health", "/ready", "/metrics")  # probes and scrapers ask for these all the time
 
@@ -22,7 +22,7 @@ def telemetry(endpoint: str | None) -> TelemetryConfig:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
-        raise ConfigError("otlp_traces_endpoint", endpoint, "needs `pip install jswa[otel]`") from error
+        raise ConfigError("otlp_traces_endpoint", endpoint, f"needs OpenTelemetry: {install('otel')}") from error
     provider = TracerProvider(resource=Resource.create({"service.name": "jswa"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return {**off, "tracing": True, "operation_spans": False, "tracer_provider": provider, "exclude": _quiet}

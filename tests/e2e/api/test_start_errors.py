@@ -118,7 +118,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     extra = "server" if command == "serve tiny" else "bench"
-    assert f'is not installed: pip install "jswa[{extra}]"' in failed(command, capfd)
+    assert f'is not installed: pip install ".[{extra}]" in the clone of jswa' in failed(command, capfd)
 
 
 @pytest.mark.parametrize(

@@ -68,5 +68,5 @@ def test_without_an_endpoint_there_are_no_spans() -> None:
 
 def test_without_the_sdk_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"jswa\[otel\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[otel\]"):
         telemetry("http://127.0.0.1:1/v1/traces")
