@@ -13,7 +13,6 @@ import pytest
 from benchmarks import published
 from benchmarks.memory import kv, picture
 from benchmarks.result_file import read, rounded
-from jswa import __version__
 from server.options import ServeConfig
 
 ROOT = published.ROOT
@@ -69,7 +68,7 @@ def sentences() -> Iterator[str]:
     yield f"{quality['revived']['compared_tokens']:,} tokens compared,\nnone different"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     yield f"Python {project['requires-python'].removeprefix('>=')} or newer"
-    yield f"dist/jswa-{__version__}-py3-none-any.whl[server,chat,cuda13]"
+    yield 'pip install ".[server,chat,cuda13]"'
     assert {"server", "chat", "cuda13"} <= set(project["optional-dependencies"])
     yield f"OpenAI's API on port {ServeConfig().port}"
     yield f"http://localhost:{ServeConfig().port}/v1"
