@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def start(site: Path, compiler: Path | str) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", PROVIDE], env=environ, cwd=site, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Path]:
+    """A file for which compilers wait; after the test it is there in any case, so that none waits for ever."""
+    yield tmp_path / "go"
+    (tmp_path / "go").touch()
+
+
 def script(path: Path, text: str) -> Path:
     """A program of a few lines."""
     path.write_text(text)
@@ -47,9 +55,9 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_of_several_processes_one_builds(installed: Path, tmp_path: Path) -> None:
+def test_of_several_processes_one_builds(installed: Path, go: Path, tmp_path: Path) -> None:
     """The other one waits and says so; later ones build nothing, unless the sources have changed."""
-    log, go = tmp_path / "log", tmp_path / "go"
+    log = tmp_path / "log"
     compiler = script(tmp_path / "cxx", COMPILER.format(log=log, go=go))
     library = installed / "pallas_kernels" / "cpu" / "jswa_cpu.so"
     first = start(installed, compiler)
