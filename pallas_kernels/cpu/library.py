@@ -6,8 +6,6 @@ from functools import cache
 
 import jax
 
-from pallas_kernels.cpu.first_use import find
-
 _FUNCTIONS = (
     *("jswa_product", "jswa_experts", "jswa_mixture", "jswa_gated"),
     *("jswa_attention", "jswa_join", "jswa_rotate", "jswa_sums", "jswa_shares"),
@@ -50,6 +48,8 @@ def _loaded() -> tuple[ctypes.CDLL, str]:
 @cache
 def _load() -> tuple[ctypes.CDLL, str]:
     """Return the library and its digest. Raises NoLibrary, each time anew, since it may be built later."""
+    from pallas_kernels.cpu.first_use import find  # here: who reads a step need not know how the library is built
+
     path = find()
     if path is None:
         raise NoLibrary("it is not built from these sources: python -m pallas_kernels.cpu.build")
