@@ -55,7 +55,7 @@ struct Attention {
   float scale, softcap;   // softcap 0: none
 };
 
-// x / rms(x) * (offset + weight) in float32; see pallas_kernels.elementwise.plan.Rms.
+// x / rms(x) * (offset + weight) in float32; see pallas_kernels.elementwise.arguments.Rms.
 struct Rms {
   bool there, cast_first;
   float eps, offset;
