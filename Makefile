@@ -201,7 +201,7 @@ GPU_PYTHON ?= .venv-cuda/bin/python
 OUT        ?= benchmarks/results/gpu
 CALL       ?= 1
 COMMIT     ?= $(shell git rev-parse --short HEAD 2>/dev/null)
-gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: a call of nine minutes (CALL=1, 2 or 3, OUT=…; see benchmarks/gpu/README.md)
+gpu: $(filter .venv-cuda/bin/python,$(GPU_PYTHON))  ## on a GPU: a call of at most four and a half minutes (CALL=1 to 6, OUT=…; see benchmarks/gpu/README.md)
 	PYTHONPATH=.gpu-site $(GPU_PYTHON) -m benchmarks.gpu.run --call $(CALL) --out $(OUT) --commit "$(COMMIT)"
 
 gpu-rehearsal: .venv/installed  ## the same with small sizes on a CPU
