@@ -37,7 +37,15 @@ COPIED = (
 )
 GUIDES = {
     "Begin": ("quickstart", "python", "serving", "answers", "pages", "models", "checkpoints"),
-    "Understand": ("how-it-works", "a-decode-step", "glossary", "numerics", "performance", "results"),
+    "Understand": (
+        "how-it-works",
+        "how-jswa-differs",
+        "a-decode-step",
+        "glossary",
+        "numerics",
+        "performance",
+        "results",
+    ),
     "Operate": (
         "deploy/README",
         "parallel",
