@@ -47,6 +47,7 @@ GUIDES = {
         "results",
     ),
     "Operate": (
+        "operating",
         "deploy/README",
         "parallel",
         "kernels",

@@ -21,14 +21,14 @@ LONGEST = 35  # words of a sentence
 HABITS = {
     "behind": r"\bbehind\b(?! (?:(?:a|an|the|another) )?(?:load balancer|proxy|reverse proxy|router|ray)\b)",
     "those that": r"\bthose (?:that|which|whose)\b",
-    "what": r"(?:^|[,;:.(] |\b(?:but|by|for|from|if|in|of|than|to|with) )what\b(?!.*\?$)|\bthat which\b",
+    "what": r"(?:^|[,;:.(] |\b(?:but|by|for|from|if|in|of|than|to|with) )what\b(?!$|.*\?$)|\bthat which\b",
     "so many": r"\bso many\b",
-    "of which": r"\bof (?:which|these|that)\b",
+    "of which": r"\bof which\b",
     "alone": r"\balone\b",
     "other": r"\b(?:anew|by turns|but for|nobody|no ?one)\b",
 }
 _HABITS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in HABITS.items()}
-_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[(\"“*`\[A-Z0-9])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[(\"“*`\[A-Z0-9]|(?:jswa|jax|vLLM|auto|none|[a-z]+\d\w*)\b)")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|cf|al)\.$")
 _NEW_BLOCK = re.compile(r"\s*(?:[*+-]|\d+\.|#+|>) ")
 _MESSAGE = re.compile(r"[A-Z1].* .*[.]")  # a help text among the strings of a module

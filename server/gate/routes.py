@@ -75,16 +75,16 @@ ROUTES = (
     ),
     Route(
         "/v1/responses/{response_id:path}", ("GET", "DELETE"), response,
-        "a response that is kept for `previous_response_id`, or keep it no longer",
+        "return or delete a response that is kept for `previous_response_id`",
         options=_answers(400, 401, 404, 500, 503),
     ),
-    Route("/v1/messages", _POST, messages, "Anthropic's API for agents, likewise", options=_STREAM),
+    Route("/v1/messages", _POST, messages, "Anthropic's API for agents", options=_STREAM),
     Route("/v1/messages/count_tokens", _POST, count_tokens, "count the tokens of a prompt", options=_GENERATE),
     Route(
-        "/v1/models", _GET, models, "names of the model, with `max_model_len`, and of its adapters, with `parent`",
+        "/v1/models", _GET, models, "the model, with `max_model_len`, and its adapters, with `parent`",
         options=_KEY,
     ),
-    Route("/v1/models/{model:path}", _GET, model, "one of these names", options=_answers(400, 401, 404)),
+    Route("/v1/models/{model:path}", _GET, model, "one of these models", options=_answers(400, 401, 404)),
     Route("/tokenize", _POST, tokenize, "`{prompt}` or `{messages}` to `{tokens}`, as in vLLM", options=_GENERATE),
     Route("/detokenize", _POST, detokenize, "`{tokens}` to `{prompt}`", options=_GENERATE),
     Route("/tokenizer_info", _GET, tokenizer_info, "the tokenizer and the chat template", options=_answers(401, 404)),
@@ -137,11 +137,11 @@ ROUTES = (
         options=_CHANGE,
     ),
     Route(
-        "/sleep", _POST, admin.sleep, "free the KV arena, and with `?level=2` the weights too", whose="operator",
+        "/sleep", _POST, admin.sleep, "free the KV cache, and with `?level=2` the weights too", whose="operator",
         replicas="none", options=_CHANGE,
     ),
     Route(
-        "/wake_up", _POST, admin.wake_up, "take the memory back", whose="operator", replicas="none", options=_CHANGE
+        "/wake_up", _POST, admin.wake_up, "allocate it again", whose="operator", replicas="none", options=_CHANGE
     ),
     Route(
         "/is_sleeping", _GET, admin.is_sleeping, "whether the engine sleeps", whose="operator", replicas="none",
@@ -158,12 +158,12 @@ ROUTES = (
     ),
     Route("/load", _GET, load, "`server_load`: how many requests are in progress", options=_KEY),
     Route("/version", _GET, version, "jswa's version", options=_KEY),
-    Route("/openapi.json", _GET, openapi, "this API as programs read it", described=False),
+    Route("/openapi.json", _GET, openapi, "the OpenAPI description of this API", described=False),
 )  # fmt: skip
 
 
 def _pages() -> Iterator[Route]:
-    told = {"/": "a chat", "/live": "a view of the KV cache"}
+    told = {"/": "the chat page", "/live": "the page of the KV cache"}
     for path in PAGES:
-        about = told.get(path, "files of these pages")
+        about = told.get(path, "files of the two pages")
         yield Route(path, ("GET", "HEAD"), page, about, whose="nobody", described=False)

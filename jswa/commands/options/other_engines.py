@@ -46,7 +46,7 @@ SGLANG: Mapping[str, str] = {
     "--disable-radix-cache": "is --no-prefix-cache here",
     "--disable-cuda-graph": _NO_EAGER,
     "--swa-full-tokens-ratio": "has no counterpart: full and local pages share one arena, without a fixed ratio",
-    "--schedule-policy": "has no counterpart: docs/serving.md describes the order of requests",
+    "--schedule-policy": "has no counterpart: docs/operating.md describes the order of requests",
     "--enable-hierarchical-cache": _MEMORY,
     "--hicache-size": _MEMORY,
     "--hicache-storage-backend": "is --disk-kv PATH:BYTES here",
