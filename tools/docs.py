@@ -36,7 +36,7 @@ COPIED = (
     "benchmarks/results/cpu/*.png",
 )
 GUIDES = {
-    "Begin": ("quickstart", "python", "serving", "answers", "pages", "models", "checkpoints"),
+    "Begin": ("quickstart", "python", "serving", "answers", "structured-outputs", "pages", "models", "checkpoints"),
     "Understand": (
         "how-it-works",
         "how-jswa-differs",

@@ -1,7 +1,8 @@
 """Forms that no server has seen before: schemas, Lark grammars and regular expressions, each made from a number.
 
 Forms of different numbers have different names, so that a server compiles each of them. The hostile kinds ask for about
-as much work as the limits of docs/answers.md allow; `over` asks for a little more, and is refused by arithmetic.
+as much work as the limits of docs/structured-outputs.md allow; `over` asks for a little more, and is refused by
+arithmetic.
 """
 
 import itertools

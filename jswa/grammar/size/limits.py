@@ -1,4 +1,4 @@
-"""What one grammar may have. docs/answers.md lists these numbers."""
+"""What one grammar may have. docs/structured-outputs.md lists these numbers."""
 
 from collections import Counter
 from typing import Literal

@@ -333,7 +333,7 @@ def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]
 
 
 def test_the_documentation_lists_the_limits() -> None:
-    text = (ROOT / "docs/answers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/structured-outputs.md").read_text(encoding="utf-8")
     table = text[text.index("| limit of a form |") :].split("\n\n")[0]
     listed = [float(number) for number in re.findall(r"^\| .* \| ([\d.]+) \|$", table, re.MULTILINE)]
     single = [value for name, value in vars(limits).items() if name.startswith("MAX_")]
