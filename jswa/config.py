@@ -31,43 +31,45 @@ class EngineConfig:
     Attributes:
         dtype: Keep weights, activations and KV cache in this type; auto is float32 on CPU and bfloat16 on GPU.
         kv_cache_dtype: Keep the KV cache in this type; auto is the same as dtype. fp8 (e4m3) takes half the bytes of
-            bfloat16 and clips keys and values beyond ±448 times their scale, which is 1 unless the checkpoint has KV
+            bfloat16. It clips keys and values beyond ±448 times their scale, which is 1 unless the checkpoint has KV
             scales.
         quantization: Hold linear layers and experts in this form. auto keeps the checkpoint's own form: 8 bits with one
             scale per output, packed integers of 4 bits (W4A16, GPTQ, AWQ), MXFP4 experts. none converts all weights to
-            dtype. int8 and fp8 quantize linear layers, embedding and output head at start, and keep MXFP4 experts; fp8
-            also keeps experts in fp8 with a scale per block, and with linear=mosaic in kernels linear layers too.
+            dtype. int8 and fp8 quantize linear layers, embedding and output head at start, and keep MXFP4 experts. fp8
+            also keeps experts in fp8 with a scale per block, and with --kernels linear=mosaic such linear layers too.
             w8a8_fp8 is fp8, or auto for checkpoints in fp8, and also rounds the activations of linear layers, with a
-            scale per token: the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly. mxfp4
-            is auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it makes
-            random MXFP4 experts.
+            scale per token, so the numbers change. It is for NVIDIA GPUs since Ada (8.9), and runs on a CPU slowly.
+            mxfp4 is auto for checkpoints whose experts are in MXFP4, and refuses others; with load_format dummy it
+            makes random MXFP4 experts.
         max_model_len: Accept at most this many tokens per request, prompt and generated text together. Default: the
             model's maximum.
         max_num_seqs: Run at most this many sequences at the same time. Default: 16 on CPU, 256 on GPU, on GPUs of 140
-            GB up to 1024 if so many of 2048 tokens fit.
+            GB up to 1024, as many as fit with 2048 tokens each.
         max_num_batched_tokens: Run at most this many tokens per step, of prefill chunks and decoding sequences
             together. Default: 512 on CPU, 2048 on GPU (8192 for mixtures of experts on 140 GB), but at least
             max_num_seqs.
         long_prefill_token_threshold: A prompt is long while more tokens than this are left to prefill. If the waiting
-            prompts need more than one step, the oldest gets this many tokens of each step, and shorter prompts get the
-            others first; short prompts also pass long ones in the queue. Default: a quarter of max_num_batched_tokens.
+            prompts need more than one step, the oldest prompt gets this many tokens of each step, and shorter prompts
+            come first for the rest. Short prompts also overtake long prompts in the queue. Default: a quarter of
+            max_num_batched_tokens.
         block_size: Keep this many tokens in a KV page. Default: 16 on CPU, 64 on GPU.
         gpu_memory_utilization: Use this fraction of the GPU's memory for weights, temporary buffers and KV cache.
         kv_cache_memory_bytes: Give the KV cache this many bytes on each device. Default: the share of
             gpu_memory_utilization that weights and temporary buffers leave; on CPU a quarter of all memory, at most 4
             GiB.
         cudagraph_capture_sizes: Compile step programs for these batch sizes, each a CUDA graph on a GPU. Sizes up to
-            max_num_seqs are rows of a step with one token each, larger ones are tokens of a step. They must include
-            max_num_seqs and max_num_batched_tokens, which hold every step; a step runs in the smallest that holds it.
-            Default: powers of two, and on a GPU large sizes between them. There rows are rounded up to multiples of 8,
-            and sizes that are named are all compiled before the first request; else most follow while requests run.
+            max_num_seqs count the sequences of a step with one token each, larger sizes count the tokens of a step.
+            They must include max_num_seqs and max_num_batched_tokens. A step runs in the smallest size that holds it.
+            Default: powers of two, and on a GPU large sizes between them. On a GPU numbers of sequences are rounded up
+            to multiples of 8. If sizes are given, all are compiled before the first request; otherwise most are
+            compiled while requests run.
         seed: Seed of the requests that do not set one.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
-        prefix_cache_interval: Keep a further resume point at every multiple of this many prompt tokens. Each costs a
-            window of local KV. Default: resume points only where prompts and generated texts end, and where texts
-            diverge.
-        host_kv_bytes: Keep up to this many bytes of KV that the devices evict in host memory, as a second prefix cache.
-            It comes back when a request asks for it. 0 keeps none.
+        prefix_cache_interval: Keep a resume point, from which a later request can go on, at every multiple of this many
+            prompt tokens too. Each costs the KV of one window of the sliding-window layers. Default: resume points only
+            at the ends of prompts and generated texts, and where texts diverge.
+        host_kv_bytes: Keep up to this many bytes of evicted KV in host memory, as a second prefix cache. It is copied
+            back when a request asks for it. 0 keeps none.
         disk_kv: Write the KV that is in host memory (host_kv_bytes) to files too, given as PATH:BYTES with a folder and
             the bytes that the files may take. It is read when a request asks for it, also after a restart. The files
             hold KV of all clients. Default: no files.
@@ -76,12 +78,13 @@ class EngineConfig:
         load_format: auto reads safetensors. dummy makes random weights in the config's shapes, without any weight file.
         use_tqdm_on_load: Show progress bars while the engine starts, if stderr is a terminal.
         kernels: Run these kernels, for tests and measurements. auto chooses by device and model (docs/kernels.md has
-            the table); xla is plain XLA for all operations, reference is float32 where there is one. Or name some, as
-            in attention=triton,experts=xla: operations are attention, experts, linear, elementwise, routing and
-            sampling, and auto chooses the others. A named kernel that cannot run is an error.
+            the table); xla is plain XLA for all operations; reference is float32 code for the operations that have it.
+            Or name the kernels of some operations, as in attention=triton,experts=xla, and auto chooses the others. The
+            operations are attention, experts, linear, elementwise, routing and sampling. A named kernel that cannot run
+            is an error.
         deterministic: Compute the same bits for a request whatever else the engine runs. On a CPU with compiled kernels
-            this costs nothing for most models; on Hopper models with plain weights keep their batch shapes. Elsewhere
-            every step has one, which is slow.
+            this costs nothing for most models. On Hopper, models with plain weights keep their batch shapes. Elsewhere
+            every step has the same batch shape, which is slow.
         enable_return_routed_experts: Return the experts that routers choose with the log probabilities of rollouts and
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
@@ -94,14 +97,14 @@ class EngineConfig:
         lora_modules: Load these LoRA adapters, each given as NAME=FOLDER with a folder in PEFT's format (in Python also
             a mapping). Requests choose an adapter by its name.
         max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
-            engine runs. Default: memory for lora_modules alone, which then cannot be replaced.
+            engine runs. Default: memory for lora_modules only, which then cannot be replaced.
         max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
         speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
-            num_speculative_tokens (drafts per text and step, 1 to 7 at most), model (the drafter's checkpoint) and
-            others. Methods that look drafts up, without a model: ngram (what followed the same tokens before in the
-            text) and suffix (also in cached texts); both have prompt_lookup_max and prompt_lookup_min, the tokens that
-            must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a model, and
-            mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
+            num_speculative_tokens (drafts per sequence and step: at most this many, 1 to 7), model (the drafter's
+            checkpoint) and others. Methods without a model copy the tokens that followed the same tokens before: ngram
+            in the text itself, suffix also in cached texts. For both, prompt_lookup_max and prompt_lookup_min say how
+            many tokens must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a
+            model, and mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -50,16 +50,16 @@ class ServeConfig:
             admits its group, 666 every user of the machine.
         served_model_name: Model names that requests may use; the first is the model's id. Default: MODEL as given.
         api_key: API keys; every request must carry one of them. Default: none, and requests need no key.
-        api_key_file: File with more API keys, one per line, which neither the command line nor the environment then
-            shows; lines that begin with # are comments. Default: none.
-        api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same
-            order, those of the file last. Default: equal weights.
+        api_key_file: File with more API keys, one per line; lines that begin with # are comments. Unlike the command
+            line and the environment, a file is not shown in lists of processes. Default: none.
+        api_key_weight: Weights by which the API keys share the engine and the queue, one per API key in the same order;
+            keys of api_key_file come last. Default: equal weights.
         admin_api_key: API key of the admin endpoints, such as /flush_cache, /abort and the endpoints that load LoRA
             adapters and new weights; /metrics accepts it too. Default: none, and the admin endpoints are off.
         allowed_origins: Origins of web pages that may call the server (CORS), also as a list in JSON. Default: none.
         allowed_hosts: Names that the Host header may carry, besides localhost, 127.0.0.1 and [::1]; "*.example.com"
-            means all names below it, "*" any name. Default: any name, except on loopback without API keys, where web
-            pages could reach the server by DNS rebinding: no further names there.
+            means all names below it, "*" any name. Default: any name; no further names on loopback without API keys,
+            where web pages could reach the server by DNS rebinding.
         root_path: URL path under which a reverse proxy exposes the server.
         ssl_keyfile: File with the private key for TLS.
         ssl_certfile: File with the certificate for TLS.
@@ -78,30 +78,32 @@ class ServeConfig:
             get status 429. One request may have at most half of them.
         max_queued_tokens: Maximum number of prompt tokens of all waiting sequences together; further requests get
             status 429. One request may have at most half of them.
-        allow_priority: Accept a negative `priority`, with which a request runs before others. Without this option
-            requests can only lower their own priority.
+        allow_priority: Accept a negative `priority`: such a request runs before others. Without this option requests
+            can only lower their own priority.
         request_timeout: End a request with an error after this many seconds; 0 means no limit.
-        step_timeout: End the process if one engine step takes longer than this, as the engine counts as hung; 0 means
-            no limit.
+        step_timeout: End the process if one engine step takes longer than this; 0 means no limit. The engine then
+            counts as hung.
         restart_engine: After a failure of the engine, build a new engine instead of exiting.
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
-        pages: Serve the chat at / and the view of the KV cache at /live. The chat needs the same
-            key as the API, /live the admin key.
-        keep_alive: Send an SSE comment on a stream that was silent for this long, so that proxies keep the connection.
+        pages: Serve the chat page at / and the page of the KV cache at /live. The chat needs the same key as the API,
+            /live the admin key.
+        keep_alive: Send an SSE comment on a stream that was silent for this many seconds, so that proxies keep the
+            connection.
         stream_interval: Send this many tokens per event of a stream, after a first event with one token. Fewer events
             cost less processor time. Tokens with log probabilities are sent one by one.
         metrics_port: Serve /metrics without an API key on this TCP port too; 0 picks a free port, which the log names.
             Default: on `port` only.
         metrics_host: Listen on this IP address or host name for metrics_port. Default: the same as host.
-        metrics_prefix: Prefix of the metric names in /metrics; with "vllm", dashboards made for vLLM work.
+        metrics_prefix: Prefix of the metric names in /metrics; with "vllm", most panels of dashboards made for vLLM
+            work.
         otlp_traces_endpoint: Send one OpenTelemetry span per request to this URL; needs the extra `otel`.
             Default: no spans.
         profile_dir: Folder for the profiles that /start_profile and /stop_profile take. Default: none, and
             /start_profile is refused.
-        api_server_count: Run HTTP, chat templates, tokenizing, detokenizing and streams in this many processes beside
-            the engine's process. 0 runs them in the engine's process.
+        api_server_count: Run HTTP, chat templates, tokenizing, detokenizing and streams in this many processes,
+            separate from the engine's process. 0 runs them in the engine's process.
         log_level: Log messages of this level and above.
         log_format: Write the log to stderr as text or as one JSON object per line.
     """

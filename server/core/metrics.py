@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
 
 _SPANS = {
     "time_to_first_token_seconds": ("Time from a request's arrival to its first token.", SECONDS),
-    BETWEEN: ("Time between two tokens of a text.", SECONDS),
+    BETWEEN: ("Time between two tokens of a sequence.", SECONDS),
     "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", SECONDS),
     "request_queue_time_seconds": (
         "Time that a request waits for its first step, once its programs are compiled.",
@@ -116,14 +116,16 @@ class _Families(Collector):
         yield from self._of_requests(self._counts)
         rows, cache, *_ = self.now.figures
         used = rows.total_slots - rows.free_slots - rows.cached_slots
-        yield self._gauge("num_requests_running", "Texts that occupy a row.", rows.running)
-        yield self._gauge("num_requests_waiting", "Texts that wait for a row.", rows.waiting)
-        yield self._gauge("num_requests_without_token", "Accepted texts that have no token yet.", self.now.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of KV memory that rows use.", used / max(rows.total_slots, 1))
+        yield self._gauge("num_requests_running", "Running sequences.", rows.running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait to run, preempted ones included.", rows.waiting)
+        yield self._gauge("num_requests_without_token", "Accepted sequences that have no token yet.", self.now.waiting)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of KV memory that running sequences use.", used / max(rows.total_slots, 1)
+        )
         per_slab = rows.total_slots // max(self.now.limits.num_slabs - 1, 1)  # one slab is the zero slab
         pages = GaugeMetricFamily(
             self._full("kv_pages"),
-            "Pages by kind that rows hold, that the cache alone holds, and for which memory is free.",
+            "KV pages by kind: held by running sequences, only by the prefix cache, or free.",
             labels=["model_name", "kind", "holder"],
         )  # fmt: skip
         for kind, held, cached in (
@@ -160,7 +162,7 @@ class _Families(Collector):
         for name, text in _NUMBERS.items():
             yield self._counter(name, text, counts.numbers.get(name, 0))
         ended = CounterMetricFamily(
-            self._full("request_success"), "Texts by finish reason.", labels=["model_name", "finished_reason"]
+            self._full("request_success"), "Ended sequences by finish reason.", labels=["model_name", "finished_reason"]
         )
         for reason, count in counts.reasons.items():
             ended.add_metric([self._model, reason], count)
@@ -185,13 +187,15 @@ class _Families(Collector):
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:
         rows, cache, steps, grammars = now.figures
-        yield self._counter("num_preemptions", "Rows that were preempted: they lost their pages.", rows.preemptions)
+        yield self._counter(
+            "num_preemptions", "Sequences that were preempted: they lost their pages.", rows.preemptions
+        )
         yield from self._of_steps(steps)
         if grammars is not None:
             yield from self._of_grammars(grammars)
         yield self._counter("engine_restarts", "Engines rebuilt after a failure.", now.restarts)
         yield self._counter(
-            "kv_pages_slid", "Local pages that slid out of the windows of running rows.", cache.slid_pages
+            "kv_pages_slid", "Local pages that slid out of the windows of running sequences.", cache.slid_pages
         )
         yield self._counter("admission_rejections", "Requests refused because the queue was full.", now.refused)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", cache.prompt_tokens)
@@ -199,20 +203,28 @@ class _Families(Collector):
         yield self._counter(
             "prefix_cache_full_hits", "Prompt tokens with cached full-attention KV.", cache.full_hit_tokens
         )
-        yield self._counter("prefix_cache_replayed", "Tokens run again to rebuild windows.", cache.replayed_tokens)
-        yield self._counter("prefix_cache_revived", "Prompt tokens behind a rebuilt window.", cache.revived_tokens)
-        yield self._counter("prefix_cache_host_hits", "Cached tokens that host memory gave.", cache.host_tokens)
+        yield self._counter(
+            "prefix_cache_replayed",
+            "Tokens run again (replayed) to rebuild windows of lost local KV.",
+            cache.replayed_tokens,
+        )
+        yield self._counter(
+            "prefix_cache_revived", "Cached prompt tokens of requests that rebuilt a lost window.", cache.revived_tokens
+        )
+        yield self._counter("prefix_cache_host_hits", "Cached tokens that came from host memory.", cache.host_tokens)
         yield self._counter("prefix_cache_host_written_slots", "Slots copied to host memory.", cache.host_written_slots)
         yield self._counter(
             "prefix_cache_host_read_slots", "Slots copied back from host memory.", cache.host_read_slots
         )
-        yield self._gauge("prefix_cache_host_usage", "Share of the host memory that texts take.", cache.host_usage)
-        yield self._counter("prefix_cache_disk_hits", "Cached tokens that the disk gave.", cache.disk_tokens)
+        yield self._gauge("prefix_cache_host_usage", "Share of the host memory in use.", cache.host_usage)
+        yield self._counter("prefix_cache_disk_hits", "Cached tokens that came from disk.", cache.disk_tokens)
         yield self._counter("prefix_cache_disk_written_bytes", "Bytes written to files.", cache.disk_written_bytes)
         yield self._counter("prefix_cache_disk_read_bytes", "Bytes read from files.", cache.disk_read_bytes)
-        yield self._counter("prefix_cache_disk_dropped", "Files not written: slow or full disk.", cache.disk_dropped)
-        yield self._gauge("prefix_cache_disk_usage", "Share of the disk's bytes that files take.", cache.disk_usage)
-        yield self._counter("prefix_cache_evictions", "Evicted windows and ends of texts.", cache.evictions)
+        yield self._counter(
+            "prefix_cache_disk_dropped", "Files not written because the disk was slow or full.", cache.disk_dropped
+        )
+        yield self._gauge("prefix_cache_disk_usage", "Share of the bytes of --disk-kv in use.", cache.disk_usage)
+        yield self._counter("prefix_cache_evictions", "Evicted windows and ends of cached texts.", cache.evictions)
         yield self._gauge("prefix_cache_windows", "Windows at which a request can resume.", cache.windows)
         missed = CounterMetricFamily(
             self._full("prefix_cache_misses"),
@@ -235,7 +247,8 @@ class _Families(Collector):
             now.answers_refused,
         )
         waiting = GaugeMetricFamily(
-            self._full("num_requests_preparing"), "Requests that wait for their tokenization, rendering or form.",
+            self._full("num_requests_preparing"),
+            "Requests that wait for tokenizing, rendering, or compiling of their structured output.",
             labels=["model_name", "helper"],
         )  # fmt: skip
         waiting.add_metric([self._model, "thread"], now.helper_waiting)
@@ -245,7 +258,9 @@ class _Families(Collector):
         refused = now.helper_refused + now.template_refused + now.form_refused
         yield self._counter("preparing_rejections", "Requests refused: too many waited for a helper.", refused)
         yield self._counter("templates_killed", "Renderings that exceeded --render-timeout.", now.template_killed)
-        yield self._counter("forms_killed", "Forms of answers that took too long, or too much memory.", now.form_killed)
+        yield self._counter(
+            "forms_killed", "Structured outputs whose compilation took too long, or too much memory.", now.form_killed
+        )
 
     def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps of the engine.", steps.steps)
@@ -273,15 +288,15 @@ class _Families(Collector):
         tokens, accepted = drafts.sums
         yield self._counter("spec_decode_steps", "Steps with drafts.", drafts.steps)
         yield self._counter(
-            "spec_decode_num_drafts", "Texts that had drafts in a step, added up over steps.", drafts.rows
+            "spec_decode_num_drafts", "Sequences that had drafts in a step, added up over steps.", drafts.rows
         )
         yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", tokens)
         yield self._counter(
-            "spec_decode_num_accepted_tokens", "Drafts that were right: each saves its text a step.", accepted
+            "spec_decode_num_accepted_tokens", "Drafts that were right: each saves its sequence a step.", accepted
         )
         by_place = CounterMetricFamily(
             self._full("spec_decode_num_accepted_tokens_per_pos"),
-            "Drafts that were right, by their place among those of a text and step.",
+            "Drafts that were right, by their position among the drafts of a sequence and step.",
             labels=["model_name", "position"],
         )  # fmt: skip
         for place, count in enumerate(drafts.accepted):
@@ -290,13 +305,14 @@ class _Families(Collector):
 
     def _of_grammars(self, grammars: Grammars) -> Iterator[Metric]:
         asked = CounterMetricFamily(
-            self._full("grammars"), "Forms of answers that were asked for: compiled or refused, or compiled before.",
+            self._full("grammars"),
+            "Structured outputs of requests: compiled or refused now, or found compiled.",
             labels=["model_name", "result"],
         )  # fmt: skip
         asked.add_metric([self._model, "compiled"], grammars.compiled)
         asked.add_metric([self._model, "found"], grammars.found)
         yield asked
-        yield self._counter("grammar_seconds", "Time that compiling forms of answers took.", grammars.seconds)
+        yield self._counter("grammar_seconds", "Time of compiling structured outputs.", grammars.seconds)
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}:{name}"
