@@ -61,6 +61,8 @@ def of_page(text: str) -> Iterator[Sentence]:
         if line.startswith("|"):
             for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")):
                 yield from _sentences([(number, cell)])
+        elif line.startswith("#"):
+            yield from _sentences([(number, line)])
         else:
             block.append((number, line))
     yield from _sentences(block)

@@ -5,7 +5,6 @@ import pytest
 from tools.prose import HELP, HISTORY, ROOT, Sentence, habits, of_help, of_page, pages, words
 
 PAGE = """# A title
-
 The first sentence is on
 two lines. The second one begins on the second line.
 It ends here, e.g. now.
@@ -26,15 +25,15 @@ code behind a fence
 def test_sentences_of_a_page_have_their_lines() -> None:
     assert list(of_page(PAGE)) == [
         Sentence(1, "A title"),
-        Sentence(3, "The first sentence is on two lines."),
-        Sentence(4, "The second one begins on the second line."),
-        Sentence(5, "It ends here, e.g. now."),
-        Sentence(7, "an item"),
-        Sentence(8, "another."),
-        Sentence(8, "With two"),
-        Sentence(13, "a cell"),
-        Sentence(13, "Another cell."),
-        Sentence(13, "With two"),
+        Sentence(2, "The first sentence is on two lines."),
+        Sentence(3, "The second one begins on the second line."),
+        Sentence(4, "It ends here, e.g. now."),
+        Sentence(6, "an item"),
+        Sentence(7, "another."),
+        Sentence(7, "With two"),
+        Sentence(12, "a cell"),
+        Sentence(12, "Another cell."),
+        Sentence(12, "With two"),
     ]
 
 
