@@ -206,7 +206,7 @@ class CacheManager:
         return True
 
     def take_ahead(self, rows: Int[np.ndarray, " n"]) -> None:
-        """Do so while the device works, for rows that reach the end of their pages soon: plans take fewer slots."""
+        """Give these rows their next page ahead of need, while the device works: the next plan allocates less."""
         self.grow_by_page(rows)
         self._demand.leave_out(self.pool.allocated)
 

@@ -15,7 +15,7 @@ class Move(NamedTuple):
 
 
 def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return where the contents of slots are as long as `moves` have not been carried out."""
+    """Return the slots that hold the contents of `slots` now, before `moves` are carried out."""
     if not moves:
         return slots.astype(np.int32)
     came_from: dict[int, int] = {}
@@ -25,7 +25,7 @@ def origins(moves: list[Move], slots: Int[np.ndarray, " n"]) -> Int[np.ndarray, 
 
 
 def destinations(moves: list[tuple[int, int]], slots: int) -> Int[np.ndarray, " slots"]:
-    """Return where the contents of each of so many slots are after moves (source, target), in their order."""
+    """Return where the contents of each slot are after moves (source, target), in their order."""
     found = np.arange(slots, dtype=np.int32)
     came_from: dict[int, int] = {}
     for source, target in moves:

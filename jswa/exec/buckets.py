@@ -8,7 +8,7 @@ from jswa.config import Limits
 from jswa.errors import EngineError
 from jswa.plan import StepPlan
 
-GPU_ROWS = 8  # of which programs on a GPU have a multiple; see `bucket_table`
+GPU_ROWS = 8  # programs on a GPU have a multiple of this many rows; see `bucket_table`
 # A size between powers of two is worth its program on a GPU if a step that it holds saves 5 % by it. On an H200 a row
 # of gpt-oss-20b costs 16 µs beside its KV: 48 rows in place of 64 save 4 % of 6.8 ms, 96 in place of 128 save 6 %, 768
 # in place of 1,024 save 14 %. Up to 512 tokens of prompts wait for weights: 384 in place of 512 save a millisecond once

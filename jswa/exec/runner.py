@@ -119,7 +119,7 @@ class Runner:
         self._compile_first(first)
         self.allocate_arena()
         self._head = head_names(model, params)
-        self._half: list[Any] = []  # of a step whose second half has not been launched: `Half` and `Beside`
+        self._half: list[Any] = []  # results of a launched first half that wait for the second: `Half`, `Beside`
         self._drafts: jax.Array | None = None  # of a step whose first half takes them
         self._more_after_warm_up = on_gpu and not all_at_start
         if len(first) < len(self.buckets) and not self._more_after_warm_up:

@@ -27,8 +27,8 @@ class Batch:
 
     Attributes:
         budget: tokens that the step may still take.
-        reserved: tokens of these for running rows that need one, until they get it.
-        for_others: tokens of these that a flood leaves unused (`FairQueue.room`): at most three quarters of the step.
+        reserved: tokens of the budget for running rows that decode, until they get theirs.
+        for_others: tokens of the budget that a flood leaves unused (`FairQueue.room`): at most three quarters of it.
         behind: rows that ran before the step and have one known token to run.
         decode: row ids of the rows that run one token.
         speculative: the number of drafts that each of these runs besides; None if no row has any or may be ahead.

@@ -259,7 +259,7 @@ class Requests:
     def apply_plain(
         self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"], others: list[TokenEvent]
     ) -> StepEvents:
-        """Append a token to each of these rows, for which the arrays suffice; add the events of those that end."""
+        """Append a token to each of these plain rows, by array operations only; add the events of rows that end."""
         rows = self.rows
         marked, names = rows.append(row_ids, tokens), rows.names.take(row_ids)
         ended = marked | rows.stops.among(tokens)

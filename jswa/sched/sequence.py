@@ -183,7 +183,7 @@ class Sequence:
         return tokens[len(told) :]
 
     def leave(self) -> None:
-        """Give the row id back: the pages are free, and the tokens of steps in flight are yet to come."""
+        """Release the row id. The pages are free already; tokens of steps in flight may still arrive."""
         assert self.rows is not None
         self.copy_recent()
         self.returning, self._finite_to = self.in_flight, self.finite_to

@@ -16,8 +16,8 @@ from .fairness import Key
 
 # Estimated bytes of an event with its JSON, and of each log probability with its token id.
 _EVENT_BYTES, _NUMBER_BYTES = 400, 80
-# The bytes of a stream's event around the JSON of its text, which stands between each two of them, by the kind of the
-# text: "text" or a kind of `AnswerEvent`.
+# The bytes of a stream's event before, between and after the JSON of its texts, by the kind of the text: "text" or a
+# kind of `AnswerEvent`.
 Frames = Mapping[str, tuple[bytes, ...]]
 
 

@@ -1,4 +1,4 @@
-"""The way of requests into the engine: the programs they need, the bounded queue, validation, the engine's inbox.
+"""Admits requests: waits for missing programs, bounds the queue, validates, and puts them into the engine's inbox.
 
 With front ends in processes of their own, this is in the engine's process.
 """

@@ -1,4 +1,4 @@
-"""The engine's end of the front ends: it carries out what they ask for, and sends each its part of every step."""
+"""The engine's side of the front-end processes: runs their calls, and sends each the tokens of its requests."""
 
 import asyncio
 import itertools

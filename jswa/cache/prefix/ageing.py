@@ -1,10 +1,10 @@
 """How likely a cached text is to be used again, learned from the ages at which texts were used, or not.
 
 The chance of a use by age is that of Kaplan and Meier (1958): the uses at an age over the texts that reached it,
-whether they were cached or not. A text is worth the most that can be had by keeping it, over all times to keep it for:
-its chance of a use in that time over the mean time for which it would be kept (the index of Gittins, 1979). Under
-traffic that comes back soon or never that falls with age, as LRU assumes; in a loop larger than the cache it grows up
-to the length of the loop, where LRU would evict all that is needed next.
+whether they were cached or not. Texts are ranked by the Gittins index (1979) of that distribution: the best rate of
+reuse over all times for which a text may be kept. The rate is its chance of a use in that time over the mean time for
+which it would be kept. If texts are used again soon or never, the index falls with age, as LRU assumes. In a loop
+larger than the cache it grows up to the length of the loop; there LRU would evict every text just before its next use.
 """
 
 from collections.abc import Callable

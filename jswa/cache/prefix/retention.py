@@ -59,7 +59,7 @@ class Retention:
 
         `place`: the kind of place, if it is none yet; by default a branch, or the end of a text.
 
-        `last_use` and `hits` as `last` and `hits` of `Window`; by default the window counts as used now, by nobody.
+        `last_use` and `hits` as `last` and `hits` of `Window`; by default the last use is now, with zero hits.
         """
         last_use = self.clock if last_use is None else last_use
         if self._reach is None:

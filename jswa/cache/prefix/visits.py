@@ -64,7 +64,7 @@ class Places:
             self.share = share
 
     def _shares(self) -> list[float]:
-        """Return the shares. A place is one of a turn before with each turn: worth the best mean of these."""
+        """Return the shares. Each new turn makes a place one turn older: its share is the best mean over these ages."""
         share = [min(1.0, asked / shown) for asked, shown in zip(self._asked, self._shown, strict=True)]
         share[TEXT_END + 2] = max(share[TEXT_END + 2], _LEAST_AT_LAST_TURN)
         for kind in range(BRANCH):  # a place of more turns ago has not been changed yet

@@ -131,7 +131,8 @@ class StepPrograms:
         kinds = [kind for kind in ("none", "sampled", "prompt") if kind in features]
         found = [] if self._deterministic else [family for family in _WHOLE if family[1] in kinds]
         if self._deterministic or "split" in features:
-            several = ("none", "sampled") if len(kinds) > 1 else ("none",)  # of sampled tokens, which prompts' imply
+            # Log probabilities of prompts need those of sampled tokens.
+            several = ("none", "sampled") if len(kinds) > 1 else ("none",)
             found += [family for family in _HALVES if family[1] in (several if family[0] == "finish" else kinds)]
         return found
 

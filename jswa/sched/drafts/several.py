@@ -1,4 +1,4 @@
-"""Takes in a step in which rows got several tokens: those that were drafted right, and the one behind them."""
+"""Applies a speculative step: each row gets its accepted drafts, and one sampled token after them."""
 
 import numpy as np
 from jaxtyping import Int
@@ -15,9 +15,9 @@ def append_several(
     counts: Int[np.ndarray, " R"],
     others: list[TokenEvent],
 ) -> StepEvents:
-    """Append the first tokens of each of these rows, so many of each, for which the arrays suffice; return the events.
+    """Append the first `counts` tokens to each of these plain rows, by array operations only; return the events.
 
-    The tokens behind the last one of a text are dropped.
+    Tokens after the last one of a text are dropped.
     """
     rows, width = requests.rows, tokens.shape[1]
     given = np.arange(width)[None] < counts[:, None]
