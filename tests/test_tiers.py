@@ -1,6 +1,7 @@
 """Which tests run when (tests/tiers.py, tests/support/nights.py)."""
 
 import ast
+import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -172,8 +173,8 @@ def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.Monke
 def test_each_process_begins_with_its_share_of_the_long_tests(places: list[int], processes: int) -> None:
     found = long_first(range(12), [place in places for place in range(12)], processes)
     assert sorted(found) == list(range(12)), "each test once"
-    each = -(-12 // processes)
-    shares = [found[begin : begin + each] for begin in range(0, 12, each)]
+    ends = [12 * process // processes for process in range(processes + 1)]
+    shares = [found[begin:end] for begin, end in itertools.pairwise(ends)]
     counts = [sum(case in places for case in share) for share in shares]
     assert max(counts) - min(counts) <= 1 or len(places) == 12
     for share, count in zip(shares, counts, strict=True):

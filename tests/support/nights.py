@@ -101,11 +101,11 @@ def long_first[Case](cases: Sequence[Case], is_long: Sequence[bool], processes: 
     """
     long = [case for case, slow in zip(cases, is_long, strict=True) if slow]
     others = [case for case, slow in zip(cases, is_long, strict=True) if not slow]
-    each = -(-len(cases) // processes)
     found: list[Case] = []
     for process in range(processes):
         own = long[process::processes]
-        room = max(0, each - len(own))
+        share = (len(cases) - len(found)) // (processes - process)  # as `WorkStealingScheduling` has it
+        room = max(0, share - len(own))
         found += [*own, *others[:room]]
         others = others[room:]
     return [*found, *others]
