@@ -1,7 +1,6 @@
 """Which tests run when (tests/tiers.py, tests/support/nights.py)."""
 
 import ast
-import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -173,8 +172,10 @@ def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.Monke
 def test_each_process_begins_with_its_share_of_the_long_tests(places: list[int], processes: int) -> None:
     found = long_first(range(12), [place in places for place in range(12)], processes)
     assert sorted(found) == list(range(12)), "each test once"
-    ends = [12 * process // processes for process in range(processes + 1)]
-    shares = [found[begin:end] for begin, end in itertools.pairwise(ends)]
+    shares, rest = [], found
+    for others in reversed(range(processes)):  # as xdist divides them
+        size = len(rest) // (others + 1)
+        shares, rest = [*shares, rest[:size]], rest[size:]
     counts = [sum(case in places for case in share) for share in shares]
     assert max(counts) - min(counts) <= 1 or len(places) == 12
     for share, count in zip(shares, counts, strict=True):
