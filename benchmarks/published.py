@@ -68,18 +68,11 @@ def _memory_row(row: dict[str, Any]) -> list[str]:
     return [NAMES.get(row["model"], row["model"]), f"{row['length'] // 1024}k", *sizes, *fit]
 
 
-def found() -> str:
-    """Return the hit rates of the README: sessions of twice the memory in any order, gemma-3-27b."""
+def found() -> list[str]:
+    """Return the hit rates of the README: jswa, vLLM and SGLang; sessions of twice the memory in any order."""
     workload, model = "sessions in any order, 200 %", "gemma-3-27b"
-    here = row_of("cpu/radix", workload=workload, model=model)
-    versions = results("cpu/prefix-peers")["peers"]
     theirs = [peer(workload, model, engine) for engine in ("vllm-default", "sglang-full")]
-    head = (
-        "an infinite cache", "jswa", "jswa, if it ignored windows", f"vLLM {versions['vllm']}",
-        f"SGLang {versions['sglang']}",
-    )  # fmt: skip
-    ours = [here[key] for key in ("ideal", "jswa", "full_jswa")]
-    return _table(head, [[f"{percent(share)} %" for share in (*ours, *theirs)]])
+    return [f"{percent(share)} %" for share in (row_of("cpu/radix", workload=workload, model=model)["jswa"], *theirs)]
 
 
 def sessions() -> str:
@@ -275,7 +268,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (saves, found, memory, sessions, live, tiers, prefixes, quality, evidence, speed, drafts, fleets)
+    for table in (saves, memory, sessions, live, tiers, prefixes, quality, evidence, speed, drafts, fleets)
 }
 
 

@@ -14,7 +14,8 @@ PAGES = sorted(
     for path in (ROOT / folder).glob("*.md")
 )
 ROOMS = [path for path in PAGES if path.parent == ROOT / "docs" / "design"]
-MOST_WORDS = 900  # of the README, of each page of docs/design, and of how-jswa-differs.md
+MOST_WORDS = 900  # of each page of docs/design, and of how-jswa-differs.md
+MOST_WORDS_OF_README = 700  # with a letter or digit
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -51,7 +52,7 @@ def test_every_link_resolves(path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["nowhere.md", "README.md#no-such-heading", "#nor-this", "docs/nowhere.svg"])
 def test_a_broken_link_is_seen(target: str) -> None:
-    text = f"See [this]({target}), [that](README.md#models) and `[code](not/a/link)`."
+    text = f"See [this]({target}), [that](README.md#install) and `[code](not/a/link)`."
     assert broken(ROOT / "README.md", text) == [target]
 
 
@@ -79,7 +80,8 @@ def test_jswa_of_an_index_is_seen(text: str) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
+    words = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    assert sum(re.search(r"\w", word) is not None for word in words) <= MOST_WORDS_OF_README
 
 
 def laws(text: str) -> list[list[str]]:

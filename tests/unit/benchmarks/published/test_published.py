@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUALITY = ("prefix-cached", "revived", "chunked 16", "chunked 64", "chunked 512", "batched", "preempted")
 # Numbers of the README that belong to names.
 NAMES = (
-    r"Gemma-3-27B|gemma-[\w.-]+|Gemma 2, 3, 3n and 4|Gemma 3|Llama 4|Qwen 2 and 3|SmolLM3|OLMo 2 and\s3|EXAONE 4|"
+    r"Gemma-3-27B|Gemma 3 27B|NVFP4|gemma-[\w.-]+|Gemma 2, 3, 3n and 4|Gemma 3|Llama 4|Qwen 2 and 3|SmolLM3|OLMo 2 and\s3|EXAONE 4|"
     r"Phi-3|Step 3.5|MiMo-V2|x86-64|H100|H200|gpt-oss-\w+|bf16|bfloat16|float32|fp8|int8|MXFP4|integers of 4 bits|"
     r"8 or 16 bits|Apache-2.0|`cuda13`|outputs\[0\]"
 )
@@ -57,21 +57,42 @@ def sentences() -> Iterator[str]:
         if row["model"] == picture.MODEL and row["length"] == 131072:
             yield f"grows to {row['gib_full']:.1f} GiB at 128k tokens, in jswa to {row['gib_jswa']:.1f} GiB"
     file = published.results("computed/kv")
+    rows = {row["model"]: row for row in file["rows"] if row["length"] == 32768}
+    shares = [row["tokens_jswa"] / row["tokens_full"] for row in rows.values()]
+    yield f"It holds {min(shares):.0f} to {max(shares):.0f} times the context of full KV"
+    tokens, theirs = (published.thousands(rows["gemma-4-31B"][f"tokens_{name}"]) for name in ("jswa", "vllm"))
+    yield f"In {file['memory_gib']} GiB that is\n  {tokens} tokens of gemma-4-31B, where vLLM holds {theirs}"
     yield "one sequence of 32k tokens in bfloat16"
     yield f"of such sequences fit in {file['memory_gib']} GiB"
     for peers in (file["peers"], published.results("cpu/prefix-peers")["peers"]):
         yield f"vLLM {peers['vllm']} holds"
         yield f"SGLang {peers['sglang']}, with its defaults"
+    jswa, vllm, sglang = published.found()
+    yield f"{jswa} of their prompt tokens come from jswa's cache, {vllm} from vLLM's and {sglang} from SGLang's"
+    yield from kernels()
     quality = {one["name"]: one for one in published.results("cpu/quality")["configurations"]}
     assert all(quality[name]["differences"] == [] and quality[name]["ties"] == 0 for name in QUALITY)
     assert len({quality[name]["compared_tokens"] for name in QUALITY}) == 1
-    yield f"{quality['revived']['compared_tokens']:,} tokens compared,\nnone different"
+    yield f"{quality['revived']['compared_tokens']:,} tokens compared, none different"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     yield f"Python {project['requires-python'].removeprefix('>=')} or newer"
     yield 'pip install ".[server,chat,cuda13]"'
     assert {"server", "chat", "cuda13"} <= set(project["optional-dependencies"])
     yield f"OpenAI's API on port {ServeConfig().port}"
-    yield f"http://localhost:{ServeConfig().port}/v1"
+    yield f"http://localhost:{ServeConfig().port}"
+
+
+def kernels() -> Iterator[str]:
+    """What the README must say of kernels, from the tables of docs/performance.md, which have other engines' too."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    experts, attention = (
+        [cell.strip() for cell in re.findall(rf"^\| {row} \|(.*)\|$", page, re.MULTILINE)[0].split("|")]
+        for row in ("128", "gpt-oss, window of 128, 64 rows")
+    )
+    ours = re.findall(r"\*\*([\d.]+)\*\*", f"{experts[0]} {attention[0]}")
+    yield f"take {ours[0]} µs at 128 tokens, {experts[4]} with Humming and {experts[6]}"
+    fa3 = float(attention[2])
+    yield f"with a window of 128 takes {float(ours[1]):.0f} µs at 64 sequences, {fa3:.0f} with vLLM's FA3"
 
 
 def test_the_sentences_of_the_readme_say_what_the_files_say() -> None:
