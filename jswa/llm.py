@@ -29,7 +29,15 @@ from jswa.text.answers.probe import settled_by
 from jswa.text.answers.template import AnswerTemplate, find_template
 from jswa.text.chat_template import ChatTemplate, Message
 from jswa.text.guard import encode_guarded, guard
-from jswa.text.inputs import NO_TOKENIZER, Prompt, Prompts, default_sampling, engine_config, split_prompts
+from jswa.text.inputs import (
+    NO_TOKENIZER,
+    Prompt,
+    Prompts,
+    chat_examples,
+    default_sampling,
+    engine_config,
+    split_prompts,
+)
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import RequestOutput, SamplingParams
 
@@ -69,6 +77,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(folder)
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
+        self.chat_examples = chat_examples(folder)
         self.driver: Driver[Engine] = Driver(build_engine(folder, config, self.tokenizer))
 
     def with_engine(self, engine: Engine) -> "LLM":

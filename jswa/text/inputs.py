@@ -14,7 +14,7 @@ from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
 from jswa.kernels import instead_of
 from jswa.speculation import as_text
-from jswa.storage.json_object import read_optional
+from jswa.storage.json_object import read_optional, shown
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
@@ -23,6 +23,7 @@ Prompts = Prompt | Sequence[Prompt]
 # Keys of generation_config.json and their names in SamplingParams.
 _DEFAULTS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 _DEFAULTS["max_new_tokens"] = "max_tokens"
+MOST_EXAMPLES, MOST_EXAMPLE_CHARS = 8, 500  # of chat_examples.json
 NO_TOKENIZER = (
     "is text, but the checkpoint has no tokenizer.json: pass token ids, or create the file with "
     "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -67,6 +68,23 @@ def default_sampling(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {key} = {value!r:.80}: {error.limit}") from error
         found[name] = value
     return found
+
+
+def chat_examples(folder: Path) -> tuple[str, ...]:
+    """Return first messages to try a checkpoint with: `messages` of its chat_examples.json, or none without that file.
+
+    Raises CheckpointError unless they are at most MOST_EXAMPLES strings of 1 to MOST_EXAMPLE_CHARS characters.
+    """
+    path = folder / "chat_examples.json"
+    found = read_optional(path).get("messages", [])
+    if not isinstance(found, list) or len(found) > MOST_EXAMPLES or not all(map(_is_example, found)):
+        limit = f"must be a list of at most {MOST_EXAMPLES} strings of 1 to {MOST_EXAMPLE_CHARS} characters"
+        raise CheckpointError(f"{path}: messages = {shown(found)}: {limit}")
+    return tuple(found)
+
+
+def _is_example(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value.strip()) <= len(value) <= MOST_EXAMPLE_CHARS
 
 
 def sampling_params(keywords: Mapping[str, Any]) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Default sampling parameters from generation_config.json."""
+"""What a checkpoint's small files propose: default sampling parameters, and first messages to try it with."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from jswa.errors import CheckpointError
-from jswa.text.inputs import default_sampling, params_of
+from jswa.storage.hub import TINY
+from jswa.text.inputs import MOST_EXAMPLE_CHARS, MOST_EXAMPLES, chat_examples, default_sampling, params_of
 from jswa.types import SamplingParams
+from tools.tiny.checkpoint import EXAMPLES
 
 
 def defaults(folder: Path, config: object) -> dict[str, Any]:
@@ -65,3 +67,26 @@ def test_errors_of_wrong_values_name_file_key_and_value(config: object, message:
     """A CheckpointError when the checkpoint is loaded, not at each request."""
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{message}"):
         defaults(tmp_path, config)
+
+
+def examples(folder: Path, content: object) -> tuple[str, ...]:
+    """Return the examples that a chat_examples.json gives."""
+    (folder / "chat_examples.json").write_text(json.dumps(content))
+    return chat_examples(folder)
+
+
+def test_examples_are_those_of_the_file(tmp_path: Path) -> None:
+    assert chat_examples(tmp_path) == ()
+    assert examples(tmp_path, {}) == ()
+    assert examples(tmp_path, {"messages": ["Hello!", "Why?"]}) == ("Hello!", "Why?")
+    assert chat_examples(TINY) == tuple(EXAMPLES), "`make tiny` writes the file that ships"
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hello!", [1], [""], ["  "], ["x" * (MOST_EXAMPLE_CHARS + 1)], ["x"] * (MOST_EXAMPLES + 1), None, {}]
+)
+def test_other_examples_are_refused(messages: object, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"chat_examples\.json: messages = .*: must be a list of at most 8 strings"
+    ):
+        examples(tmp_path, {"messages": messages})

@@ -109,6 +109,14 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 }
 
 
+# First messages that the chat page offers.
+EXAMPLES = [
+    "Hello! My name is Bruno.",
+    "Tell me a story about a fox named Max.",
+    "Write a JSON record with name, age and town: Rosa is 7 years old and lives in Paris.",
+]
+
+
 def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: str) -> None:
     """Write the whole checkpoint folder; weights are stored as bfloat16 in torch's [out, in] layout."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,6 +140,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, params: Params, card: st
             "response_template": RESPONSE_TEMPLATE,
         },
     )
+    _write_json(folder / "chat_examples.json", {"messages": EXAMPLES})
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     tokenizer.shared().save(str(folder / "tokenizer.json"))
     weights = save(torch_tensors(config, params, _DTYPE), metadata={"format": "pt"})

@@ -23,7 +23,7 @@ from jswa.storage.hub import TINY
 from jswa.storage.json_object import MAX_BYTES, read_object
 from jswa.text.answers.template import find_template
 from jswa.text.chat_template import MAX_CHARS, ChatTemplate
-from jswa.text.inputs import default_sampling
+from jswa.text.inputs import chat_examples, default_sampling
 from jswa.text.special_tokens import SpecialTokens
 from jswa.text.tokenizer import Tokenizer
 from tests.support.checkpoints.hostile import INDEX, write_valid
@@ -32,6 +32,7 @@ SECRET = "the secret of another file"
 SHARD = "model-00002-of-00003.safetensors"
 TEXT_FILES: dict[str, object] = {
     "generation_config.json": {"temperature": 0.5},
+    "chat_examples.json": {"messages": ["Hello!"]},
     "tokenizer_config.json": {"bos_token": "<s>"},
     "special_tokens_map.json": {"eos_token": "</s>"},
     "added_tokens.json": {"<x>": 700},
@@ -55,6 +56,7 @@ def read_all(folder: Path) -> None:
     """Read what an engine and a server read, but no weight."""
     load_config(folder)
     default_sampling(folder)
+    chat_examples(folder)
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None
     assert {"bos_token", "eos_token"} <= tokenizer.special.named.keys() == SpecialTokens.load(folder).named.keys()

@@ -20,7 +20,10 @@ from jswa.storage.hub import TINY, find_model
 from tests.support.server.hub import COMMIT, TOKEN, Hub, serving
 from tests.support.tiny import SHAPES
 
-NEEDED = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+NEEDED = {
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "chat_examples.json",
+}  # fmt: skip
 SHARDS = {"model-00001-of-00002.safetensors": b"one" * 50, "model-00002-of-00002.safetensors": b"two" * 60}
 
 
