@@ -101,7 +101,8 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
     answers = llm.answer_template(server.response_template, template, probe=False)
     say_limits(llm.tokenizer, template, answers)
     try:
-        yield Served(engines().__next__, llm.tokenizer, template, answers, llm.default_sampling, model), server
+        parts = llm.tokenizer, template, answers, llm.default_sampling, model, llm.chat_examples
+        yield Served(engines().__next__, *parts), server
     finally:
         llm.close()
 

@@ -15,6 +15,7 @@ from ..core.service import service_of
 from ..http import limits
 from ..http.errors import ApiError, invalid
 from ..http.sse import JsonResponse
+from ..pages.hints import chat_hints
 from .schemas import Body, Id
 
 _SECRET = (
@@ -63,7 +64,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """Return the version, the options without keys and paths, and the current load."""
+    """Return the version, the options without keys and paths, the current load, and what a chat shows."""
     service = service_of(request)
     info = await service.engine.info()
     config = {k: v for k, v in dataclasses.asdict(service.config).items() if k not in _SECRET}
@@ -75,6 +76,7 @@ async def server_info(request: Request) -> Response:
             "engine": dataclasses.asdict(service.limits),
             "load": info.load,
             **info.rest,
+            "chat": await chat_hints(request),
             "draining": service.draining,
         }
     )

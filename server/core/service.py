@@ -58,6 +58,7 @@ class Served:
     Attributes:
         build: returns the engine, and a new engine at each later call, which drops the reference to the one before.
         model: as the operator has named it: a folder, OWNER/NAME or "tiny".
+        chat_examples: first messages to try the model with.
     """
 
     build: Callable[[], EngineLike]
@@ -66,6 +67,7 @@ class Served:
     answer_template: AnswerTemplate | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    chat_examples: Sequence[str] = ()
 
 
 class Service:
@@ -87,6 +89,7 @@ class Service:
         self.answer_template = model.answer_template
         self.default_sampling = model.default_sampling
         self.root = model.model or self.names[0]
+        self.chat_examples = model.chat_examples
         self.engine = engine or LocalEngine(model.build, model.tokenizer, config)
         self.limits = self.engine.limits
         weights = weights_of(config.api_key, config.api_key_weight)

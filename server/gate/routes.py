@@ -92,7 +92,10 @@ ROUTES = (
         "/metrics", ("GET", "HEAD"), admin.metrics, "Prometheus' metrics", whose="either", replicas="all",
         options=_answers(401, text=True),
     ),
-    Route("/server_info", _GET, admin.server_info, "version, options, kernels and load", options=_KEY),
+    Route(
+        "/server_info", _GET, admin.server_info, "version, options, kernels, load, and as `chat` what a chat shows",
+        options=_KEY,
+    ),
     Route(
         "/flush_cache", _POST, admin.flush_cache, "empty the prefix cache", whose="operator", replicas="all",
         options=_answers(401, 403, 500, 503),

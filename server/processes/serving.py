@@ -6,7 +6,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, NoReturn
 
@@ -40,6 +40,7 @@ class Hello(NamedTuple):
     answer_template: AnswerTemplate | None
     default_sampling: Mapping[str, Any]
     model: str
+    chat_examples: Sequence[str]
     created: int
     listen: int = -1
     metrics: int = -1
@@ -76,8 +77,8 @@ def serve(control: int, counter: int) -> int:
     config = ServeConfig(**hello.options)
     set_up_logging(config)
     most_files()
-    parts = hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling, hello.model
-    served = Served(_no_engine, *parts)
+    parts = hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling
+    served = Served(_no_engine, *parts, hello.model, hello.chat_examples)
     engine = RemoteEngine(end, counter, EngineFacts(*hello.facts), config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)
