@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.support.server.processes import Process, started
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PHONE = {"viewport": {"width": 390, "height": 760}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 _SIZE = {"width": 1100, "height": 760}
 expect.set_options(timeout=20_000)
 

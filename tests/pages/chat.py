@@ -9,12 +9,11 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.pages.browser import View, browser, scripted, tiny, view
+from tests.pages.browser import PHONE, View, browser, scripted, tiny, view
 from tests.support.server.harness import until
 
 MOST_REQUESTS = 9
 MOST_BYTES = 24_000  # of all files, compressed
-PHONE = {"viewport": {"width": 390, "height": 760}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
@@ -43,37 +42,109 @@ def of_server(url: str, path: str) -> Any:
 
 def test_the_page_is_small_and_loads_nothing_from_elsewhere(chromium: Browser, url: str) -> None:
     with view(chromium) as found:
-        sizes: list[int] = []
-        found.page.on("response", lambda response: sizes.append(response.request.sizes()["responseBodySize"]))
+        sizes: dict[str, int] = {}
+        found.page.on("requestfinished", lambda one: sizes.update({one.url: one.sizes()["responseBodySize"]}))
         found.open(url)
         expect(found.page.locator("#model option")).to_have_text(["scripted"])
         found.page.wait_for_load_state("networkidle")
         assert all(one.startswith((url, "data:")) for one in found.requests)
-        files = [one for one in found.requests if "/v1/" not in one and not one.startswith("data:")]
-        print(f"{len(files)} requests, {sum(sizes)} bytes")
+        asked = ("data:", f"{url}/v1/", f"{url}/server_info")
+        files = [one for one in found.requests if not one.startswith(asked)]
+        size = sum(sizes[one] for one in files)
+        print(f"{len(files)} requests, {size} bytes")
         assert len(files) <= MOST_REQUESTS
-        assert sum(sizes) <= MOST_BYTES
+        assert size <= MOST_BYTES
         assert found.said == []
 
 
-def test_an_answer_says_what_the_cache_had(chromium: Browser) -> None:
+def test_tiny_answers_its_examples_and_says_what_they_cost(chromium: Browser) -> None:
     with tiny() as process, view(chromium, color_scheme="light") as chat:
+        page = chat.page
         chat.open(process.url)
-        for number, text in enumerate(["Hello! My name is Bruno.", "What is my name?"], start=1):
-            chat.ask(text)
-            chat.answered(number)
-        lines = chat.page.locator(".stats").all_inner_texts()
-        found = [
-            re.match(r"([\d,]+) of ([\d,]+) tokens from the cache · first token [\d.]+ m?s · \d", line)
-            for line in lines
-        ]
-        first, second = (int(match[1]) for match in found if match is not None)
-        assert first == 0
-        assert second > 0
-        assert "computed: new text" in lines[0]
+        examples = page.locator(".examples button")
+        expect(examples).to_have_text(of_server(process.url, "/server_info")["chat"]["examples"])
+        expect(page.locator(".empty .model")).to_have_text("tiny · context of 4,096 tokens")
+        chat.shot("chat-empty")
+        page.get_by_role("button", name="Write a JSON record").click()
+        expect(page.locator(".message.assistant .bubble")).to_have_text('{"name": "Rosa", "age": 7, "town": "Paris"}')
+        page.keyboard.press("Alt+n")
+        page.get_by_role("button", name="Hello! My name is Bruno.").click()
+        expect(page.locator(".message.assistant .bubble")).to_have_text("Nice to meet you, Bruno!")
+        chat.ask("What is my name?")
+        chat.answered(2)
+        for line in page.locator(".stats summary").all_inner_texts():
+            assert re.fullmatch(r"[\d.,]+ tokens/s · [\d.]+ m?s", line)
+        first, second = page.locator(".stats").all()
+        expect(first).to_contain_text("computed: new text")
+        expect(second.get_by_text("from the cache")).to_be_hidden()
+        second.locator("summary").click()
+        cached = re.match(r"([\d,]+) of [\d,]+ prompt tokens", second.get_by_text("from the cache").inner_text())
+        assert cached is not None
+        assert int(cached[1]) > 0
         chat.ask("Tell me a story about a fox named Max.")
         chat.answered(3)
         chat.shot("chat")
+
+
+def test_other_models_have_general_examples_and_one_click_asks(chat: View) -> None:
+    page = chat.page
+    expect(page.locator(".examples button")).to_have_count(3)
+    question = page.locator(".examples button").first.inner_text()
+    page.locator(".examples button").first.click()
+    expect(page.locator(".message.user .bubble")).to_have_text(question)
+    chat.answered(1)
+    assert page.locator(".examples").count() == 0
+
+
+def test_titles_name_the_conversation_and_the_model(chat: View) -> None:
+    page = chat.page
+    expect(page).to_have_title("scripted – jswa")
+    chat.ask("  one\n two " + "three " * 20)
+    title = "one two" + " three" * 8 + "…"
+    expect(page).to_have_title(f"{title} – scripted – jswa")
+    expect(page.locator(".chat-item .open")).to_have_text(title)
+    page.on("dialog", lambda dialog: dialog.accept("my own"))
+    page.get_by_role("button", name="Rename").click()
+    expect(page).to_have_title("my own – scripted – jswa")
+    page.keyboard.press("Alt+n")
+    expect(page).to_have_title("scripted – jswa")
+
+
+def test_a_refused_message_is_not_sent_again(chat: View) -> None:
+    page = chat.page
+    chat.ask("hello")
+    chat.answered(1)
+    chat.ask("word " * 5000)
+    expect(page.locator(".message .error").last).to_contain_text("maximum context length")
+    expect(page.locator(".message .note").last).to_contain_text("is sent without this one")
+    expect(page.locator(".message.out")).to_have_count(1)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        chat.ask("again")
+    assert [one["content"] for one in sent.value.post_data_json["messages"]] == ["hello", "You said: hello", "again"]
+    chat.answered(2)
+    expect(page.locator(".message.assistant .bubble").last).to_have_text("You said: again")
+    page.get_by_role("button", name="Edit the message without an answer").click()
+    page.locator(".edit textarea").fill("shorter")
+    page.locator(".edit textarea").press("Enter")
+    expect(page.locator(".message.assistant .bubble").last).to_have_text("You said: shorter")
+    expect(page.locator(".message.out")).to_have_count(0)
+
+
+def test_buttons_stand_below_their_text_and_titles_have_the_whole_line(chat: View) -> None:
+    page = chat.page
+    chat.ask("a conversation whose title is longer than the side has room for")
+    chat.answered(1)
+    left = """(selector) => {
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector(selector));
+        return range.getBoundingClientRect().left;
+    }"""
+    text = page.evaluate(left, ".message.assistant .bubble")
+    assert abs(page.evaluate(left, ".message.assistant .bar button") - text) < 1
+    right = "(selector) => document.querySelector(selector).getBoundingClientRect().right"
+    assert page.evaluate(right, ".chat-item .open") == page.evaluate(right, ".chat-item")
+    page.locator(".chat-item").hover()
+    expect(page.locator(".chat-item .tools")).to_have_css("opacity", "1")
 
 
 def test_text_streams_and_stop_ends_the_request(chat: View, url: str) -> None:
@@ -102,7 +173,7 @@ def test_edits_and_retries_are_branches(chat: View) -> None:
     expect(page.locator(".message.assistant .bubble")).to_have_text("You said: second")
     chat.answered(1)
     expect(page.locator(".message.user .branch")).to_have_text("2/2")
-    page.get_by_role("button", name="Answer anew").click()
+    page.get_by_role("button", name="Answer again").click()
     expect(page.locator(".message.assistant .branch")).to_have_text("2/2")
     chat.answered(1)
     page.locator(".message.user").get_by_role("button", name="Previous branch").click()
@@ -157,7 +228,7 @@ def test_markdown_never_becomes_html(chat: View) -> None:
         "2 * 3 * 4",
     ):
         expect(answer).to_contain_text(text)
-    assert page.title() == "jswa"
+    assert page.title() == "markdown – scripted – jswa"
     reasoning = page.locator("details.reasoning")
     expect(reasoning.locator("div")).to_be_hidden()
     reasoning.locator("summary").click()
@@ -186,6 +257,11 @@ def test_calls_are_shown_and_take_results(chat: View) -> None:
 def test_parameters_reach_the_server(chat: View) -> None:
     page = chat.page
     page.get_by_role("button", name="Settings").click()
+    assert page.locator("[name=temperature]").get_attribute("placeholder") == "0.7"
+    assert page.locator("[name=max_tokens]").get_attribute("placeholder") == "no limit"
+    efforts = page.locator("select[name=reasoning_effort]")
+    expect(efforts.locator("option")).to_have_text(["default", "low", "high"])
+    efforts.select_option("low")
     page.locator("[name=system]").fill("Be brief.")
     page.locator("[name=max_tokens]").fill("40")
     page.locator("[name=other]").fill('{"min_tokens": 2}')
@@ -195,6 +271,7 @@ def test_parameters_reach_the_server(chat: View) -> None:
     body = sent.value.post_data_json
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert (body["max_tokens"], body["min_tokens"], "temperature" in body) == (40, 2, False)
+    assert body["reasoning_effort"] == "low"
     expect(page.locator(".stats")).to_contain_text("ended by max_tokens")
 
 
@@ -202,10 +279,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(chromium: Browser) -> None:
     with scripted(api_key=["secret"]) as process, view(chromium) as chat:
         page = chat.page
         chat.open(process.url)
-        expect(page.locator("#key-dialog")).to_be_visible()
+        expect(page.locator("#key-why")).to_contain_text("The server asks for an API key.")
         page.locator("[name=key]").fill("wrong")
         page.locator("[name=key]").press("Enter")
-        expect(page.locator("#key-why")).to_contain_text("does not know this one")
+        expect(page.locator("#key-why")).to_contain_text("The server does not know this key.")
         page.locator("[name=key]").fill("secret")
         page.locator("[name=key]").press("Enter")
         expect(page.locator("#model option")).to_have_text(["scripted"])
@@ -234,7 +311,7 @@ def test_a_broken_server_is_named_and_a_retry_goes_on(chromium: Browser) -> None
             chat.ask("hello")
             expect(page.locator(".message .error").last).to_contain_text("does not answer")
         with scripted(port=port):
-            page.get_by_role("button", name="Answer anew").last.click()
+            page.get_by_role("button", name="Answer again").last.click()
             expect(page.locator(".message.assistant .bubble").last).to_have_text("You said: hello")
 
 
@@ -248,6 +325,7 @@ def test_a_phone_has_room_for_all(chromium: Browser, url: str) -> None:
         expect(page.locator("#side")).to_be_hidden()
         page.locator("#menu").tap()
         expect(page.locator("#new")).to_be_visible()
+        expect(page.locator(".chat-item .tools")).to_have_css("opacity", "1")
         page.locator(".chat-item .open").first.tap()
         expect(page.locator("#side")).to_be_hidden()
         chat.shot("chat-phone")

@@ -17,6 +17,7 @@ from tests.support.text.transcripts import template_of, tokenizer_of
 
 SECONDS = 0.002  # of a step, which writes one character
 _CHANNEL = "<|start|>assistant<|channel|>"
+_EFFORTS = '{% if reasoning_effort == "low" or reasoning_effort == "high" %}{% endif %}'
 MARKDOWN = """# Heading
 
 A *word*, a **bold one**, `code <b>`, ~~gone~~ and [a link](https://example.com/a_(b)).
@@ -44,7 +45,7 @@ Second line with <img src=x onerror="document.title='broken'"> and <script>docum
 
 
 def answer(prompt: str) -> str:
-    """Return what the model writes behind a prompt."""
+    """Return what the model writes after a prompt."""
     turn = prompt.rpartition("<|start|>user<|message|>")[2]
     asked = turn.partition("<|end|>")[0]
     if "weather" in asked and "<|start|>tool<|message|>" not in turn:
@@ -69,9 +70,9 @@ def _engine() -> FakeEngine:
 
 
 if __name__ == "__main__":
-    template = AGENT_TEMPLATE.removesuffix("<|start|>assistant") + _CHANNEL
+    template = _EFFORTS + AGENT_TEMPLATE.removesuffix("<|start|>assistant") + _CHANNEL
     served = Served(_engine, tokenizer_of(HARMONY), ChatTemplate({"default": template}, {}),
-                    template_of("harmony", tokenizer_of(HARMONY)))  # fmt: skip
+                    template_of("harmony", tokenizer_of(HARMONY)), {"temperature": 0.7})  # fmt: skip
     config = ServeConfig(**{"served_model_name": ("scripted",), "port": 0, **json.loads(sys.argv[1])})
     set_up_logging(config)
     sys.exit(run(served, config))

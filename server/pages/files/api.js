@@ -59,7 +59,17 @@ export async function* events(response) {
   }
 }
 
-/** Return {id, max_model_len} of the models and adapters that the server has. Throws Refusal. */
+/** Return {id, parent, max_model_len} of the models and adapters that the server has. Throws Refusal. */
 export async function models() {
   return (await (await ask("v1/models")).json()).data;
+}
+
+/** Return what a chat shows of the model, null if it has no chat template. Throws Refusal. */
+export async function hints() {
+  return (await (await ask("server_info")).json()).chat;
+}
+
+/** Return why the server has refused a request with status 401. */
+export function whyKey(secret = key.get()) {
+  return secret ? "The server does not know this key." : "The server asks for an API key.";
 }

@@ -1,6 +1,7 @@
 // The chat at /: conversations, the message field, and one answer at a time.
 
-import { ask, events, models, Refusal } from "./api.js";
+import { ask, events, hints, models, Refusal, whyKey } from "./api.js";
+import { effortField, showDefaults, welcome } from "./hints.js";
 import { el } from "./markdown.js";
 import { count, messageNode } from "./messages.js";
 import { request, settings, take } from "./request.js";
@@ -12,6 +13,7 @@ const SAVE_MS = 1000;
 let chat = store.load(store.conversations()[0]?.id) ?? store.created(store.setting("last"));
 let running = null; // {message, abort, node}
 let known = []; // models of the server
+let told; // what the server says of its model; null: the model cannot chat
 
 // ---- what is shown ----
 
@@ -20,22 +22,31 @@ function showList() {
     el("div", { class: `chat-item${one.id === chat.id ? " now" : ""}` },
       el("button", { type: "button", class: "open", title: one.title, onclick: () => open(one.id),
         "aria-current": one.id === chat.id ? "true" : null }, one.title || "Conversation"),
-      el("button", { type: "button", class: "quiet", title: "Rename", "aria-label": `Rename ${one.title}`, onclick: () => rename(one.id) }, "✎"),
-      el("button", { type: "button", class: "quiet", title: "Delete", "aria-label": `Delete ${one.title}`, onclick: () => drop(one.id) }, "✕"))));
+      el("span", { class: "tools" },
+        el("button", { type: "button", class: "quiet", title: "Rename", "aria-label": `Rename ${one.title}`, onclick: () => rename(one.id) }, "✎"),
+        el("button", { type: "button", class: "quiet", title: "Delete", "aria-label": `Delete ${one.title}`, onclick: () => drop(one.id) }, "✕")))));
+  showTitle();
+}
+
+function showTitle() {
+  document.title = [chat.title, model(), "jswa"].filter((part) => part).join(" – ");
 }
 
 function showMessages() {
   const path = store.path(chat);
+  const sent = new Set(store.valid(path));
   const nodes = path.map((message) => {
     const node = messageNode(message, store.alternatives(chat, message), act);
     const runs = running?.message === message;
     node.fill(runs, message === path.at(-1));
     if (runs) running.node = node;
+    node.classList.toggle("out", message.role !== "assistant" && !sent.has(message));
     return node;
   });
-  $("messages").replaceChildren(...(nodes.length ? nodes : [el("p", { class: "empty" }, "Ask something.")]));
+  const card = known.find((one) => one.id === model());
+  $("messages").replaceChildren(...(nodes.length ? nodes : [welcome(card, told, (text) => running || send(text))]));
   const usage = path.findLast((message) => message.usage)?.usage;
-  const most = known.find((one) => one.id === model())?.max_model_len;
+  const most = card?.max_model_len;
   const used = usage ? `${count(usage.total_tokens)} of ` : "";
   $("room").replaceChildren(...(most ? [`${used}${count(most)}`, el("span", { class: "wide" }, " tokens")] : []));
   showSend();
@@ -57,6 +68,7 @@ function showModels() {
   const names = known.map((one) => one.id);
   if (chat.model && !names.includes(chat.model) && !names.length) names.push(chat.model);
   $("model").replaceChildren(...names.map((name) => el("option", { value: name, selected: name === model() }, name)));
+  showTitle();
 }
 
 function model() {
@@ -127,7 +139,7 @@ addEventListener("storage", (event) => {
 
 // ---- requests ----
 
-/** Let the model answer behind the message `to`, in a new branch if there is an answer. */
+/** Let the model answer the message `to`, in a new branch if there is an answer. */
 async function answer(to) {
   if (running) return;
   let body;
@@ -170,7 +182,7 @@ function fail(message, error) {
   }
   const wait = error.after ? ` Try again in ${error.after} s.` : "";
   message.error = error instanceof Refusal ? error.message + wait : `This page has failed: ${error.message}`;
-  if (error.status === 401) askKey("The server asks for an API key, or does not know this one.");
+  if (error.status === 401) askKey(whyKey());
 }
 
 let drawn = false;
@@ -190,7 +202,7 @@ function stop() {
 }
 
 function send(text) {
-  if (!chat.title) chat.title = text.trim().replace(/\s+/g, " ").slice(0, 60);
+  if (!chat.title) chat.title = store.titleOf(text);
   const message = store.add(chat, chat.leaf, { role: "user", content: text });
   store.set("last", { system: chat.system, tools: chat.tools, params: chat.params, model: chat.model });
   keep(true);
@@ -226,6 +238,9 @@ const act = {
       el("button", { type: "button", class: "quiet", onclick: showMessages }, "Cancel"),
       el("button", { type: "button", onclick: done }, "Send as a new branch"))));
     field.focus();
+  },
+  editAsked(message) {
+    act.edit(store.path(chat, message.id).findLast((one) => one.role === "user"));
   },
   results(message, values) {
     let parent = message.id;
@@ -281,6 +296,10 @@ addEventListener("keydown", (event) => {
 
 function openSettings() {
   const form = $("settings").querySelector("form");
+  const effort = effortField(told, chat.params.reasoning_effort);
+  $("effort").hidden = !effort;
+  $("effort-field").replaceChildren(...(effort ? [effort] : []));
+  showDefaults(form, told);
   for (const field of form.querySelectorAll("[name]")) {
     field.value = field.name === "system" || field.name === "tools" ? chat[field.name] : chat.params[field.name] ?? "";
   }
@@ -350,11 +369,11 @@ $("model").addEventListener("change", () => {
 /** Ask the server for its models; this also shows whether it is there and takes the key. */
 async function connect() {
   try {
-    known = await models();
+    [known, told] = await Promise.all([models(), hints()]);
     say("");
   } catch (error) {
-    say(error.message);
-    if (error.status === 401) askKey("The server asks for an API key, or does not know this one.");
+    say(error.status === 401 ? whyKey() : error.message);
+    if (error.status === 401) askKey(whyKey());
   }
   showModels();
   showMessages();

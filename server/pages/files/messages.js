@@ -1,13 +1,14 @@
 // How messages look: text, reasoning, tool calls, and the line of figures under an answer.
 
 import { copyText, el, render } from "./markdown.js";
+import { failed } from "./store.js";
 
 const NUMBER = new Intl.NumberFormat("en-US");
 const WHY = {
   cold: "new text",
   evicted: "evicted from the cache",
   "window lost": "their windows were rebuilt",
-  "too short": "too few behind a cached text to be worth a copy",
+  "too short": "too few after a cached text to be worth a copy",
   "prompt logprobs": "for their log probabilities",
   "not finite": "the cached values were not finite",
   disabled: "the prefix cache is off",
@@ -19,25 +20,33 @@ function time(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10000 ? 1 : 0)} s`;
 }
 
-/** Return the line of figures of an answer, and why prompt tokens were computed. */
-export function figures(message) {
-  const { timings: t, usage, first, stopped, error } = message;
-  if (!t) return stopped ? `stopped${first ? ` · first token ${time(first)} (measured here)` : ""}` : "";
-  const prompt = t.cache_n + t.prompt_n;
-  const parts = [`${count(t.cache_n)} of ${count(prompt)} tokens from the cache`];
-  if (t.prompt_ms !== null) parts.push(`first token ${time(t.prompt_ms + (t.queue_ms ?? 0))}`);
+/** Return the figures of an answer, null if there are none: speed and time, and on demand what the cache had. */
+function figures(message) {
+  const { timings: t, first, stopped, error } = message;
+  if (!t) return stopped ? el("div", { class: "stats" }, `stopped${first ? ` · first token after ${time(first)}` : ""}`) : null;
+  const parts = [time((t.queue_ms ?? 0) + (t.prompt_ms ?? 0) + (t.predicted_ms ?? 0))];
   if (t.predicted_per_second !== null) {
     const rate = t.predicted_per_second;
-    parts.push(`${rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} tok/s`);
+    parts.unshift(`${rate < 10 ? rate.toFixed(1) : count(Math.round(rate))} tokens/s`);
   }
-  parts.push(`${count(t.predicted_n)} ${t.predicted_n === 1 ? "token" : "tokens"} written`);
+  if (message.finish === "length") parts.push("ended by max_tokens or the context");
+  if (error || stopped) parts.push("not complete");
+  const more = details(message);
+  const seen = (event) => event.target.open && event.target.parentNode.scrollIntoView({ block: "nearest" });
+  return el("details", { class: "stats", ontoggle: seen },
+    el("summary", { title: more.join("\n") }, parts.join(" · ")), ...more.map((line) => el("div", {}, line)));
+}
+
+/** Return what an answer has cost, in sentences. */
+function details({ timings: t, usage }) {
+  const prompt = t.cache_n + t.prompt_n;
+  const wait = t.prompt_ms === null ? "" : `, the first after ${time(t.prompt_ms + (t.queue_ms ?? 0))}`;
+  const written = `${count(t.predicted_n)} ${t.predicted_n === 1 ? "token" : "tokens"} written${wait}`;
+  const cached = `${count(t.cache_n)} of ${count(prompt)} prompt tokens from the cache`;
   const missed = Object.entries(usage?.prompt_tokens_details?.missed_tokens ?? {}).filter(([, n]) => n > 0);
   const reasons = missed.map(([reason, n]) => `${missed.length > 1 ? `${count(n)} ` : ""}${WHY[reason] ?? reason}`);
   const only = t.prompt_n === 1 ? "the last token of a prompt is always computed" : reasons.join(", ");
-  const why = t.prompt_n && only ? `${count(t.prompt_n)} computed: ${only}` : "";
-  if (message.finish === "length") parts.push("ended by max_tokens or the context");
-  if (error || stopped) parts.push("not complete");
-  return el("span", {}, parts.join(" · "), why && el("span", { class: "why" }, why));
+  return [written, cached, ...(t.prompt_n && only ? [`${count(t.prompt_n)} computed: ${only}`] : [])];
 }
 
 /** Return the node of a message. `act`: what its buttons do; `others`: it and its alternatives. */
@@ -59,9 +68,9 @@ function fillBody(body, message, running, last, act) {
     body.replaceChildren(who, el("div", { class: "bubble" }, message.content));
     return;
   }
-  body.parts ??= { reasoning: null, text: el("div", { class: "bubble" }), calls: el("div"), error: el("p", { class: "error", role: "alert" }) };
+  body.parts ??= { reasoning: null, text: el("div", { class: "bubble" }), calls: el("div"), error: el("p", { class: "error", role: "alert" }), out: el("p", { class: "note" }) };
   const { parts } = body;
-  if (!parts.text.isConnected) body.replaceChildren(parts.text, parts.calls, parts.error);
+  if (!parts.text.isConnected) body.replaceChildren(parts.text, parts.calls, parts.error, parts.out);
   if (message.reasoning) {
     if (!parts.reasoning) {
       parts.reasoning = el("details", { class: "reasoning" }, el("summary"), el("div"));
@@ -77,6 +86,7 @@ function fillBody(body, message, running, last, act) {
   parts.text.classList.toggle("waiting", running && !message.content && !message.reasoning && !message.calls?.length);
   parts.calls.replaceChildren(...callNodes(message, running, last, act));
   parts.error.textContent = message.error ?? "";
+  parts.out.textContent = failed(message) ? "Your next message is sent without this one. Edit it or retry to keep it." : "";
 }
 
 function pretty(text) {
@@ -112,10 +122,11 @@ function fillBar(bar, message, others, running, act) {
   }
   if (!running) {
     const copy = button("Copy", "Copy the text", () => copyText(message.content, copy));
-    found.push(copy);
+    if (message.content) found.push(copy);
     if (message.role === "user") found.push(button("Edit", "Edit, and answer in a new branch", () => act.edit(message)));
-    if (message.role === "assistant") found.push(button("Retry", "Answer anew in a branch", () => act.retry(message)));
+    if (message.role === "assistant") found.push(button("Retry", "Answer again in a new branch", () => act.retry(message)));
+    if (failed(message)) found.push(button("Edit", "Edit the message without an answer", () => act.editAsked(message)));
   }
-  const line = message.role === "assistant" && !running ? figures(message) : "";
-  bar.replaceChildren(...(line ? [el("span", { class: "stats" }, line)] : []), ...found);
+  const line = message.role === "assistant" && !running ? figures(message) : null;
+  bar.replaceChildren(...(line ? [line] : []), ...found);
 }

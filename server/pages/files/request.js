@@ -1,13 +1,13 @@
 // What the chat asks the server, and what the server's events add to a message.
 
-import { path } from "./store.js";
+import { path, valid } from "./store.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty",
   "presence_penalty", "frequency_penalty"];
 
-/** Return the request for the answer behind a message, with all messages before it. Throws if a setting is wrong. */
+/** Return the request for the answer to a message, with the messages before it. Throws if a setting is wrong. */
 export function request(chat, to, model) {
-  const messages = path(chat, to).map(sent);
+  const messages = valid(path(chat, to)).map(sent);
   if (chat.system) messages.unshift({ role: "system", content: chat.system });
   const body = { messages, stream: true, stream_options: { include_usage: true }, ...settings(chat) };
   if (model) body.model = model;

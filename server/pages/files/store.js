@@ -2,6 +2,7 @@
 
 const INDEX = "jswa.chats";
 const ONE = "jswa.chat.";
+const TITLE = 60; // characters
 
 function read(name, otherwise) {
   try {
@@ -54,7 +55,16 @@ export function created(like) {
     system, tools, params: { ...params }, model };
 }
 
-/** Add a message behind another (null: at the beginning), show it, and return it. */
+/** Return the beginning of a text as the title of a conversation, cut between words. */
+export function titleOf(text) {
+  const line = text.trim().replace(/\s+/g, " ");
+  const letters = [...line];
+  if (letters.length <= TITLE) return line;
+  const cut = letters.slice(0, TITLE).join("");
+  return `${cut.slice(0, cut.lastIndexOf(" ") > TITLE / 2 ? cut.lastIndexOf(" ") : cut.length)}…`;
+}
+
+/** Add a message after another (null: at the beginning), show it, and return it. */
 export function add(chat, parent, message) {
   const node = { id: String((chat.count += 1)), parent, content: "", ...message };
   chat.nodes[node.id] = node;
@@ -67,6 +77,21 @@ export function path(chat, to = chat.leaf) {
   const found = [];
   for (let node = chat.nodes[to]; node; node = chat.nodes[node.parent]) found.unshift(node);
   return found;
+}
+
+/** Return whether an answer failed before its first word. */
+export function failed({ error, content, reasoning, calls }) {
+  return Boolean(error) && !content && !reasoning && !calls?.length;
+}
+
+/** Return the messages of a path that the server is sent: what it has refused stays out, from the question on. */
+export function valid(messages) {
+  const kept = [];
+  for (const message of messages) {
+    if (!failed(message)) kept.push(message);
+    else while (kept.length && kept.pop().role !== "user");
+  }
+  return kept;
 }
 
 /** Return a message and its alternatives, in the order in which they were made. */
