@@ -38,11 +38,13 @@ class Feed:
     Args:
         look: returns the view with so many edges of the prefix tree. Raises ApiError.
         ended: whether the server is shutting down.
+        model: the model's name.
     """
 
-    def __init__(self, look: Look, ended: Callable[[], bool]) -> None:
+    def __init__(self, look: Look, ended: Callable[[], bool], model: str) -> None:
         self._look = look
         self._ended = ended
+        self._model = model
         self._watchers: dict[asyncio.Queue[bytes | None], bool] = {}  # with whether it has the view before the next
         self._task: asyncio.Task[None] | None = None
         self.looks = 0
@@ -95,15 +97,16 @@ class Feed:
                     changed = await asyncio.to_thread(changes, last, now, tree=tree)
                 queue.put_nowait(changed)
             elif tree:
-                whole = whole or await asyncio.to_thread(complete, now)
+                whole = whole or await asyncio.to_thread(complete, now, self._model)
                 queue.put_nowait(whole)
                 self._watchers[queue] = True
 
 
-def complete(view: CacheView) -> bytes:
-    """Return the event with a whole view."""
+def complete(view: CacheView, model: str) -> bytes:
+    """Return the event with a whole view, and the model's name."""
     pools = {"arena": _all(view.slots), "host": _all(view.host)}
-    return event({"type": "whole", "geometry": view.geometry._asdict(), **pools, **_lists(view, tree=True)})
+    named = {"type": "whole", "model": model, "geometry": view.geometry._asdict()}
+    return event({**named, **pools, **_lists(view, tree=True)})
 
 
 def changes(before: CacheView, now: CacheView, *, tree: bool) -> bytes:
@@ -142,7 +145,7 @@ def _all(slots: Slots) -> dict[str, str]:
 
 def feed_of(service: Service) -> Feed:
     """Return the feed of a server."""
-    return Feed(lambda edges: service.engine.view(edges), lambda: service.draining)
+    return Feed(lambda edges: service.engine.view(edges), lambda: service.draining, service.config.served_model_name[0])
 
 
 async def live_events(request: Request) -> Response:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.pages.browser import View, browser, tiny, view
+from tests.pages.browser import PHONE, View, browser, scripted, tiny, view
 from tests.support.server.processes import ROOT, started
 
 ADMIN = "admin"
@@ -34,7 +34,7 @@ def watch(one: View, url: str) -> None:
     one.open(f"{url}/live")
     one.page.locator("[name=key]").fill(ADMIN)
     one.page.locator("[name=key]").press("Enter")
-    expect(one.page.locator("#status")).to_contain_text("live;")
+    expect(one.page.locator("#status")).to_have_text("live")
 
 
 def figure(one: View, name: str) -> int:
@@ -95,14 +95,39 @@ def test_a_large_arena_stays_fluid(chromium: Browser) -> None:
 def test_a_lost_server_is_joined_again_and_a_wrong_key_is_named(chromium: Browser) -> None:
     with started(["-m", "tests.pages.load_server"]) as process, view(chromium) as one:
         one.open(f"{process.url}/live")
+        expect(one.page.locator("#key-why")).to_have_text("Enter the admin key.")
+        expect(one.page.locator("#key-dialog")).to_contain_text("--admin-api-key")
+        expect(one.page.locator("#cache")).to_be_hidden()
         one.page.locator("[name=key]").fill("wrong")
         one.page.locator("[name=key]").press("Enter")
-        expect(one.page.locator("#status")).to_contain_text("Incorrect")
+        expect(one.page.locator("#key-why")).to_have_text("This is not the admin key.")
         one.page.locator("[name=key]").fill(ADMIN)
         one.page.locator("[name=key]").press("Enter")
-        expect(one.page.locator("#status")).to_contain_text("live;")
+        expect(one.page.locator("#status")).to_have_text("live")
         process.process.kill()
         expect(one.page.locator("#status")).to_contain_text("broke off")
+
+
+def test_a_server_without_admin_key_says_how_to_give_it_one(chromium: Browser) -> None:
+    with scripted() as process, view(chromium) as one:
+        one.open(f"{process.url}/live")
+        expect(one.page.locator("#status")).to_contain_text("jswa serve MODEL --admin-api-key KEY")
+        expect(one.page.locator("#key-dialog")).to_be_hidden()
+
+
+def test_a_phone_has_a_line_for_the_title_and_the_chat_is_one_tap_away(chromium: Browser) -> None:
+    with started(["-m", "tests.pages.load_server"]) as process, view(chromium, **PHONE) as one:
+        watch(one, process.url)
+        page = one.page
+        expect(page.locator("#title")).to_have_text("KV cache of load")
+        expect(page).to_have_title("KV cache – load – jswa")
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        for selector in ("header strong", "#status", "#pause", "#key-button"):
+            assert page.locator(selector).bounding_box()["height"] < 40, f"{selector} has one line"
+        title = page.locator("header strong")
+        assert title.evaluate("(node) => node.scrollWidth <= node.clientWidth"), "the title is not cut"
+        page.get_by_role("link", name="jswa").tap()
+        expect(page.locator("#model")).to_be_visible()
 
 
 def test_a_plan_file_plays_without_events(chromium: Browser, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ const NUMBER = new Intl.NumberFormat("en-US");
 const count = (value) => NUMBER.format(Math.round(value));
 const counted = (value, name) => `${count(value)} ${name}${value === 1 ? "" : "s"}`;
 const RETRY_MS = 3000;
+const NO_KEY = "This server has no admin key. Start it with one to see its cache here: jswa serve MODEL --admin-api-key KEY";
 
 const now = { geometry: null, slots: new Uint8Array(0), host: new Uint8Array(0), rows: [], tree: [], windows: [], micros: 0, events: 0 };
 const arena = new Arena($("arena"));
@@ -133,11 +134,13 @@ function changed(slots, change, drawn) {
 function take(event) {
   if (event.error) throw new Refusal(500, event.error.message);
   if (event.geometry) now.geometry = event.geometry;
+  if (event.model) showTitle(event.model);
   now.slots = changed(now.slots, event.arena, arena);
   now.host = changed(now.host, event.host, host);
   now.rows = grouped(event.rows, 5);
   now.micros = event.micros;
   now.events += 1;
+  $("cache").hidden = false;
   if (event.tree) {
     now.tree = event.tree;
     now.windows = grouped(event.windows, 2);
@@ -146,23 +149,39 @@ function take(event) {
   redraw();
 }
 
+function showTitle(of) {
+  $("title").textContent = `KV cache of ${of}`;
+  document.title = `KV cache – ${of} – jswa`;
+}
+
 let connection = null;
 async function connect() {
   connection?.abort();
   const mine = (connection = new AbortController());
   try {
-    const response = await ask("live/events", null, mine.signal, sessionStorage.getItem("jswa.adminKey"));
+    const response = await ask("live/events", null, mine.signal, adminKey());
     for await (const event of events(response)) {
       if (paused || replay) continue;
       take(event);
-      say(`live; a look takes ${now.micros} µs of the engine's time`);
+      say("live");
+      $("status").title = `Reading the cache takes ${now.micros} µs of the engine's time, ten times a second at most.`;
     }
   } catch (error) {
     if (error.name === "AbortError") return;
-    say(error.message);
-    if (error.status === 401) $("key-dialog").showModal();
+    const wrong = adminKey() ? "This is not the admin key." : "Enter the admin key.";
+    say(error.status === 401 ? wrong : error.status === 403 ? NO_KEY : error.message);
+    if (error.status === 401) askKey(wrong);
     else if (error.status !== 403 && error.status !== 404) setTimeout(() => mine === connection && connect(), RETRY_MS);
   }
+}
+
+function adminKey() {
+  return sessionStorage.getItem("jswa.adminKey");
+}
+
+function askKey(why) {
+  $("key-why").textContent = why;
+  if (!$("key-dialog").open) $("key-dialog").showModal();
 }
 
 function say(text) {
@@ -183,10 +202,13 @@ function open(text, name) {
   connection?.abort();
   replay = new Replay(file);
   $("status").textContent = `${name}: ${count(file.steps.length)} steps`;
+  $("status").title = "";
+  showTitle(name);
   $("player").hidden = false;
   $("pause").hidden = true;
   $("at").max = String(file.steps.length);
   now.geometry = file.geometry;
+  $("cache").hidden = false;
   now.tree = now.windows = [];
   now.host = new Uint8Array(0);
   redrawTree();
@@ -241,7 +263,7 @@ $("pause").addEventListener("click", () => {
   if (!paused) connect();
 });
 $("full-kv").addEventListener("change", redraw);
-$("key-button").addEventListener("click", () => $("key-dialog").showModal());
+$("key-button").addEventListener("click", () => askKey("Enter the admin key."));
 $("key-dialog").querySelector("form").addEventListener("submit", (event) => {
   if (event.submitter?.value !== "save") return;
   sessionStorage.setItem("jswa.adminKey", event.target.elements.key.value.trim());

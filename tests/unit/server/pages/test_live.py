@@ -65,9 +65,9 @@ def follow(before: list[int], change: Any) -> list[int]:
 
 
 def test_a_whole_view_has_all() -> None:
-    event = parsed(complete(a_view([1] * 40)))
+    event = parsed(complete(a_view([1] * 40), "tiny"))
     assert (slots_of(event["arena"]), slots_of(event["host"])) == ([1] * 40, [1] * 8)
-    assert event["geometry"]["window"] == 32
+    assert (event["model"], event["geometry"]["window"]) == ("tiny", 32)
     assert (event["rows"], event["windows"], event["tree"]) == ([0, 5, 0, 0, 1], [0, 16], [[-1, 0, 16, 1, 1, 0, 0]])
 
 
@@ -84,7 +84,7 @@ def test_looks_wait_for_a_hundred_times_as_long_as_they_take(monkeypatch: pytest
 
     async def main() -> None:
         monkeypatch.setattr(asyncio, "sleep", short)
-        feed = Feed(look, lambda: len(waits) > 5)
+        feed = Feed(look, lambda: len(waits) > 5, "tiny")
         events = [parsed(event) async for event in feed.events(feed.join())]
         assert [event["type"] for event in events] == ["whole", *["changes"] * 5]
 
@@ -103,7 +103,7 @@ def test_nobody_looks_without_watchers_and_a_dead_engine_is_named() -> None:
         return a_view([0] * 40)
 
     async def main() -> None:
-        feed = Feed(look, lambda: False)
+        feed = Feed(look, lambda: False, "tiny")
         assert looks == 0
         events = [parsed(event) async for event in feed.events(feed.join())]
         assert events[0]["type"] == "whole"
@@ -117,7 +117,7 @@ def test_a_slow_watcher_skips_changes_and_gets_the_whole_view_again() -> None:
         return a_view([0] * 40)
 
     async def main() -> None:
-        feed = Feed(look, lambda: feed.looks > 25)
+        feed = Feed(look, lambda: feed.looks > 25, "tiny")
         queue = feed.join()
         while feed.looks <= 6:
             await asyncio.sleep(0.02)
