@@ -172,7 +172,8 @@ def test_each_case_has_its_turn_once_in_so_many_nights(monkeypatch: pytest.Monke
 def test_each_process_begins_with_its_share_of_the_long_tests(places: list[int], processes: int) -> None:
     found = long_first(range(12), [place in places for place in range(12)], processes)
     assert sorted(found) == list(range(12)), "each test once"
-    shares, rest = [], found
+    shares: list[list[int]] = []
+    rest = found
     for others in reversed(range(processes)):  # as xdist divides them
         size = len(rest) // (others + 1)
         shares, rest = [*shares, rest[:size]], rest[size:]

@@ -99,7 +99,7 @@ def test_weights_that_do_not_fit_in_float32_name_bfloat16(monkeypatch: pytest.Mo
     model = dataclasses.replace(parse_config(load_fixture("llama_one_layer").config), vocab_size=2**22)
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(ConfigError, match=f"GiB in {dtype} on 1 device, ") as error:
-            require_memory(model, None, EngineConfig(), "none", dtype, FakeGpu("gpu", 1), Kernels())  # type: ignore[arg-type]
+            require_memory(model, None, EngineConfig(), "none", dtype, FakeGpu("gpu", 1), Kernels())
         half = weight_bytes(model, None, "none", "bfloat16") / 2**30
         assert (f"choose --dtype bfloat16 ({half:.1f} GiB), a smaller model" in str(error.value)) == (
             dtype == "float32"
