@@ -136,8 +136,9 @@ def load_all(load: Callable[[str], Params], shapes: Mapping[str, jax.ShapeDtypeS
     params: Params = {}
     sizes = {name: math.prod(shape.shape) * np.dtype(shape.dtype).itemsize for name, shape in shapes.items()}
     total = sum(sizes.values())
+    size = f"{total / 2**30:.2f} GiB" if total >= 2**30 else f"{total / 2**20:.1f} MiB"
     with (
-        stage("weights", total, f"{total / 2**30:.2f} GiB", unit="B") as loaded,
+        stage("weights", total, size, unit="B") as loaded,
         ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool,
     ):
         jobs = {name: pool.submit(load, name) for name in shapes}
