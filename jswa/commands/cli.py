@@ -217,6 +217,7 @@ def capacity(
     itemsize: int = 2,
     memory_gib: float | None = None,
     tensor_parallel_size: int = 1,
+    quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
     revision: str | None = None,
 ) -> None:
     """Print whether a model fits on a GPU, how long a context and how many requests at once it holds there.
@@ -239,14 +240,22 @@ def capacity(
         Fill this much memory of each device with KV in the table, in GiB. Default: what the GPU leaves for KV, or 75.
     tensor_parallel_size
         Share the model between this many devices.
+    quantization
+        Hold weights in this form, with the choices of `jswa serve --quantization`.
     revision
         Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
     from jswa.commands.capacity.report import report
 
-    memory, devices = None if memory_gib is None else int(memory_gib * 2**30), tensor_parallel_size
     lines = report(
-        model, block_size=block_size, itemsize=itemsize, memory=memory, gpu=gpu, devices=devices, revision=revision
+        model,
+        block_size=block_size,
+        itemsize=itemsize,
+        memory=None if memory_gib is None else int(memory_gib * 2**30),
+        gpu=gpu,
+        devices=tensor_parallel_size,
+        quantization=quantization,
+        revision=revision,
     )
     print("\n".join(lines))
 

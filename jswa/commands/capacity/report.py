@@ -1,7 +1,9 @@
 """`jswa capacity`: does a model fit, how long a context, how many requests, and what other engines hold."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import padding
@@ -12,6 +14,7 @@ from jswa.errors import ConfigError, HubError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
 from jswa.model.partition import shard_config
+from jswa.model.weights.formats import QuantizationMode
 from jswa.storage.checkpoint_files import is_folder
 from jswa.storage.hub import find_model
 from jswa.storage.json_object import read_object
@@ -28,6 +31,7 @@ def report(
     memory: int | None = None,
     gpu: str | None = None,
     devices: int = 1,
+    quantization: QuantizationMode = "auto",
     revision: str | None = None,
 ) -> list[str]:
     """Return the report for a model as lines: first whether it fits, then the table of KV sizes.
@@ -37,28 +41,57 @@ def report(
             nothing if the config is shipped with jswa and no revision is given.
         memory: bytes for KV on each device, for the table. Default: what the GPU leaves, if it is only one.
         gpu: name or size; see `find_gpus`.
+        quantization: how the weights are held, as for the engine.
 
     Raises ConfigError for an unknown GPU and too little memory, and ModelError as `parse_config` and `find_model` do.
     """
     gpus = find_gpus(gpu)
     raw = read_object(config_file(model, revision))
-    config = shard_config(parse_config(raw, weights=False), devices)
-    layout = KVLayout.of(config, block_size)
-    stored, dtype = parse_quantization(raw), {4: "float32"}.get(itemsize, "bfloat16")
-    from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
-
-    weights = weight_bytes(config, stored, "auto", dtype)
-    fits = [fit_on(one, config, layout, weights=weights, itemsize=itemsize) for one in gpus]
+    options: dict[str, Any] = {"block_size": block_size, "itemsize": itemsize, "devices": devices}
+    config, fits = fits_of(raw, gpus, quantization=quantization, **options)
+    layout, weights = fits[0].layout, fits[0].weights
     if len(fits) > 1:
         answer = compare(model, fits, config, devices)
     else:
         answer = describe(model, fits[0], config, devices)
         if not fits[0].fits:
-            answer.append(_remedy(fits[0], config, stored, dtype))
+            answer.append(_remedy(fits[0], config, parse_quantization(raw)))
         elif memory is None:
             memory = fits[0].kv
     memory = _MEMORY if memory is None else memory
     return [*answer, "", *_table(config, layout, itemsize, memory, weights, devices)]
+
+
+def fits_of(
+    raw: Mapping[str, Any],
+    gpus: Sequence[Gpu],
+    *,
+    block_size: int,
+    itemsize: int,
+    devices: int = 1,
+    quantization: QuantizationMode = "auto",
+) -> tuple[ModelConfig, list[Fit]]:
+    """Return one device's share of a model, and what each GPU holds of it.
+
+    Args:
+        raw: the content of config.json.
+        block_size: tokens of a page.
+        itemsize: bytes per element of the KV cache.
+        quantization: how the weights are held, as for the engine.
+
+    Raises ConfigError if so many devices cannot share the model, and ModelError as `parse_config` does.
+    """
+    from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
+
+    config = shard_config(parse_config(raw, weights=False), devices)
+    layout = KVLayout.of(config, block_size)
+    weights = weight_bytes(config, parse_quantization(raw), quantization, _dtype(itemsize))
+    return config, [fit_on(one, config, layout, weights=weights, itemsize=itemsize) for one in gpus]
+
+
+def _dtype(itemsize: int) -> str:
+    """Return the type of the weights beside a KV cache of `itemsize` bytes per element."""
+    return "float32" if itemsize == 4 else "bfloat16"
 
 
 def config_file(model: str, revision: str | None = None) -> Path:
@@ -78,7 +111,7 @@ def config_file(model: str, revision: str | None = None) -> Path:
         raise HubError(f"{error}. A config.json, or a folder that has one, works in place of the name") from error
 
 
-def _remedy(fit: Fit, config: ModelConfig, stored: Quantization | None, dtype: str) -> str:
+def _remedy(fit: Fit, config: ModelConfig, stored: Quantization | None) -> str:
     """Return what to do with a model that does not fit, as a line."""
     from jswa.exec.sizing import weight_bytes
 
@@ -89,7 +122,7 @@ def _remedy(fit: Fit, config: ModelConfig, stored: Quantization | None, dtype: s
     larger = next((name for name, gpu in GPUS.items() if holds(gpu, fit.weights)), None)
     if larger is not None:
         ways.insert(0, f"take a larger GPU (--gpu {larger})")
-    rounded = weight_bytes(config, stored, "int8", dtype)
+    rounded = weight_bytes(config, stored, "int8", _dtype(fit.itemsize))
     if rounded < fit.weights and holds(fit.gpu, rounded):
         ways.insert(0, f"hold its weights in 8 bits with jswa serve --quantization int8 ({rounded / GIB:.1f} GiB)")
     return f"  remedy     {', or '.join(ways)}"

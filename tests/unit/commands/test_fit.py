@@ -60,6 +60,15 @@ def test_the_first_line_says_no_where_the_weights_are_too_large() -> None:
     assert "--tensor-parallel-size" in lines[-1]
 
 
+def test_the_weights_may_be_held_in_8_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `jswa serve --quantization int8` holds them: half of 16 bits. The command line has the option too."""
+    lines = report("google/gemma-3-12b-it", block_size=64, itemsize=2, gpu="24", quantization="int8")
+    assert lines[0] == "google/gemma-3-12b-it on L4 (24 GB): yes, it fits."
+    assert lines[2].split() == ["weights", "11.0", "GiB"]
+    assert run(["capacity", "google/gemma-3-12b-it", "--gpu", "24", "--quantization", "int8"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 def test_without_a_gpu_each_size_has_a_line() -> None:
     """Of 24, 48, 80 and 141 GB."""
     lines = answer("google/gemma-3-27b-it", None)
