@@ -1,7 +1,7 @@
 """`jswa capacity`: does a model fit, how long a context, how many requests, and what other engines hold."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def report(
 
 
 def fits_of(
-    raw: Mapping[str, Any],
+    raw: dict[str, Any],
     gpus: Sequence[Gpu],
     *,
     block_size: int,
