@@ -1,20 +1,22 @@
-"""Write the tables of README.md and docs/results.md from the result files.
+"""Write the tables of README.md, docs/results.md and docs/recipes from the result files.
 
     python -m benchmarks.published
 
 A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; what is between them is replaced. A test
-compares both pages with the result files, so that neither can change alone.
+compares the pages with the result files, so that neither can change alone.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from benchmarks import result_file
+from benchmarks.memory.recipes import PAGES as RECIPES
+from jswa.commands.capacity.fit import GPUS
 
 ROOT = result_file.ROOT
-PAGES = ("README.md", "docs/results.md")
+PAGES = ("README.md", "docs/results.md", "docs/recipes/README.md", *(f"docs/recipes/{page}.md" for page in RECIPES))
 NAMES = {"MiMo-V2-Flash/V2.5": "MiMo-V2-Flash", "Command-A-03-2025": "Command A"}
 SHOWN = ("gemma-3-27b", "gpt-oss-20b", "MiMo-V2-Flash")  # models of the table of prefixes
 _BLOCK = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -261,6 +263,66 @@ def fleets() -> str:
     return _table(("trace", "1 replica", "64, random", "64, least-loaded", "64, prefix-aware"), rows)
 
 
+def recipe(page: str) -> str:
+    """Return what GPUs of four sizes hold of the models of a page of docs/recipes."""
+    head = (
+        "model", "GPUs", "weights, GiB on each", "KV cache, GiB on each", "context", "requests at once of 8k", "of 32k",
+    )  # fmt: skip
+    rows = []
+    for row in results("computed/recipes")["rows"]:
+        if row["page"] == page:
+            gpu = GPUS[row["gpu"]].name
+            if row["devices"] is None:
+                rows.append([_held(row), gpu, *["–"] * 5])
+                continue
+            counts = [f"{count:,}" for count in row["requests"]] + ["–"] * (2 - len(row["requests"]))
+            sizes = [f"{row[key]:.1f}" for key in ("weights_gib", "kv_gib")]
+            rows.append([_held(row), f"{row['devices']} x {gpu}", *sizes, f"{row['context']:,}", *counts])
+    return _table(head, rows)
+
+
+def _held(row: dict[str, Any]) -> str:
+    """Return the name of a row's model, with the form of its weights if an option asks for it."""
+    name = str(row["model"]).partition("/")[2]
+    return name if row["quantization"] == "auto" else f"{name}, {row['quantization']}"
+
+
+def recipes() -> str:
+    """Return the index of docs/recipes: for each model the fewest GPUs that hold it, and of these the smallest."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in results("computed/recipes")["rows"]:
+        best = found.get(_held(row))
+        if row["devices"] is not None and (best is None or _size(row) < _size(best)):
+            found[_held(row)] = row
+    rows = [
+        [
+            name,
+            f"{row['devices']} x {GPUS[row['gpu']].name}",
+            f"{row['context']:,}",
+            f"{row['requests'][0]:,}" if row["requests"] else "–",
+            f"[{row['page']}]({row['page']}.md)",
+        ]
+        for name, row in found.items()
+    ]
+    return _table(("model", "smallest GPU", "context", "requests of 8k at once", "page"), rows)
+
+
+def _size(row: dict[str, Any]) -> tuple[int, int]:
+    return row["devices"], GPUS[row["gpu"]].memory
+
+
+def whole() -> str:
+    """Return the output tokens per second of gpt-oss-20b on an H200, for each load the first run."""
+    first: dict[tuple[str, int], dict[str, Any]] = {}
+    for load in results("h200/whole-gpt-oss-20b")["loads"]:
+        first.setdefault((load["draws"], load["requests"]), load)
+    rows = [
+        [str(load["requests"]), draws, *(f"{load[f'{key}tokens_per_s']:,.0f}" for key in ("output_", "decode_"))]
+        for (draws, _), load in sorted(first.items())
+    ]
+    return _table(("requests at once", "draws", "output tokens/s", "while all of them decode"), rows)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -268,8 +330,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     table.__name__: table
-    for table in (saves, memory, sessions, live, tiers, prefixes, quality, evidence, speed, drafts, fleets)
-}
+    for table in (
+        *(saves, memory, sessions, live, tiers, prefixes, quality, evidence, speed, drafts, fleets),
+        *(recipes, whole),
+    )
+} | {f"recipe-{page}": partial(recipe, page) for page in RECIPES}
 
 
 def main() -> None:

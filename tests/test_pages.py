@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
-    for folder in (".", "docs", "docs/deploy", "docs/design", "tests", "benchmarks", "benchmarks/gpu")
+    for folder in (".", "docs", "docs/deploy", "docs/design", "docs/recipes", "tests", "benchmarks", "benchmarks/gpu")
     for path in (ROOT / folder).glob("*.md")
 )
 ROOMS = [path for path in PAGES if path.parent == ROOT / "docs" / "design"]

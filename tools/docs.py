@@ -37,6 +37,7 @@ COPIED = (
 )
 GUIDES = {
     "Begin": ("quickstart", "python", "serving", "answers", "structured-outputs", "pages", "models", "checkpoints"),
+    "Recipes": tuple(f"recipes/{path.stem}" for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))),
     "Understand": (
         "how-it-works",
         "how-jswa-differs",
