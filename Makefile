@@ -50,7 +50,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 run: .venv/base  ## talk with the embedded model
-	$(BIN)/jswa chat --stats --tools calculator $(TALK)
+	$(BIN)/jswa chat --stats --temperature 0 --tools calculator $(TALK)
 
 test: .venv/installed  ## what each change must pass, on WORKERS=3 processes
 	marks=$$($(BIN)/python -m tests.tiers) && $(PYTEST) --durations=15 -m "$$marks"

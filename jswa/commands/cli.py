@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -121,8 +121,8 @@ def chat(
     *words: Words,
     model: str | None = None,
     system: str = "",
-    max_tokens: NumberOfTokens = 256,
-    temperature: float = 0.0,
+    max_tokens: NumberOfTokens | None = None,
+    temperature: float | None = None,
     tools: str | None = None,
     stats: bool = False,
     lora: str | None = None,
@@ -136,16 +136,18 @@ def chat(
     words
         The model, then messages to send, one per turn. The model is the folder of a Hugging Face checkpoint with a chat
         template, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships with jswa; if the first
-        word is none of them, it is a message to tiny. Without messages they are read from the terminal or stdin, one
-        per line.
+        word is none of them, it is a message to tiny. Without messages they are read from the terminal, where /help
+        shows commands and keys, or from stdin, one per line.
     model
         The model, in place of the first word; then all words are messages.
     system
         Begin the conversation with this system message. Default: none.
     max_tokens
-        Generate at most this many tokens per answer.
+        Generate at most this many tokens per answer. Default: as many as the model's generation_config.json says; else
+        up to the end of the answer. With --url, the server's default.
     temperature
-        Sample with this temperature; 0 always picks the most likely token.
+        Sample with this temperature; 0 always picks the most likely token. Default: that of the model's
+        generation_config.json, else 1. With --url, the server's default.
     tools
         Let the model call the functions in this JSON file, a list in OpenAI's form. It shows each call and reads the
         result from the terminal or stdin. "calculator" is built in, and computes the results itself.
@@ -159,32 +161,14 @@ def chat(
         loading a model. Then the model is a name that the server lists (default: its first), options of the engine have
         no effect, and OPENAI_API_KEY is the key.
     """
-    from jswa.commands.chat import Meter, converse, find_tools, of_engine, of_server, typed_messages
-    from jswa.text.chat_template import require_template
-    from jswa.types import SamplingParams
+    from jswa.commands.chat.command import Options, chat_at, chat_with
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    functions, run_tool = find_tools(tools)
-    options: dict[str, Any] = {"system": system, "stats": stats, "run_tool": run_tool}
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    sampling = {name: value for name, value in given.items() if value is not None}
+    options = Options(system, sampling, tools, stats, lora)
     if url is not None:
-        from jswa.commands.remote import asked_at
-
-        name, messages = asked_at(url, words, model)
-        ask = of_server(url, lora or name, params, functions)
-        return converse(ask, messages or typed_messages(), echo=bool(messages), **options)
-    from jswa.commands.options.named_model import DEFAULT, asked
-
-    named, messages = asked(words, model)
-    show_start(str(named or DEFAULT))
-    from jswa.llm import LLM
-
-    with LLM(named or DEFAULT, **dataclasses.asdict(engine)) as llm:
-        require_template(llm.chat_template)
-        meter = Meter(llm)
-        ask = of_engine(llm, params, lora, meter.count, functions)
-        converse(ask, messages or typed_messages(), echo=bool(messages), **options)
-        if stats:
-            print(meter.report(), file=sys.stderr)
+        return chat_at(url, words, model, options)
+    return chat_with(words, model, engine, options)
 
 
 @app.command(help_flags=[], version_flags=[])

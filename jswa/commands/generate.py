@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jswa.commands.chat import Meter
+from jswa.commands.meter import Meter
 from jswa.config import EngineConfig
 from jswa.llm import LLM
 from jswa.types import SamplingParams

@@ -17,7 +17,7 @@ _SECONDS = 600  # between two events of a stream
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer; `calls` are those of tools. The counts of prompt tokens come with the last one."""
+    """A piece of an answer; `calls` are those of tools. The counts of tokens come with the last one."""
 
     text: str
     finish_reason: str | None = None
@@ -25,6 +25,7 @@ class AnswerPiece(NamedTuple):
     cached_tokens: int = 0
     reasoning: str = ""
     calls: Sequence[AnswerEvent] = ()
+    completion_tokens: int = 0
 
 
 def served_models(url: str) -> list[str]:
@@ -71,11 +72,17 @@ def answer(
     url: str,
     model: str,
     messages: Sequence[Mapping[str, Any]],
-    params: SamplingParams,
+    sampling: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[AnswerPiece]:
-    """Yield the pieces of the answer to a conversation. Raises RemoteError."""
-    body = {"model": model, "messages": list(messages), **_sampling(params)}
+    """Yield the pieces of the answer to a conversation; to close the iterator closes the connection.
+
+    Args:
+        sampling: fields of the request; the server has defaults for the others.
+
+    Raises RemoteError.
+    """
+    body = {"model": model, "messages": list(messages), **sampling}
     return _events(url, "/chat/completions", {**body, "tools": list(tools)} if tools else body)
 
 
@@ -115,8 +122,8 @@ def _event(found: dict[str, Any]) -> AnswerPiece:
         delta.get("reasoning_content") or delta.get("reasoning"),
     )
     calls = list(_calls(delta.get("tool_calls") or []))
-    prompt_tokens = usage.get("prompt_tokens") or 0
-    return AnswerPiece(text or "", choice.get("finish_reason"), prompt_tokens, cached, reasoning or "", calls)
+    asked, told = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    return AnswerPiece(text or "", choice.get("finish_reason"), asked, cached, reasoning or "", calls, told)
 
 
 def _calls(deltas: list[dict[str, Any]]) -> Iterator[AnswerEvent]:

@@ -1,18 +1,22 @@
 """Tools on `tiny`: its calls and what it makes of results, by `LLM.chat` and by a server, whole and streamed."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jswa import LLM
-from jswa.commands.chat import CALCULATOR, calculate, converse, find_tools, of_engine
+from jswa.commands.chat.conversation import Conversation
+from jswa.commands.chat.models import of_engine
+from jswa.commands.chat.screen import Screen
+from jswa.commands.chat.tools import CALCULATOR, calculate, find_tools
+from jswa.commands.chat.turns import Setting, converse
 from jswa.storage.hub import TINY
 from jswa.text.answers.message import AnswerText
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import SamplingParams
 from server.core.service import Served
 from tests.support.server.harness import Client, serve
 from tests.support.tiny import ONE_SHAPE
@@ -92,7 +96,8 @@ def test_a_conversation_with_the_calculator(llm: LLM, capsys: pytest.CaptureFixt
     """What `jswa chat --tools calculator` prints: calls, results and answers; what needs no call has none."""
     tools, run_tool = find_tools("calculator")
     asked = ["What is 1234 * 57?", MORE["content"], "What is 27 + 45?", "What is my name?"]
-    converse(of_engine(llm, SamplingParams(**GREEDY), tools=tools), asked, run_tool=run_tool)
+    ask = of_engine(llm, GREEDY, tools=tools)
+    converse(Setting(ask, Screen(sys.stdout), None, run_tool), asked, Conversation())
     assert [line for line in capsys.readouterr().out.splitlines() if line] == [
         'call calculator({"expression": "1234 * 57"})',
         "result 70338",

@@ -15,6 +15,7 @@ from tests.support.server.harness import Client, serving
 from tests.support.server.scripted import agent
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+FIELDS = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "abc"}]
 
 
@@ -44,8 +45,9 @@ def test_pieces_are_the_text_that_the_server_gives_at_once(server: Client, url: 
     assert len([event for event in events if event.text]) > 1
     assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
     assert events[-1].prompt_tokens == whole["usage"]["prompt_tokens"]
+    assert events[-1].completion_tokens == whole["usage"]["completion_tokens"] == 6
     said = server.post("/v1/chat/completions", {**body, "messages": MESSAGES}, headers=headers).json()
-    answer = "".join(event.text for event in remote.answer(url, model, MESSAGES, GREEDY))
+    answer = "".join(event.text for event in remote.answer(url, model, MESSAGES, FIELDS))
     assert answer == said["choices"][0]["message"]["content"]
 
 
@@ -66,6 +68,18 @@ def test_the_commands_print_the_answers(url: str, capsys: pytest.CaptureFixture[
     assert "model = 'other/name': the server serves " in capsys.readouterr().err
     assert cli.run(["chat", "abc", "--url", url, "--model", "other"]) == 2
     assert "status 404" in capsys.readouterr().err
+
+
+def test_a_chat_asks_with_the_defaults_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """A request has only the sampling parameters that the user has set."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with serving(template=template, defaults={"max_tokens": 3, "temperature": 0.5, "top_k": 7}) as client:
+        assert cli.run(["chat", "abc", "--url", client.url]) == 0
+        assert cli.run(["chat", "abc", "--url", client.url, "--max-tokens", "2", "--temperature", "0"]) == 0
+        own, given = [request.params for request in client.engine.seen]
+    assert (own.max_tokens, own.temperature, own.top_k) == (3, 0.5, 7)
+    assert (given.max_tokens, given.temperature, given.top_k) == (2, 0, 7)
+    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [5, 3, 0, 5, 2, 0]
 
 
 def test_tools_are_called_through_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
