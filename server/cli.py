@@ -61,8 +61,8 @@ def serve(
     return int(import_server_module(f"{__package__}.launch").launch(model, server, engine))
 
 
-def main(tokens: Sequence[str]) -> int:
-    """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
+def parser() -> App:
+    """Return the parser of `jswa serve`, with all options."""
     app = App(
         name="jswa serve",
         usage="jswa serve [MODEL] [OPTIONS]",
@@ -72,6 +72,12 @@ def main(tokens: Sequence[str]) -> int:
         default_parameter=PLAIN,
     )
     app.default(serve)
+    return app
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run `jswa serve` with these arguments and return the exit status. Raises JswaError."""
+    app = parser()
     words, app.help_formatter = formatter([*tokens], {*GROUPS, *ENGINE})
     tokens = _words_first(words)
     environment = Env("JSWA_", command=False)

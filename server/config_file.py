@@ -2,13 +2,14 @@
 
 import difflib
 import json
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jswa.commands.options.other_engines import hint
+from jswa.commands.options.other_engines import HARMLESS, SAME, hint, without_effect
 from jswa.errors import ConfigError
 from jswa.kernels import instead_of
 
@@ -41,6 +42,11 @@ def read_file(path: Path, options: Sequence[str], switches: Collection[str]) -> 
             if not isinstance(value, bool):
                 raise ConfigError(field, value, "must be true or false")
             name, value = positive, not value
+        flag = f"--{name.replace('_', '-')}"
+        if flag in HARMLESS and value is True:
+            print(f"WARNING: {path.name}: {without_effect(flag)}", file=sys.stderr)
+            continue
+        name = SAME.get(flag, flag).removeprefix("--").replace("-", "_")
         if name not in options:
             raise ConfigError(field, "...", f"is not an option{near_option(name, options)}")
         if name in found:

@@ -39,8 +39,8 @@ def serve(*, options: Options = _DEFAULTS) -> int:
     return run(options)
 
 
-def main(tokens: Sequence[str]) -> int:
-    """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
+def parser() -> App:
+    """Return the parser of `jswa bench serve`."""
     app = App(
         name="jswa bench serve",
         version_flags=[],
@@ -49,6 +49,12 @@ def main(tokens: Sequence[str]) -> int:
         default_parameter=PLAIN,
     )
     app.default(serve)
+    return app
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run `jswa bench serve` with these arguments and return the exit status. Raises JswaError."""
+    app = parser()
     words, app.help_formatter = formatter([*tokens], ())
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
     return int(command(*bound.args, **bound.kwargs) or 0)

@@ -3,26 +3,21 @@
 import atexit
 import contextlib
 import dataclasses
-import json
 import logging
 import os
-import re
 import sys
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
 from jswa import __version__
 from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, NumberOfTokens, grouped, whole_lines
 from jswa.commands.options.help import MORE, formatter
-from jswa.commands.options.mistakes import mistake
-from jswa.commands.start_lines import show_start
+from jswa.commands.options.mistakes import said
+from jswa.commands.options.other_engines import translated
 from jswa.config import EngineConfig
-from jswa.errors import JswaError, is_out_of_memory, out_of_memory
 
 app = App(
     name="jswa",
@@ -39,7 +34,7 @@ else:
     Engine = Annotated[_Options, Parameter(name="*", consume_multiple=1)]  # --lora-modules a=x b=y
 _EPILOGUE = f"{SIZES}\n\n{MORE}"
 Words = Annotated[str, Parameter(name="MODEL TEXT")]  # --help shows it: the words have no option
-_SHORT = re.compile(r"^-tp(?=$|=)")  # vLLM's short form of --tensor-parallel-size
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
 
 
 @app.command(usage="jswa generate [MODEL] PROMPT... [OPTIONS]", help_epilogue=_EPILOGUE)
@@ -89,30 +84,15 @@ def generate(
         loading a model. Then the model is a name that the server lists (default: its first), options of the engine have
         no effect, and OPENAI_API_KEY is the key.
     """
+    from jswa.commands.generate import generate_at, generate_with
     from jswa.types import SamplingParams
 
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=ignore_eos
     )
     if url is not None:
-        from jswa.commands.remote import asked_at, generate_at
-
-        name, prompts = asked_at(url, words, model)
-        return generate_at(url, lora or name, _some(prompts), params, as_json=as_json)
-    from jswa.commands.options.named_model import DEFAULT, asked
-
-    named, prompts = asked(words, model)
-    _some(prompts)
-    show_start(str(named or DEFAULT), stats=stats)
-    from jswa.commands.generate import continue_prompts
-
-    continue_prompts(named or DEFAULT, prompts, params, engine, lora=lora, as_json=as_json, stats=stats)
-
-
-def _some(prompts: Sequence[str]) -> Sequence[str]:
-    if not prompts:
-        raise SystemExit('jswa generate: at least one prompt is needed: jswa generate "The cat"')
-    return prompts
+        return generate_at(url, words, model, params, lora=lora, as_json=as_json)
+    return generate_with(words, model, params, engine, lora=lora, as_json=as_json, stats=stats)
 
 
 @app.command(usage="jswa chat [MODEL] [MESSAGE...] [OPTIONS]", help_epilogue=_EPILOGUE)
@@ -310,21 +290,10 @@ def evaluate(
     as_json
         Write the results, with the text of every answer, to this JSON file.
     """
-    from jswa.commands.evaluate import evaluate as run
-    from jswa.commands.evaluate import table
-    from jswa.commands.task_sets import FOLDER, read_sets
-    from jswa.llm import LLM
+    from jswa.commands.evaluate import evaluate_model
 
-    folder, names = sets or FOLDER, [name.strip() for name in tasks.split(",") if name.strip()]
-    read_sets(folder, names)  # report a malformed set before the model is loaded
-    options = dataclasses.asdict(engine)
-    show_start(model)
-    with LLM(model, **options) as llm:
-        rows, result = run(llm, folder, names, limit, progress=lambda line: print(line, file=sys.stderr))
-    print("\n".join(table(rows)))
-    if as_json is not None:
-        head = {"model": model, "jswa": __version__, "jax": version("jax"), "options": options}
-        as_json.write_text(json.dumps({**head, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    evaluate_model(model, names, sets, limit, as_json, dataclasses.asdict(engine))
 
 
 @app.command
@@ -348,30 +317,36 @@ def env() -> None:
     print("\n".join(versions()))
 
 
+@app.command(name="--install-completion", help_flags=[], version_flags=[])
+def install_completion(*tokens: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+    """Let Tab complete commands and options in this shell: bash, zsh or fish; `--shell bash` chooses one."""
+    from jswa.commands.completion import completed
+
+    completed(app)(["--install-completion", *tokens], print_error=False, exit_on_error=False)
+
+
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit status. What the user can mend is printed as one line and gives status 2."""
-    short, app.help_formatter = formatter(arguments, ENGINE)
+    words, warnings = translated(arguments)
+    for warning in warnings:
+        print(f"WARNING: {warning}", file=sys.stderr)
+    short, app.help_formatter = formatter(words, ENGINE)
     try:
         # serve and bench serve print their own help, so they are given the words as they are.
-        words = arguments if arguments[:1] in (["serve"], ["bench"]) else short
-        app([_SHORT.sub("--tensor-parallel-size", word) for word in words], print_error=False, exit_on_error=False)
+        app(words if words[:1] in (["serve"], ["bench"]) else short, print_error=False, exit_on_error=False)
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except JswaError as error:
-        said = f"{type(error).__name__}: {error}"
-    except CycloptsError as error:
-        asked = " ".join(["jswa", *_command(arguments), "--help"])
-        said = f"{mistake(error)} Type `{asked}` to see what there is."
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except Exception as error:
-        if not is_out_of_memory(error):
+        line = said(error, " ".join(["jswa", *_command(arguments)]))
+        if line is None:
             raise
-        said = out_of_memory(error)
-    else:
-        return 0
-    print(f"jswa: {said}", file=sys.stderr)
-    return 2
+        print(f"jswa: {line}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _command(arguments: list[str]) -> list[str]:

@@ -7,15 +7,19 @@ import dataclasses
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
 
+from jswa import __version__
+from jswa.commands.start_lines import show_start
 from jswa.commands.task_sets import FOLDER, Item, is_correct, read_sets
 from jswa.errors import InvalidPrompt, TaskSetError
 from jswa.plan import TokenEvent
@@ -180,6 +184,30 @@ def table(rows: Sequence[Row]) -> list[str]:
         note = f"  {row.too_long} too long" if row.too_long else ""
         lines.append(f"{row.task:<12} {distance:>8} {row.count:>6}  {result:<18} {interval}{note}".rstrip())
     return lines
+
+
+def evaluate_model(
+    model: str, tasks: Sequence[str], sets: Path | None, limit: int | None, path: Path | None, options: dict[str, Any]
+) -> None:
+    """Load a model, run task sets on it, print its scores, and write them to a JSON file. Raises JswaError.
+
+    Args:
+        tasks, limit: as `evaluate` takes them.
+        sets: folder of the sets; None means those that ship with jswa.
+        path: the JSON file; None writes none.
+        options: of the engine, by name.
+    """
+    folder = sets or FOLDER
+    read_sets(folder, tasks)  # report a malformed set before the model is loaded
+    show_start(model)
+    from jswa.llm import LLM
+
+    with LLM(model, **options) as llm:
+        rows, result = evaluate(llm, folder, tasks, limit, progress=lambda line: print(line, file=sys.stderr))
+    print("\n".join(table(rows)))
+    if path is not None:
+        head = {"model": model, "jswa": __version__, "jax": version("jax"), "options": options}
+        path.write_text(json.dumps({**head, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def evaluate(

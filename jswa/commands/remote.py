@@ -53,16 +53,6 @@ def asked_at(url: str, words: Sequence[str], model: str | None) -> tuple[str, Se
     return named or served[0], texts
 
 
-def generate_at(url: str, model: str, prompts: Sequence[str], params: SamplingParams, *, as_json: bool) -> None:
-    """Print each prompt with its continuation by a server, as `jswa generate` does. Raises RemoteError."""
-    for prompt in prompts:
-        events = list(complete(url, model, prompt, params))
-        text = "".join(event.text for event in events)
-        reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
-        row = {"prompt": prompt, "text": text, "finish_reason": reason}
-        print(json.dumps(row, ensure_ascii=False) if as_json else f"{prompt}{text}\n")
-
-
 def complete(url: str, model: str, prompt: str, params: SamplingParams) -> Iterator[AnswerPiece]:
     """Yield the pieces of a prompt's continuation. Raises RemoteError."""
     return _events(url, "/completions", {"model": model, "prompt": prompt, **_sampling(params)})

@@ -1,4 +1,4 @@
-"""What is said about a command line that cannot be read."""
+"""What is said about errors that the user can mend: a line that cannot be read, or an option that cannot be had."""
 
 import difflib
 import re
@@ -8,12 +8,28 @@ from cyclopts import CycloptsError
 from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
 
 from jswa.commands.options.other_engines import hint
+from jswa.errors import JswaError, is_out_of_memory, out_of_memory
 from jswa.kernels import instead_of
 
 _NEAR = 0.75  # below it, the nearest name rarely is what was meant
 
 
-def mistake(error: CycloptsError) -> str:
+def said(error: Exception, command: str) -> str | None:
+    """Return the line for an error that the user can mend; None if the error is a fault of jswa.
+
+    Args:
+        command: its words, as in `jswa bench serve`.
+    """
+    if isinstance(error, JswaError):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, CycloptsError):
+        return f"{_mistake(error)} Type `{command} --help` to see what there is."
+    if is_out_of_memory(error):
+        return out_of_memory(error)
+    return None
+
+
+def _mistake(error: CycloptsError) -> str:
     """Return sentences that say what is wrong, and what there is instead."""
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value

@@ -1,18 +1,19 @@
 """Options of vLLM, SGLang and llama.cpp that jswa does not have, with what it has instead.
 
+Most are errors, and a hint names jswa's own option. Those that ask for what jswa always does are taken, with a warning.
 docs/coming-from.md says the same at more length; a test compares them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _ALWAYS = "is not needed: it is always on"
 _MEMORY = "is --host-kv-bytes here, such as 64G"
 _DRAFTS = "is --speculative-config here"
 _NO_EAGER = "has no counterpart: every step is compiled"
+_NO_PROMPTS = "is not needed: no prompt is logged, and --log-level warning logs no requests"
 _ONE_HOST = "has no counterpart: start a server per replica; --tensor-parallel-size shares a model between devices"
 _PIPELINE = "has no counterpart: use --tensor-parallel-size, which shares a model between devices"
-_MODEL = "has no counterpart: the model is the first argument, as in jswa serve MODEL"
 
 VLLM: Mapping[str, str] = {
     "--enable-prefix-caching": f"{_ALWAYS}; --no-prefix-cache switches it off",
@@ -31,10 +32,11 @@ VLLM: Mapping[str, str] = {
     "--trust-remote-code": "has no counterpart: no code of a checkpoint is run",
     "--data-parallel-size": _ONE_HOST,
     "--pipeline-parallel-size": _PIPELINE,
-    "--disable-log-requests": "is not needed: --log-level warning logs no requests",
+    "--disable-log-requests": _NO_PROMPTS,
+    "--no-enable-log-requests": _NO_PROMPTS,
 }
 SGLANG: Mapping[str, str] = {
-    "--model-path": _MODEL,
+    "--model-path": "is --model here",
     "--context-length": "is --max-model-len here",
     "--mem-fraction-static": "is --gpu-memory-utilization here",
     "--max-running-requests": "is --max-num-seqs here",
@@ -77,6 +79,41 @@ LLAMA_CPP: Mapping[str, str] = {
 }
 ENGINES: Mapping[str, Mapping[str, str]] = {"vLLM": VLLM, "SGLang": SGLANG, "llama.cpp": LLAMA_CPP}
 
+# Other names of options of jswa.
+SAME: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "--tp": "--tensor-parallel-size",
+    "--tp-size": "--tensor-parallel-size",
+    "--model-path": "--model",
+}
+# Options that ask for what jswa always does.
+HARMLESS = {
+    "--enable-prefix-caching", "--enable-chunked-prefill", "--enable-auto-tool-choice", "--enable-sleep-mode",
+    "--trust-remote-code", "--disable-log-requests", "--no-enable-log-requests", "--jinja", "--swa-full",
+}  # fmt: skip
+
+
+def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command line with jswa's names of options and without harmless ones, and a warning for each of these."""
+    kept: list[str] = []
+    warnings: list[str] = []
+    for at, word in enumerate(words):
+        if word == "--":
+            return [*kept, *words[at:]], warnings
+        option, equals, value = word.partition("=")
+        name = _name(option)
+        if name in HARMLESS and (not equals or value.lower() == "true"):
+            warnings.append(without_effect(name))
+        else:
+            kept.append(f"{SAME[name]}{equals}{value}" if name in SAME else word)
+    return kept, warnings
+
+
+def without_effect(name: str) -> str:
+    """Return a sentence that says why a harmless option changes nothing."""
+    why = next(table[name] for table in ENGINES.values() if name in table).partition(": ")[2]
+    return f"{name} has no effect: {why}"
+
 
 def hint(option: str) -> str | None:
     """Return a sentence about an option of another engine; None if no table has it.
@@ -84,8 +121,13 @@ def hint(option: str) -> str | None:
     Args:
         option: as it was typed, also with `=value` and with `_` for `-`.
     """
-    name = re.sub("(?<=[^-])_", "-", option.partition("=")[0])
+    name = _name(option.partition("=")[0])
     for engine, table in ENGINES.items():
         if name in table:
             return f"{engine}'s {name} {table[name]}."
     return None
+
+
+def _name(option: str) -> str:
+    """Return an option's name with hyphens, as the tables have it."""
+    return re.sub("(?<=[^-])_", "-", option) if option.startswith("-") else option

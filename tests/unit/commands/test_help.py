@@ -85,6 +85,8 @@ def test_help_is_short_and_breaks_no_name(
         texts.append(capsys.readouterr().out)
         assert all(len(line) <= 80 for line in texts[-1].splitlines())
     assert len(texts[0].splitlines()) <= 60
+    assert cli.run([*command.split(), "-h"]) == 0
+    assert capsys.readouterr().out == texts[0]
     short, whole = shown(texts[0]), shown(texts[1])
     assert short.items() <= {name: (group, short.get(name, ("", ""))[1]) for name, (group, _) in whole.items()}.items()
     assert all(words.endswith(".") for _, words in short.values())
