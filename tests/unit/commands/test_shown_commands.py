@@ -30,7 +30,7 @@ def test_the_command_line_reads_what_a_page_shows(page: str, words: list[str], m
 def test_commands_are_found_in_blocks_alone_and_without_comments() -> None:
     text = "`jswa serve a`\n```\njswa serve b  # c\nother\njswa eval \\\n  d\n```\njswa serve e\n"
     assert list(shown(text)) == [["serve", "b"], ["eval", "d"]]
-    assert len(list(commands())) > 50
+    assert len(list(commands())) > 30
 
 
 @pytest.mark.parametrize(
