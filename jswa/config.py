@@ -55,8 +55,8 @@ class EngineConfig:
         block_size: Keep this many tokens in a KV page. Default: 16 on CPU, 64 on GPU.
         gpu_memory_utilization: Use this fraction of the GPU's memory for weights, temporary buffers and KV cache.
         kv_cache_memory_bytes: Give the KV cache this many bytes on each device. Default: the share of
-            gpu_memory_utilization that weights and temporary buffers leave; on CPU a quarter of all memory, at most 4
-            GiB.
+            gpu_memory_utilization that weights and temporary buffers leave; on CPU room for 32 requests of
+            max_model_len, or for max_num_seqs if that is more, up to a quarter of all memory and 4 GiB.
         cudagraph_capture_sizes: Compile step programs for these batch sizes, each a CUDA graph on a GPU. Sizes up to
             max_num_seqs count the sequences of a step with one token each, larger sizes count the tokens of a step.
             They must include max_num_seqs and max_num_batched_tokens. A step runs in the smallest size that holds it.

@@ -47,6 +47,9 @@ from pallas_kernels.experts.mxfp4 import BLOCK
 
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
+# Requests of max_model_len for which a CPU has room at least, twice those of the default of max_num_seqs: the prefix
+# cache keeps what does not run. Its memory is written at the start, which takes a second for 2 GiB.
+_CPU_REQUESTS = 32
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 _GIB = 2**30
@@ -356,8 +359,8 @@ def size_arena(
 ) -> Limits:
     """Choose the number of slabs; shorten an open max_model_len to what fits. Raises ConfigError.
 
-    With a prefix cache the arena takes all of its memory. On a CPU, whose memory others share, it takes no more than
-    rows can use, unless the user asked for more.
+    With a prefix cache the arena takes all of its memory. On a CPU, whose memory others share, it has room for
+    `_CPU_REQUESTS` of max_model_len, or for all rows if they are more, unless the user names its memory.
 
     Args:
         memory: bytes for the arena, on each device.
@@ -366,8 +369,11 @@ def size_arena(
         limit = f"this machine has {there} bytes of memory: give less, or leave the option out"
         raise ConfigError("kv_cache_memory_bytes", memory, limit)
     num_slabs = memory // layout.slab_bytes(itemsize)
-    if not limits.prefix_cache or (options.kv_cache_memory_bytes is None and not on_gpu):
+    if not limits.prefix_cache:
         num_slabs = min(num_slabs, useful_slabs(layout, limits))
+    elif options.kv_cache_memory_bytes is None and not on_gpu:
+        kept = dataclasses.replace(limits, max_rows=max(_CPU_REQUESTS, limits.max_rows))
+        num_slabs = min(num_slabs, useful_slabs(layout, kept))
     total_slots = (num_slabs - 1) * layout.pages_per_slab
     capacity = row_capacity(layout, limits, total_slots) if num_slabs > 1 else 0
     if capacity < (options.max_model_len or 2):

@@ -191,24 +191,39 @@ def test_tables_of_all_rows_are_counted(rows: int, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "on_gpu", "prefix_cache", "all_of_it"),
+    ("options", "on_gpu", "rows", "prefix_cache", "room"),
     [
-        ({}, False, True, False),
-        ({}, True, True, True),
-        ({"kv_cache_memory_bytes": 1}, False, True, True),
-        ({"kv_cache_memory_bytes": 1}, True, False, False),
+        ({}, False, 3, True, 32),
+        ({}, False, 32, True, 32),
+        ({}, False, 40, True, 40),
+        ({}, False, 3, False, 3),
+        ({}, True, 3, True, 100),
+        ({"kv_cache_memory_bytes": 1}, False, 3, True, 100),
+        ({"kv_cache_memory_bytes": 1}, True, 3, False, 3),
     ],
 )
 def test_the_prefix_cache_gets_memory_that_rows_do_not_need(
-    options: dict[str, int], on_gpu: bool, prefix_cache: bool, all_of_it: bool
+    options: dict[str, int], on_gpu: bool, rows: int, prefix_cache: bool, room: int
 ) -> None:
-    """All memory of the option, or of a GPU, is used; on a CPU without the option, as much as rows need."""
+    """All memory of the option, or of a GPU, is used; on a CPU without the option, room for 32 rows or all rows.
+
+    `room`: rows that the arena holds at max_model_len, of 100 that the memory holds.
+    """
     layout = make_layout(4, 10, num_full=1, num_local=3)
-    limits = Limits(64, 4, 16, 4, prefix_cache=prefix_cache)
-    useful = useful_slabs(layout, limits)
-    memory = 10 * useful * layout.slab_bytes(4)
+    limits = Limits(64, rows, 16, 4, prefix_cache=prefix_cache)
+    of_room = {count: useful_slabs(layout, dataclasses.replace(limits, max_rows=count)) for count in (room, 100)}
+    memory = of_room[100] * layout.slab_bytes(4)
     found = size_arena(limits, layout, EngineConfig(**options), memory, 4, on_gpu=on_gpu)  # type: ignore[arg-type]
-    assert found.num_slabs == (10 * useful if all_of_it else useful)
+    assert found.num_slabs == of_room[room]
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_a_cpu_never_takes_more_than_its_memory(rows: int) -> None:
+    """Memory that holds fewer requests is used up."""
+    layout = make_layout(4, 10, num_full=1, num_local=3)
+    memory = 20 * layout.resident_slots(64) // layout.pages_per_slab * layout.slab_bytes(4)
+    found = size_arena(Limits(64, rows, 16, 4), layout, EngineConfig(), memory, 4)
+    assert found.num_slabs == memory // layout.slab_bytes(4)
 
 
 @pytest.mark.parametrize(
