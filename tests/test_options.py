@@ -16,7 +16,7 @@ from rich.console import Console
 from jswa.commands import cli
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("serve", "bench serve", "generate", "chat", "capacity", "convert", "eval", "doctor", "env")
+COMMANDS = ("", "serve", "bench serve", "generate", "chat", "capacity", "convert", "eval", "doctor", "env")
 # History names the options of its day; the tables of coming-from.md have a test of their own (test_other_engines.py).
 LEFT_OUT = {"log.md", "coming-from.md"}
 # Options of other programs that stand without the program's name, or after `jswa` as an argument: whose they are.

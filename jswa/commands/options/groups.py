@@ -16,8 +16,8 @@ Groups = Mapping[str, Sequence[str]]
 # Group: options of `EngineConfig`. An option that no group names is shown in the group "Other options".
 ENGINE: Groups = {
     "Model": (
-        "dtype", "quantization", "max_model_len", "revision", "download_dir", "load_format", "seed", "lora_modules",
-        "max_loras", "max_lora_rank",
+        "dtype", "quantization", "max_model_len", "revision", "download_dir", "load_format", "use_tqdm_on_load", "seed",
+        "lora_modules", "max_loras", "max_lora_rank",
     ),
     "Memory and prefix cache": (
         "kv_cache_dtype", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "prefix_cache",
