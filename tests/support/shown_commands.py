@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ def read(words: list[str], patch: pytest.MonkeyPatch) -> Served | None:
         return 0
 
     patch.setattr(load_server("cli"), "import_server_module", lambda name: SimpleNamespace(launch=start))
-    patch.setattr("jswa.bench.cli.run", lambda options: 0)
+    patch.setattr(import_module("jswa.bench.cli"), "run", lambda options: 0)
     words = ["--tensor-parallel-size" if word == "-tp" else word for word in words]  # as `jswa.commands.cli.run` does
     if words[0] == "serve":
         assert load_server("cli").main(words[1:]) == 0
