@@ -59,7 +59,7 @@ def generate(
     ----------
     words
         The model, then the texts to continue. The model is the folder of a Hugging Face checkpoint, OWNER/NAME on the
-        Hugging Face Hub, or "tiny", the small model that ships with jswa; if the first word is none of them, it is a
+        Hugging Face Hub, or "tiny", the small model that ships with jswa. If the first word is none of them, it is a
         text for tiny.
     model
         The model, in place of the first word; then all words are texts.
@@ -115,8 +115,8 @@ def chat(
     ----------
     words
         The model, then messages to send, one per turn. The model is the folder of a Hugging Face checkpoint with a chat
-        template, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships with jswa; if the first
-        word is none of them, it is a message to tiny. Without messages they are read from the terminal, where /help
+        template, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships with jswa. If the first
+        word is none of them, it is a message to tiny. Without messages, jswa reads them from the terminal, where /help
         shows commands and keys, or from stdin, one per line.
     model
         The model, in place of the first word; then all words are messages.
@@ -130,7 +130,7 @@ def chat(
         generation_config.json, else 1. With --url, the server's default.
     tools
         Let the model call the functions in this JSON file, a list in OpenAI's form. It shows each call and reads the
-        result from the terminal or stdin. "calculator" is built in, and computes the results itself.
+        result from the terminal or stdin. "calculator" is a built-in tool that computes the results itself.
     stats
         Print the cached prompt tokens and the latency of each answer, and at the end tokens per second and KV cache
         usage, to stderr.
@@ -191,17 +191,18 @@ def capacity(
     Parameters
     ----------
     model
-        A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub, of which only config.json is
-        downloaded. The configs of some models ship with jswa, so these names need no network.
+        A config.json, the folder of a checkpoint, or OWNER/NAME on the Hugging Face Hub. Only config.json is
+        downloaded from the Hub. The configs of some models ship with jswa, so these names need no network.
     gpu
         Answer for this GPU: L4, 4090, L40S, A100, H100, H200 or B200, or a size in GB (24, 48, 80, 141 or 180).
-        Default: the GPU of this machine, or, if it has none, four sizes.
+        Default: the GPU of this machine, or four sizes if it has none.
     block_size
         Keep this many tokens in a KV page.
     itemsize
         Count this many bytes per element of the KV cache: 2 for bfloat16, 1 for fp8.
     memory_gib
-        Fill this much memory of each device with KV in the table, in GiB. Default: what the GPU leaves for KV, or 75.
+        Fill this much memory of each device with KV in the table, in GiB. Default: the memory that the GPU
+        leaves for KV, or 75.
     tensor_parallel_size
         Share the model between this many devices.
     quantization
@@ -326,7 +327,10 @@ def install_completion(*tokens: Annotated[str, Parameter(allow_leading_hyphen=Tr
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and return its exit status. What the user can mend is printed as one line and gives status 2."""
+    """Run a command and return its exit status.
+
+    An error that the user can correct is printed as one line, and gives status 2.
+    """
     words, warnings = translated(arguments)
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
