@@ -84,10 +84,11 @@ def of_help(source: str) -> Iterator[Sentence]:
             block: list[tuple[int, str]] = []
             for number, line in enumerate(text.splitlines(), first.lineno):
                 named = re.match(r"\s*\w+: (?=\S)", line)
-                if named or not line.strip() or line.strip() in ("Args:", "Attributes:"):
+                is_head = re.fullmatch(r"\s*(?:\w+|-+|Args:|Attributes:)", line) is not None  # numpydoc's too
+                if named or not line.strip() or is_head:
                     yield from _sentences(block)
                     block = []
-                if line.strip() not in ("Args:", "Attributes:"):
+                if not is_head:
                     block.append((number, line[named.end() :] if named else line))
             yield from _sentences(block)
 
