@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from cyclopts.config import Dict, Env
 
-from jswa.commands.options.groups import ENGINE, PLAIN, SIZES, grouped, whole_lines
-from jswa.commands.options.help import MORE, formatter
+from jswa.commands.options.groups import ENGINE, grouped, whole_lines
+from jswa.commands.options.help import formatter, parser_of
 from jswa.commands.server_package import import_server_module
 from jswa.config import EngineConfig
 from jswa.env import NAMES as SWITCHES
@@ -63,16 +63,7 @@ def serve(
 
 def parser() -> App:
     """Return the parser of `jswa serve`, with all options."""
-    app = App(
-        name="jswa serve",
-        usage="jswa serve [MODEL] [OPTIONS]",
-        version_flags=[],
-        help_format="plaintext",
-        help_epilogue=f"{SIZES}\n\n{MORE}",
-        default_parameter=PLAIN,
-    )
-    app.default(serve)
-    return app
+    return parser_of("jswa serve", serve, "jswa serve [MODEL] [OPTIONS]")
 
 
 def main(tokens: Sequence[str]) -> int:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from jswa.commands.options.groups import PLAIN, SIZES, grouped, whole_lines
-from jswa.commands.options.help import MORE, formatter
+from jswa.commands.options.groups import grouped, whole_lines
+from jswa.commands.options.help import formatter, parser_of
 from jswa.errors import ConfigError, install
 
 try:
@@ -41,15 +41,7 @@ def serve(*, options: Options = _DEFAULTS) -> int:
 
 def parser() -> App:
     """Return the parser of `jswa bench serve`."""
-    app = App(
-        name="jswa bench serve",
-        version_flags=[],
-        help_format="plaintext",
-        help_epilogue=f"{SIZES}\n\n{MORE}",
-        default_parameter=PLAIN,
-    )
-    app.default(serve)
-    return app
+    return parser_of("jswa bench serve", serve)
 
 
 def main(tokens: Sequence[str]) -> int:

@@ -9,13 +9,7 @@ import pytest
 
 from jswa import stages
 from jswa.stages import LOG, bars, stage
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.support.commands.terminal import TerminalText
 
 
 class Lines(logging.Handler):
@@ -64,7 +58,7 @@ def test_a_stage_that_fails_says_nothing_more(log: Lines) -> None:
     assert not log.lines
 
 
-@pytest.mark.parametrize(("stream", "shown", "is_there"), [(Terminal, True, True), (Terminal, False, False),
+@pytest.mark.parametrize(("stream", "shown", "is_there"), [(TerminalText, True, True), (TerminalText, False, False),
                                                             (io.StringIO, True, False)])  # fmt: skip
 def test_a_bar_is_shown_on_a_terminal_if_bars_are_wanted(
     stream: type[io.StringIO], shown: bool, is_there: bool, monkeypatch: pytest.MonkeyPatch
@@ -76,4 +70,4 @@ def test_a_bar_is_shown_on_a_terminal_if_bars_are_wanted(
     assert ("| 0/6" in stderr.getvalue()) == is_there
     with stage("weights", 1, "1 GiB"):
         pass
-    assert ("| 0/1" in stderr.getvalue()) == (stream is Terminal), "`bars` holds inside only"
+    assert ("| 0/1" in stderr.getvalue()) == (stream is TerminalText), "`bars` holds inside only"

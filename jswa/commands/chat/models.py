@@ -38,7 +38,7 @@ def of_engine(
     count: Callable[[list[int]], None] = lambda token_ids: None,
     tools: Tools = (),
 ) -> Ask:
-    """Return a function that has a model answer a conversation. To close its iterator aborts the answer.
+    """Return a function that has a model answer a conversation. Closing its iterator aborts the answer.
 
     Args:
         sampling: fields of SamplingParams by name; the checkpoint's generation_config.json gives the others.
@@ -57,7 +57,7 @@ def of_engine(
 def of_server(url: str, model: str, sampling: Mapping[str, Any], tools: Tools = ()) -> Ask:
     """Return a function that has a server answer a conversation, under OpenAI's API at `url`.
 
-    To close its iterator closes the connection, upon which servers abort the answer.
+    Closing its iterator closes the connection; then servers abort the answer.
 
     Args:
         sampling: fields of a request; the server has defaults for the others.
@@ -65,8 +65,8 @@ def of_server(url: str, model: str, sampling: Mapping[str, Any], tools: Tools = 
 
     def ask(messages: Messages) -> Generator[Piece]:
         for event in remote.answer(url, model, messages, sampling, tools):
-            told = [("reasoning", event.reasoning), ("content", event.text)]
-            events = [AnswerEvent(kind, text) for kind, text in told if text]  # type: ignore[arg-type]
+            events = [AnswerEvent("reasoning", event.reasoning)] if event.reasoning else []
+            events += [AnswerEvent("content", event.text)] if event.text else []
             yield Piece([*events, *event.calls], event.prompt_tokens, event.cached_tokens, event.completion_tokens)
 
     return ask

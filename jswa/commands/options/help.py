@@ -2,8 +2,12 @@
 
 import re
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cyclopts import App
+
+from jswa.commands.options.groups import PLAIN, SIZES
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
@@ -55,6 +59,20 @@ class Printed(NamedTuple):
         choices = f" [choices: {', '.join(entry.choices)}]" if entry.choices else ""
         default = f" [default: {entry.default}]" if entry.default is not None else ""
         return f"{text}{choices}{default}{' [required]' if entry.required else ''}".strip()
+
+
+def parser_of(name: str, command: Callable[..., object], usage: str | None = None) -> App:
+    """Return the parser of a command with options of its own, such as `jswa serve`."""
+    app = App(
+        name=name,
+        usage=usage,
+        version_flags=[],
+        help_format="plaintext",
+        help_epilogue=f"{SIZES}\n\n{MORE}",
+        default_parameter=PLAIN,
+    )
+    app.default(command)
+    return app
 
 
 def formatter(arguments: list[str], long_groups: Collection[str]) -> tuple[list[str], Printed]:

@@ -1,5 +1,6 @@
 """A program on a terminal of its own, driven by what it shows."""
 
+import io
 import os
 import pty
 import select
@@ -21,6 +22,14 @@ _BEFORE = (
     "signal.signal(signal.SIGINT, signal.default_int_handler)"
 )
 _MAIN = "from jswa.commands.cli import main; main()"
+
+
+class TerminalText(io.StringIO):
+    """A text that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
 
 
 class Terminal:

@@ -36,7 +36,8 @@ def test_a_machine_that_is_well_has_no_advice(capsys: pytest.CaptureFixture[str]
     table = [line.split(maxsplit=2) for line in lines[lines.index(found[-1]) + 1 :]]
     assert [row[0] for row in table] == list(OPERATIONS)
     assert table[0] == ["attention", "cpu", "the first choice on this device"]
-    assert len({re.match(r" *\w+ +\w+ +", line).end() for line in lines[-len(table) :]}) == 1, "columns are aligned"  # type: ignore[union-attr]
+    begins = {len("".join(re.findall(r"^ *\w+ +\w+ +", line))) for line in lines[-len(table) :]}
+    assert len(begins) == 1, "columns are aligned"
 
 
 def test_what_is_wrong_comes_with_advice_and_a_status(monkeypatch: pytest.MonkeyPatch) -> None:

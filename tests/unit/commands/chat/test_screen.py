@@ -1,6 +1,5 @@
 """How answers are shown: broken between words, however they come in pieces."""
 
-import io
 import textwrap
 from itertools import pairwise
 
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.commands.chat.screen import Screen, Wrapping
+from tests.support.commands.terminal import TerminalText
 
 WIDTH = 20
 TEXTS = st.text(alphabet="ab \n", max_size=120)
@@ -54,8 +54,7 @@ def test_lists_code_wide_characters_and_long_words(text: str, shown: str) -> Non
 
 
 def test_reasoning_is_dim_and_the_answer_begins_a_line() -> None:
-    out = io.StringIO()
-    out.isatty = lambda: True  # type: ignore[method-assign]
+    out = TerminalText()
     screen = Screen(out, lambda: WIDTH)
     for kind, text in [("reasoning", "hm hm"), ("content", "A \x1b]0;title\x07\x9b2J"), ("content", "B")]:
         screen.show(kind, text)

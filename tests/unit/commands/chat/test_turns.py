@@ -20,6 +20,7 @@ from jswa.commands.chat.tools import CALCULATOR, find_tools
 from jswa.commands.chat.turns import MOST_CALLS, Setting, converse, talk
 from jswa.errors import PromptTooLong
 from jswa.types import AnswerEvent
+from tests.support.commands.terminal import TerminalText
 
 
 class Parrot:
@@ -64,8 +65,7 @@ def test_each_prompt_is_the_whole_conversation_so_far() -> None:
 
 def test_a_terminal_shows_reasoning_and_a_file_does_not() -> None:
     """In a terminal it is dim."""
-    out = io.StringIO()
-    out.isatty = lambda: True  # type: ignore[method-assign]
+    out = TerminalText()
     converse(Setting(parrot(Parrot()), Screen(out)), ["Bye"], Conversation())
     assert out.getvalue() == "\x1b[2mhm\x1b[0mBye \n\n"
 

@@ -37,8 +37,8 @@ def installed(tmp_path: Path) -> Path:
 def start(site: Path, compiler: Path | str) -> "subprocess.Popen[str]":
     """A process that needs the library."""
     environ = {**os.environ, "PYTHONPATH": str(site), "CXX": str(compiler)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", PROVIDE], env=environ, cwd=site, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+    command = [sys.executable, "-c", PROVIDE]
+    return subprocess.Popen(command, env=environ, cwd=site, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.fixture
