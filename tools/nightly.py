@@ -1,11 +1,12 @@
 """The nightly run: its stages, and a committed line that tells when all of them last passed.
 
-    python -m tools.nightly run STAGE… --all STAGE…   make each target of the first list, whatever fails; if all passed,
-                                                      and they are all that there are, write the line
+    python -m tools.nightly run STAGE… --all STAGE…   make each target of the first list, whatever fails; once all that
+                                                      there are have passed, write the line
     python -m tools.nightly last                      print how long ago that was
 
-The line is in tests/nightly.txt: time (UTC), commit, seconds, stages. It belongs into the next commit. Only a run of
-all stages writes it, on a tree that is one commit from begin to end. Needs git and Python alone.
+The line is in tests/nightly.txt: time (UTC), commit, seconds, stages. It belongs into the next commit. It is written
+once all stages have passed on one commit in one night (TEST_NIGHT). A stage that has passed does not run again on that
+commit in that night, so a run that was stopped goes on where it was. Needs only git and Python.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LINE = Path("tests") / "nightly.txt"
 RECORDS = (LINE.as_posix(), "tests/passed.txt")  # what runs write about themselves
+STAGES = Path(".nightly")  # git ignores it: a line of commit, night, stage and seconds for each stage that has passed
 NOW = datetime.datetime.now
 
 
@@ -38,27 +40,43 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> None:
 
 
 def run(stages: list[str], whole: list[str], root: Path) -> None:
-    """Make each stage, print its seconds, and write the line if a whole run passed. Exits with 1 if a stage failed."""
-    os.environ.setdefault(
-        "TEST_NIGHT", str(NOW(datetime.UTC).date().toordinal())
-    )  # what takes turns keeps it past 0:00
-    commit, begin, failed = tree(root), time.monotonic(), []
+    """Make each stage, print its seconds, and write the line if all have passed. Exits with 1 if a stage failed."""
+    today = str(NOW(datetime.UTC).date().toordinal())
+    night = os.environ.setdefault("TEST_NIGHT", today)  # what takes turns keeps it past 0:00
+    commit = tree(root)
+    done, failed = passed(root, commit, night), []
     for stage in stages:
+        if stage in done:
+            print(f"nightly: {stage} has passed on this commit, in {done[stage]} s", flush=True)
+            continue
         start = time.monotonic()
-        if subprocess.run(["make", "--no-print-directory", stage], cwd=root, check=False).returncode:
+        code = subprocess.run(["make", "--no-print-directory", stage], cwd=root, check=False).returncode
+        seconds = round(time.monotonic() - start)
+        print(f"nightly: {stage} took {seconds} s", flush=True)
+        if code:
             failed.append(stage)
-        print(f"nightly: {stage} took {time.monotonic() - start:.0f} s", flush=True)
-    seconds = round(time.monotonic() - begin)
+        elif commit is not None and tree(root) == commit:
+            done[stage] = seconds
+            with (root / STAGES).open("a") as file:
+                file.write(f"{commit} {night} {stage} {seconds}\n")
     if failed:
         sys.exit(f"nightly: FAILED: {' '.join(failed)}")
-    print(f"nightly: all stages passed in {seconds} s: {' '.join(stages)}")
-    if set(stages) != set(whole):
-        print(f"nightly: {LINE} is not written: the stages are not all of {' '.join(whole)}")
-    elif commit is None or tree(root) != commit:
+    print("nightly: all of these stages have passed")
+    if commit is None or tree(root) != commit:
         print(f"nightly: {LINE} is not written: the tree was not one commit from begin to end")
+    elif missing := [stage for stage in whole if stage not in done]:
+        print(f"nightly: {LINE} is not written: on this commit these stages have not passed: {' '.join(missing)}")
     else:
-        (root / LINE).write_text(f"{NOW(datetime.UTC):%Y-%m-%dT%H:%M:%SZ} {commit} {seconds} {' '.join(stages)}\n")
+        seconds = sum(done[stage] for stage in whole)
+        (root / LINE).write_text(f"{NOW(datetime.UTC):%Y-%m-%dT%H:%M:%SZ} {commit} {seconds} {' '.join(whole)}\n")
         print(f"nightly: commit {LINE}, which tells when this was")
+
+
+def passed(root: Path, commit: str | None, night: str) -> dict[str, int]:
+    """Return the seconds of the stages that have passed on a commit in a night."""
+    file = root / STAGES
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    return {stage: int(seconds) for at, when, stage, seconds in lines if (at, when) == (commit, night)}
 
 
 def tree(root: Path) -> str | None:

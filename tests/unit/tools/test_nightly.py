@@ -1,4 +1,4 @@
-"""The line that tells when the nightly run last passed: only a whole run of one commit writes it."""
+"""The line that tells when the nightly run last passed: it is written once all stages have passed on one commit."""
 
 import datetime
 import subprocess
@@ -29,6 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "a@b")
     (tmp_path / "tests").mkdir()
     (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / ".gitignore").write_text(".nightly\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     return tmp_path
@@ -56,7 +57,7 @@ def test_a_whole_run_writes_the_line_and_its_commit_is_told(root: Path) -> None:
 @pytest.mark.parametrize(
     ("stages", "whole", "said"),
     [
-        (["good"], ["good", "fine"], "the stages are not all of good fine"),
+        (["good"], ["good", "fine"], "on this commit these stages have not passed: fine"),
         (["good", "edits"], ["good", "edits"], "the tree was not one commit"),
         (["good", "commits"], ["good", "commits"], "the tree was not one commit"),
     ],
@@ -83,6 +84,32 @@ def test_every_stage_runs_and_those_that_failed_are_named(root: Path, capfd: pyt
     assert not (root / LINE).exists()
     assert "made good in night 7\n" in (said := capfd.readouterr().out)
     assert "made fine in night 7\n" in said
+
+
+def test_a_run_goes_on_where_it_was_on_the_same_commit_in_the_same_night(
+    root: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ["--all", "good", "fine"]
+    main(["run", "good", *whole], root)
+    monkeypatch.setenv("TEST_NIGHT", "8")
+    main(["run", "fine", *whole], root)
+    assert not (root / LINE).exists(), "nights have different parts of the tests"
+    monkeypatch.setenv("TEST_NIGHT", "7")
+    capfd.readouterr()
+    main(["run", "good", "fine", *whole], root)
+    said = capfd.readouterr().out
+    assert "nightly: good has passed on this commit, in 0 s\n" in said
+    assert "made fine in night 7\n" in said
+    assert "made good" not in said
+    assert (root / LINE).read_text().split()[1] == git(root, "rev-parse", "HEAD")
+
+
+def test_another_commit_runs_all_stages_again(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["run", "good", "--all", "good", "fine"], root)
+    commit(root, "other")
+    main(["run", "fine", "--all", "good", "fine"], root)
+    assert not (root / LINE).exists()
+    assert "these stages have not passed: good" in capfd.readouterr().out
 
 
 def test_days_and_commits_are_counted_and_a_shallow_clone_says_that_it_cannot(root: Path) -> None:
