@@ -138,7 +138,7 @@ class _Replicas:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._errors = load_server("http.errors").ApiError
-        self._lost = load_server("cluster.relay").Lost
+        self._lost = load_server("cluster.relay").ReplicaLost
         self._answer = load_server("cluster.merge").Answer
 
     async def one(
