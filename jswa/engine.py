@@ -23,7 +23,18 @@ from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import HostAdapter, LoraReader
-from jswa.plan import DEFAULT_OPTIONS, Feature, Request, RequestOptions, StepEvents, TextGrammar, TokenEvent
+from jswa.plan import (
+    DEFAULT_OPTIONS,
+    PLAIN,
+    SPLIT,
+    Feature,
+    Request,
+    RequestOptions,
+    StepEvents,
+    TextGrammar,
+    TokenEvent,
+)
+from jswa.ribs.table import VARIANTS, needs_of
 from jswa.running.adapters import Adapters
 from jswa.running.staging import WeightsStager
 from jswa.running.stepping import Stepping, StepRunner
@@ -57,7 +68,7 @@ class CompilingRunner(StepRunner, Protocol):
 class DraftingRunner(StepRunner, Protocol):
     """A runner whose device drafts tokens."""
 
-    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+    def lengths(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
         """Return with how many drafts per row a step of so many rows may run now; see `Lengths`."""
         ...
 
@@ -150,7 +161,7 @@ class Engine:
     ) -> Request:
         """Validate a prompt and its parameters; `add` checks length limits. Any thread may call it.
 
-        Raises InvalidPrompt, InvalidToken, InvalidSampling or UnknownAdapter.
+        Raises InvalidPrompt, InvalidToken, InvalidSampling, UnknownAdapter, or RequestError for what no rib serves.
 
         Args:
             bad_words: token sequences that are never generated, in place of the text in `params.bad_words`.
@@ -161,6 +172,7 @@ class Engine:
         """
         ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
         if like is None:
+            needs_of(params)  # raises for what no rib serves
             number, digest = (0, None) if options.lora is None else self._adapters.find(options.lora)
             root = root_key(options.cache_salt, digest)
             ends = () if params.ignore_eos else self.model.eos_token_ids
@@ -289,13 +301,9 @@ class Engine:
         """
         if not isinstance(self.runner, CompilingRunner):
             return
-        wanted: dict[Feature, bool] = {
-            "sampled": params.logprobs is not None,
-            "prompt": params.prompt_logprobs is not None,
-            "split": params.masks_follow_text,
-        }
-        features = [feature for feature, applies in wanted.items() if applies] or ["none"]
-        for feature in features:
+        variants = needs_of(params).variants
+        wanted = [*(name for name in VARIANTS if name in variants), *([SPLIT] if params.masks_follow_text else [])]
+        for feature in wanted or [PLAIN]:
             self.runner.prepare(feature, fewest=fewest, pause=pause, stop=stop)
 
     def when_lost(self, lost: Callable[[JswaError], None], leaving: Callable[[JswaError], None]) -> None:

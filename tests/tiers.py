@@ -41,7 +41,7 @@ class Tier:
 
 
 _KERNELS = (
-    *("pallas_kernels/", "jswa/kernels.py", "jswa/exec/programs/", "jswa/forms/", "jswa/model/"),
+    *("pallas_kernels/", "jswa/kernels.py", "jswa/exec/programs/", "jswa/forms/", "jswa/model/", "jswa/ribs/"),
     "tools/cases/",
     "requirements.lock",
 )

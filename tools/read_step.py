@@ -103,7 +103,7 @@ def watched() -> list[tuple[str, CodeType]]:
                 engine.step()
         runner = engine.runner
         assert isinstance(runner, Runner)
-        (config,) = (c for c in runner.configs if c.bucket.decode and c.part == "step" and c.logprobs == "none")
+        (config,) = (c for c in runner.configs if c.bucket.decode and c.part == "step" and c.variant == "none")
         arguments = step_arguments(config, runner.params, runner.state)
         # What is made once for a model is made by now, also if the start took its programs from files.
         jit_step(config, runner.params, runner.state).lower(*arguments)

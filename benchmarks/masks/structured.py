@@ -33,7 +33,7 @@ from jswa.engine import Engine
 from jswa.grammar.compiler import Grammars
 from jswa.grammar.matching import masks
 from jswa.grammar.matching.llg import THREADS
-from jswa.plan import AllWords, Request, RowMask, StepLogprobs, StepPlan
+from jswa.plan import AllWords, Request, RowMask, StepPlan, StepResults
 from jswa.sched import constraint
 from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ class Step:
         time.sleep(max(0.0, self._end - self._clock.now()))
         return drawn
 
-    def logprobs(self) -> StepLogprobs | None:
+    def results(self) -> StepResults | None:
         """Return None."""
         return None
 

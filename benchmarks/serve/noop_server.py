@@ -18,7 +18,8 @@ from jswa.cache.capacity import useful_slabs
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
-from jswa.plan import LogprobTable, StepLogprobs, StepPlan
+from jswa.plan import PLAIN, LogprobTable, StepPlan, StepResults
+from jswa.ribs.table import VARIANTS
 from jswa.storage.hub import TINY
 from jswa.text.answers.template import compile_template, shipped
 from jswa.text.chat_template import ChatTemplate
@@ -41,12 +42,12 @@ class Letters(AnsweredStep):
         letters: Int[np.ndarray, " R"] = (self.plan.starts + self.plan.counts + self.plan.row_ids) % 26 + _A
         return letters
 
-    def logprobs(self) -> StepLogprobs | None:
+    def results(self) -> StepResults | None:
         """Return log probabilities, which are the same for every token; None if the plan asks for none."""
-        if self.plan.logprobs == "none":
+        if self.plan.variant == PLAIN:
             return None
-        prompt = _table(self.plan.num_tokens) if self.plan.logprobs == "prompt" else None
-        return StepLogprobs(_table(self.plan.num_rows), prompt)
+        of_all = _table(self.plan.num_tokens)[:5] if VARIANTS[self.plan.variant].every else None
+        return StepResults(_table(self.plan.num_rows)[:5], of_all)
 
 
 def _table(count: int) -> LogprobTable:

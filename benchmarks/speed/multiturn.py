@@ -27,7 +27,7 @@ from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.engine import Engine
 from jswa.llm import LLM
-from jswa.plan import RowMask, StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepPlan, StepResults
 from jswa.types import PrefixHit, SamplingParams
 from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
@@ -49,8 +49,8 @@ class AnsweredStep:
         out: Int[np.ndarray, " R"] = (ends * 7919 + self.plan.row_ids * 104_729) % 50_000 + 10
         return out
 
-    def logprobs(self) -> StepLogprobs | None:
-        """Return None: no log probabilities are computed."""
+    def results(self) -> StepResults | None:
+        """Return None: all steps are plain."""
         return None
 
 

@@ -30,7 +30,7 @@ from benchmarks import result_file
 from benchmarks.engine_options import add_engine_options, engine_options
 from jswa.engine import Engine
 from jswa.llm import LLM
-from jswa.plan import RowMask, StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepPlan, StepResults
 from jswa.running.stepping import PendingStep, StepRunner
 from jswa.types import SamplingParams
 from tools.cases.hub_configs import CONFIGS
@@ -77,9 +77,9 @@ class TimedStep:
         self.runner.waiting += time.perf_counter() - start
         return tokens
 
-    def logprobs(self) -> StepLogprobs | None:
-        """Return the log probabilities of the step, if it computed any."""
-        return self.pending.logprobs()
+    def results(self) -> StepResults | None:
+        """Return what the step gives besides tokens."""
+        return self.pending.results()
 
 
 def run(engine: Engine, timed: TimedRunner, prompts: list[list[int]], output: int) -> dict[str, float]:

@@ -158,7 +158,7 @@ def settle(both: Sequence[LLM], kind: str, rows: int, *, arrivals: bool = False)
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
     runner = both[1].engine.runner
     assert isinstance(runner, DraftingRunner)
-    while runner.lengths(rows, tokens=0, split=kind == "forms", logprobs=False) != PROGRAMS:
+    while runner.lengths(rows, tokens=0, split=kind == "forms", variant="none") != PROGRAMS:
         time.sleep(0.5)
     run_until_compiled([(llm.engine, partial(rate, llm, kind, rows, 0, arrivals=arrivals)) for llm in both])
 

@@ -14,9 +14,8 @@ from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.drafts.lookup import text_batches
 from jswa.exec.programs.logits_state import bit_lines, logits_state_batches, mask_batches
 from jswa.exec.programs.pages import move_batches, row_batches
-from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import StepOutputs
-from jswa.plan import LogitsEntry, LogprobTable, RowMask, StepLogprobs, StepPlan, Words
+from jswa.plan import LogitsEntry, RowMask, StepPlan, StepResults, Words
 from jswa.speculation import Speculation
 
 # MOVE_PAGES copies pages and renames them in the full table; STEP + n is the step program n.
@@ -138,17 +137,8 @@ class Pending:
         assert self._outputs is not None, "only half of the step has been launched"
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
-    def logprobs(self) -> StepLogprobs | None:
-        """Return log probabilities, if the plan asks for them; wait for the step."""
+    def results(self) -> StepResults | None:
+        """Return what the step gives besides tokens, None of a plain step; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
-        outputs, prompt = self._outputs, self._outputs.prompt
-        if outputs.sampled is None:
-            return None
-        whole = None if prompt is None else _table(prompt, outputs.prompt_experts)
-        return StepLogprobs(_table(outputs.sampled, outputs.experts), whole)
-
-
-def _table(rows: LogprobRows, experts: jax.Array | None) -> LogprobTable:
-    drawn, routed = (None if array is None else np.asarray(array) for array in (rows.drawn, experts))
-    chosen, rank, ids, values = map(np.asarray, rows[:4])
-    return LogprobTable(chosen, rank, ids, values, drawn, routed)
+        _, drawn, *others = self._outputs
+        return None if drawn is None else jax.tree.map(np.asarray, StepResults(drawn, *others))

@@ -1,6 +1,6 @@
 """One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
 
-    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | targets T, if requested
+    [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | section T, if a rib needs one
       | adapters R, if the engine has any ]
 
 Floats are stored as their bits. Padding rows and entries name row `max_rows`, which does not exist: writes to it are
@@ -24,18 +24,18 @@ class PackSpec(NamedTuple):
     tokens: int
     entries: int
     max_rows: int
-    targets: int
+    section: int
     adapters: int = 0
     per_row: int = 0  # places for tokens of each row, the first ones; 0: they lie one behind the other
 
     @property
     def size(self) -> int:
         """Elements of the array."""
-        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.targets + self.adapters
+        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.section + self.adapters
 
     @staticmethod
     def of(
-        bucket: Bucket, *, page_size: int, max_rows: int, targets: bool = False, adapters: bool = False
+        bucket: Bucket, *, page_size: int, max_rows: int, section: bool = False, adapters: bool = False
     ) -> "PackSpec":
         """Derive the sizes. A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
         return PackSpec(
@@ -43,7 +43,7 @@ class PackSpec(NamedTuple):
             bucket.tokens,
             -(-(bucket.rows * bucket.per_row if bucket.decode else bucket.tokens) // page_size) + bucket.rows,
             max_rows,
-            bucket.tokens if targets else 0,
+            bucket.tokens if section else 0,
             bucket.rows if adapters else 0,
             (1 if bucket.shared else bucket.per_row) if bucket.decode and bucket.drafts else 0,
         )
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
     tokens: Any  # [T]
     full_pages: Any  # [U, 3]
     local_pages: Any  # [U, 3]
-    targets: Any  # [T] or [0]: the token after each, whose log probability was requested
+    section: Any  # [T] or [0]: a number for each token, for the hooks of a rib
     adapters: Any  # [R], 0 for rows without an adapter; or None
 
     def column(self, name: str) -> Any:
@@ -100,8 +100,8 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     for section, entries in ((inputs.full_pages, plan.full_pages), (inputs.local_pages, plan.local_pages)):
         if len(entries):
             section[: len(entries)] = entries
-    if spec.targets:
-        inputs.targets[: plan.num_tokens] = plan.targets
+    if spec.section:
+        inputs.section[: plan.num_tokens] = plan.section
     if spec.adapters:
         inputs.adapters[: len(plan.adapters)] = plan.adapters
     return packed
@@ -113,7 +113,7 @@ def unpack(packed: Any, spec: PackSpec) -> Inputs:
     b = a + spec.tokens
     c = b + 3 * spec.entries
     d = c + 3 * spec.entries
-    e = d + spec.targets
+    e = d + spec.section
     return Inputs(
         packed[:a].reshape(spec.rows, len(COLUMNS)),
         packed[a:b],

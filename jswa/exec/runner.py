@@ -61,8 +61,8 @@ class Runner:
     """Holds the device state alone: each launch donates it to the step and keeps the state that comes back.
 
     At start it compiles the fewest programs that hold every plan, on a GPU also the smallest for decode steps; or all
-    of the steps without log probabilities. Others follow beside the steps; on a GPU behind `warm_up`, unasked.
-    `prepare` compiles those of log probabilities and late masks, `prepare_copies` those that copy pages to the host.
+    of the plain steps. Others follow beside the steps; on a GPU behind `warm_up`, unasked.
+    `prepare` compiles those of other variants and late masks, `prepare_copies` those that copy pages to the host.
 
     Args:
         model, layout: of one device's part, if the parameters are spread over a mesh.
@@ -215,9 +215,9 @@ class Runner:
                 array.copy_to_host_async()
         return outputs
 
-    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+    def lengths(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
         """Return with how many drafts per row a step of so many rows may run now; see `StepPrograms.lengths`."""
-        return self._steps.lengths(rows, tokens=tokens, split=split, logprobs=logprobs)
+        return self._steps.lengths(rows, tokens=tokens, split=split, variant=variant)
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot of the room, which no row of a later plan may use meanwhile."""

@@ -39,7 +39,7 @@ from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.lora_files import room_bytes
-from jswa.plan import Logprobs
+from jswa.ribs.table import VARIANTS, WIDEST
 from jswa.stages import LOG, stage
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation as Experts
@@ -289,7 +289,7 @@ def scratch_bytes(
     kv_dtype: jnp.dtype,
     store: ProgramStore | None = None,
 ) -> int:
-    """Return the bytes of temporaries of the largest steps with log probabilities, as the compiler reports them.
+    """Return the bytes of temporaries of the largest steps of all variants, as the compiler reports them.
 
     These are one of prompts, one of decode rows, and those with drafts of `most_logits`.
 
@@ -304,22 +304,23 @@ def scratch_bytes(
     held = table[-1] if limits.one_bucket else None
     rows = in_units(limits.max_rows)
     largest = held or Bucket(limits.max_tokens, rows, decode=False)
-    cases: list[tuple[Bucket, Logprobs]] = [(largest, "prompt")]
+    cases = [(largest, WIDEST)]
     if held is None:
-        cases.append((Bucket(rows, rows, decode=True), "sampled"))
-        cases += [(bucket, "sampled") for bucket in most_logits(table, model.vocab_size // model.devices)]
+        drawn = VARIANTS[WIDEST].finish
+        cases.append((Bucket(rows, rows, decode=True), drawn))
+        cases += [(bucket, drawn) for bucket in most_logits(table, model.vocab_size // model.devices)]
     found: dict[int, int] = {}
 
     def measure(number: int) -> None:
-        bucket, logprobs = cases[number]
+        bucket, variant = cases[number]
         spec = PackSpec.of(
             bucket,
             page_size=limits.page_size,
             max_rows=limits.max_rows,
-            targets=logprobs == "prompt",
+            section=VARIANTS[variant].every,
             adapters=has_adapters(params),
         )
-        config = StepConfig(model, layout, bucket, spec, kernels, logprobs, speculation=limits.speculation)
+        config = StepConfig(model, layout, bucket, spec, kernels, variant, speculation=limits.speculation)
         found[number] = step_scratch(config, params, state, store)
         done(1)
 

@@ -1,4 +1,4 @@
-"""Compile programs for log probabilities and late masks beside the engine's thread, when a request first needs any."""
+"""Compile programs of variants and for late masks beside the engine's thread, when a request first needs any."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from jswa.frontend.engine_protocol import EngineLike
+from jswa.ribs.table import needs_of
 from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
@@ -88,7 +89,7 @@ class LatePrograms:
 def _families(params: SamplingParams) -> set[str]:
     """Return the families of programs that a request needs besides those that are compiled at the start."""
     late = {"structured outputs"} if params.masks_follow_text else set()
-    return late | {name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None}
+    return late | needs_of(params).variants
 
 
 def resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

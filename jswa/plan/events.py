@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -114,7 +114,7 @@ class StepEvents:
 
 
 class LogprobTable(NamedTuple):
-    """Log probabilities of N choices, as `exec.programs.sampling.LogprobRows` has them on the device.
+    """Log probabilities of N choices, as `ribs.logprobs.traced.LogprobRows` has them on the device.
 
     `drawn`: of the chosen token in the distribution that it was drawn from; None for tokens of prompts.
     `experts`: those of the token before, in each layer with experts; None if the engine does not return them.
@@ -139,8 +139,17 @@ class LogprobTable(NamedTuple):
         return ChoiceLogprobs(token, float(self.chosen[index]), int(self.rank[index]), ids, values, drawn, experts)
 
 
-class StepLogprobs(NamedTuple):
-    """Log probabilities of one step: of each row's sampled token, and of the prompt token after each token."""
+class StepResults(NamedTuple):
+    """What a step that is not plain gives besides tokens, as the hooks of its rib return it, in arrays of numpy.
 
-    sampled: LogprobTable
-    prompt: LogprobTable | None
+    Attributes:
+        drawn: of each token drawn, in the order of the step's rows.
+        forwarded: of each token of the step; None unless the variant has `every`.
+        experts, prompt_experts: those of the token before each one drawn, and of each token of the step, in each layer
+            with experts; None if the engine does not return them.
+    """
+
+    drawn: Any
+    forwarded: Any = None
+    experts: Int[np.ndarray, "N L k"] | None = None
+    prompt_experts: Int[np.ndarray, "T L k"] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -117,9 +117,9 @@ SAMPLING = SAMPLING_ROW.names or ()  # as int32 columns, floats and keys by thei
 SAMPLING_REALS = tuple(name for name in SAMPLING if SAMPLING_ROW[name] == np.float32)
 # What a step sends of each row, as int32 columns too.
 COLUMNS = ("row_id", "start", "count", "full_write_from", "local_visible_from", "samples", "limit", *SAMPLING)
-Logprobs = Literal["none", "sampled", "prompt"]
-# What a plan may need of the step programs: log probabilities, or two halves between which masks are filled.
-Feature = Literal["none", "sampled", "prompt", "split"]
+PLAIN = "none"  # the variant of step programs that compute tokens and nothing else
+SPLIT = "split"  # the feature of steps in two halves, between which masks are filled
+Feature = str  # what a plan may need of the step programs: a variant (`ribs.rib.Variant`), or SPLIT
 
 
 def sampling_of(request: Request) -> Shaped[np.ndarray, ""]:
@@ -162,8 +162,8 @@ class StepPlan:
         moves: slots to copy before the step, in order (source, destination, whether to rename the source in the full
             table): pages that compaction moves, and copies of cached pages that a row will write to.
         table_rows: whole page-table rows to set after the moves.
-        logprobs: "sampled" if any row wants log probabilities of its sampled token, "prompt" if any also wants those
-            of its prompt; then `targets` has the token that follows each token of the step (0 if none does).
+        variant: of the step programs, as the requests of the rows need it.
+        section: a number for each token of the step, if the variant has some (`ribs.rib.RibRows.section`).
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
         drafts: drafts per row in the step program; 0: no row has any. In a decode step whose drafts are looked up a row
             may have more, if others have fewer.
@@ -180,8 +180,8 @@ class StepPlan:
     logits_state: tuple[LogitsEntry, ...] = ()
     masks: tuple[RowMask, ...] = ()
     late: tuple[int, ...] = ()
-    logprobs: Logprobs = "none"
-    targets: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    variant: str = PLAIN
+    section: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     drafts: int = 0
     texts: tuple[RowText, ...] = ()
@@ -226,6 +226,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return len(self.tokens)
+
+    @cached_property
+    def ends(self) -> Int[np.ndarray, " R"]:
+        """The end of each row's tokens among those of the step."""
+        return np.cumsum(self.counts)
 
     @cached_property
     def runs_prompts(self) -> bool:

@@ -49,7 +49,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays: dict[str, Any] = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("logits_state", "masks", "late", "logprobs", "table_rows", "drafts", "texts")
+        if name not in ("logits_state", "masks", "late", "variant", "table_rows", "drafts", "texts")
     }
     logits_state = tuple(
         LogitsEntry(
@@ -82,7 +82,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
         logits_state=logits_state,
         masks=masks,
         late=tuple(fields["late"]),
-        logprobs=fields["logprobs"],
+        variant=fields["variant"],
         drafts=fields["drafts"],
         texts=texts,
     )

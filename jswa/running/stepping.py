@@ -11,7 +11,7 @@ from jaxtyping import Int
 from jswa.env import Switches
 from jswa.errors import EngineError
 from jswa.exec.host_pages import HostPages
-from jswa.plan import RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import RowMask, StepEvents, StepPlan, StepResults, TokenEvent
 from jswa.plan.trace import write_step
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.steplog import StepLog
@@ -36,8 +36,8 @@ class PendingStep(Protocol):
         """The tokens of the plan's rows: one of each, or several, their number, and that of the drafts."""
         ...
 
-    def logprobs(self) -> StepLogprobs | None:
-        """Log probabilities, if the plan asks for them."""
+    def results(self) -> StepResults | None:
+        """What the step gives besides tokens; None of a plain step."""
         ...
 
 
@@ -198,7 +198,7 @@ class Stepping:
         counts = drafted = None
         if tokens.ndim > 1:
             tokens, counts, drafted = tokens[:, :-2], tokens[:, -2], tokens[:, -1]
-        events = self._scheduler.apply(step.plan, tokens, step.logprobs(), counts, drafted)
+        events = self._scheduler.apply(step.plan, tokens, step.results(), counts, drafted)
         self.log.applied(step.plan, len(events), begin, there, time.perf_counter())
         self.log.log_when_due(self._scheduler)
         return events

@@ -10,7 +10,9 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
-from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, Logprobs, RowText, StepPlan, TableRow
+from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
+from jswa.ribs.rib import Known
+from jswa.ribs.table import VARIANTS
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
@@ -107,7 +109,7 @@ def make_plan(
         chunks = records[len(batch.decode) :]
         chunks[:, _COUNT] = counts
         chunks[:, _SAMPLES] = [sequence not in batch.left for sequence, _ in prompts]
-    kind, tokens = _logprobs(rows, ids), _tokens(batch, rows, prompts)
+    variant, tokens = rows.variant(ids), _tokens(batch, rows, prompts)
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in batch.resumed)
     # A bucket has room for the new pages of its rows alone; a row that has got pages ahead may not run in this step.
@@ -124,8 +126,8 @@ def make_plan(
         logits_state=tuple(batch.logits_state),
         masks=changed,
         late=late,
-        logprobs=kind,
-        targets=_targets(len(tokens), prompts) if kind == "prompt" else _NO_TOKENS,
+        variant=variant,
+        section=_section(rows, len(tokens), prompts) if VARIANTS[variant].every else _NO_TOKENS,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,
         texts=texts,
@@ -165,23 +167,10 @@ def _unknown(count: int) -> Int[np.ndarray, " count"]:
     return tokens
 
 
-def _logprobs(rows: Rows, row_ids: Int[np.ndarray, " R"]) -> Logprobs:
-    if not rows.logprob_rows:
-        return "none"
-    if (rows.launched < rows.prompt_logprobs_to)[row_ids].any():
-        return "prompt"
-    return "sampled" if rows.wants_logprobs[row_ids].any() else "none"
-
-
-def _targets(tokens: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
-    """Return the token that follows each of the step's `tokens`, 0 if the host does not know it."""
-    parts = [np.zeros(tokens - sum(count for _, count in prompts), np.int32)]
-    for sequence, count in prompts:
-        part = np.zeros(count, np.int32)
-        known = sequence.tokens[sequence.launched + 1 :][:count]
-        part[: len(known)] = known
-        parts.append(part)
-    return np.concatenate(parts)
+def _section(rows: Rows, tokens: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
+    """Return a number for each of the step's `tokens`, of which the prompts' are the last."""
+    known = [Known(sequence.tokens, sequence.launched, count) for sequence, count in prompts]
+    return rows.section(tokens, known)
 
 
 def _table_row(lease: Lease) -> TableRow:

@@ -92,10 +92,10 @@ def mask_words(constraint: Constraint, banned: frozenset[int], *, early: bool) -
 def forced_tokens(sequence: Sequence) -> list[int]:
     """Return the tokens that a row's grammar forces behind its text, up to a stop token or the end of its length.
 
-    A request that wants log probabilities has none: its tokens are left to the steps.
+    A request whose tokens a program must have sampled has none: they are left to the steps.
     """
     request = sequence.request
-    if sequence.matcher is None or request.params.logprobs is not None:
+    if sequence.matcher is None or sequence.needs.sampled:
         return []
     tokens = list(takewhile(lambda token: token not in request.stop_ids, sequence.matcher.forced()))
     return tokens[: sequence.limit - sequence.num_known]

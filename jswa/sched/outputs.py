@@ -1,14 +1,14 @@
-"""What comes back from a step besides its tokens: finite KV, log probabilities, and the hit of a first token."""
+"""What comes back from a step besides its tokens: finite KV, and the hit of a first token."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
 
 from jswa.cache.manager import CacheManager
 from jswa.cache.pool import PagePool
-from jswa.plan import LogprobTable, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import StepEvents, StepPlan, StepResults, TokenEvent
+from jswa.ribs.rib import Landed, RibRows
 from jswa.sched.sequence import Sequence
 
 
@@ -66,45 +66,27 @@ def count_hit(cache: CacheManager, sequence: Sequence) -> None:
     sequence.hit_counted = True
 
 
-def store_prompt_logprobs(
-    plan: StepPlan, rows: Int[np.ndarray, " n"], sequences: Items[Sequence | None], table: LogprobTable
-) -> None:
-    """Store log probabilities of prompt tokens, once each: a preempted row runs its prompt again.
-
-    Args:
-        rows: indices of rows of the plan.
-        sequences: theirs; None for a row that has ended.
-    """
-    ends = np.cumsum(plan.counts)
-    columns = (column[rows].tolist() for column in (plan.starts, plan.counts, ends))
-    for sequence, start, count, end in zip(sequences, *columns, strict=True):
-        if sequence is None or sequence.request.params.prompt_logprobs is None:
-            continue
-        prompt, kept = sequence.request.prompt, sequence.prompt_logprobs
-        first, last = max(start, len(kept)), min(start + count, len(prompt) - 1)
-        if first < last:
-            row = end - count - start
-            kept.add(prompt[first + 1 : last + 1], table.rows(row + first, row + last))
-
-
-def with_results(event: TokenEvent, sequence: Sequence, row: int, logprobs: StepLogprobs | None) -> TokenEvent:
-    """Return the event with the log probabilities that were requested, and the first token's with its timing and hit.
-
-    Those of a prompt are reported with the first token, whose own step may have none.
-    """
-    params = sequence.request.params
+def with_timing(event: TokenEvent, sequence: Sequence) -> TokenEvent:
+    """Return the event; that of a first token with its timing and its hit."""
     if sequence.first_scheduled_time is not None:
         event = event._replace(first_scheduled_time=sequence.first_scheduled_time, prefix=sequence.prefix)
         sequence.first_scheduled_time = None
-    if logprobs is not None and params.logprobs is not None and event.token is not None:
-        event = event._replace(logprobs=logprobs.sampled.row(row, event.token))
-    if (
-        event.error is None
-        and params.prompt_logprobs is not None
-        and sequence.num_known <= len(sequence.request.prompt) + 1
-    ):
-        event = event._replace(prompt_logprobs=sequence.prompt_logprobs)
     return event
+
+
+def landed_of(sequence: Sequence, plan: StepPlan, row: int, place: int) -> Landed:
+    """Return a row that has come back, as ribs see it. Arguments as of `Landed`."""
+    request = sequence.request
+    return Landed(request, sequence.notes, plan, row, place, sequence.num_known - len(request.prompt))
+
+
+def with_results(
+    events: list[TokenEvent], ribs: Items[RibRows], landed: Landed, results: StepResults | None
+) -> list[TokenEvent]:
+    """Return a row's events with what ribs add to them."""
+    for rib in ribs:
+        events = rib.applied(landed, results, events)
+    return events
 
 
 def joined(parts: Items[StepEvents], others: list[TokenEvent]) -> StepEvents:

@@ -13,12 +13,12 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixMatch
 from jswa.config import Limits
 from jswa.errors import EngineError, GenerationError
-from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, LogitsEntry, Request, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import NOT_FINITE, NOTHING_ALLOWED, LogitsEntry, Request, StepEvents, StepPlan, StepResults, TokenEvent
 from jswa.sched.admission.checks import Writers, match_of, note_admission
 from jswa.sched.batch import Batch, lease_of
 from jswa.sched.constraint import Masks, forced_tokens, form_error, nothing_allowed
 from jswa.sched.fair_queue import FairQueue, Use
-from jswa.sched.outputs import confirm, count_hit, with_results
+from jswa.sched.outputs import confirm, count_hit, landed_of, with_results, with_timing
 from jswa.sched.rows import Claims, Rows, Slots
 from jswa.sched.sequence import Sequence, Status
 from jswa.types import FinishReason
@@ -100,7 +100,7 @@ class Requests:
         """Make a waiting sequence, whose lease is open at a match, a row; return its logits state, if it needs any."""
         self.queue.admit(sequence)
         tokens, start, row_id = sequence.tokens, match.resume.start, lease.row
-        self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens)
+        self.rows.admit(sequence.request, sequence.record, lease, launched=start, tokens=tokens, needs=sequence.needs)
         sequence.rows, sequence.row_id, sequence.lease, sequence.status = self.rows, row_id, lease, Status.RUNNING
         sequence.run_to = len(tokens)
         if sequence.reads_cache:
@@ -224,11 +224,11 @@ class Requests:
         self.queue.push(sequence)
 
     def apply_row(
-        self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], logprobs: StepLogprobs | None, at: int
+        self, sequence: Sequence, plan: StepPlan, row: int, tokens: list[int], results: StepResults | None, at: int
     ) -> list[TokenEvent]:
         """Apply a row that is not plain: it begins, publishes its prompt, has failed, or was preempted meanwhile.
 
-        `at`: index of its first token in the log probabilities.
+        `at`: index of its first token among the draws of the step.
         """
         events: list[TokenEvent | None] = []
         sampled = bool(plan.samples[row])
@@ -251,10 +251,12 @@ class Requests:
         given = [event for event in events if event is not None]
         if sequence.rows is not None and self.rows.counts_drafts[sequence.row_id]:
             given = [event._replace(drafts=sequence.drafts) for event in given]
-        results = [with_results(event, sequence, at + place, logprobs) for place, event in enumerate(given)]
+        given = [with_timing(event, sequence) for event in given]
         if sequence.rows is not None:
             self.rows.plain[sequence.row_id] = sequence.is_plain
-        return results
+        if not sequence.needs.watched:
+            return given
+        return with_results(given, self.rows.ribs, landed_of(sequence, plan, row, at), results)
 
     def apply_plain(
         self, row_ids: Int[np.ndarray, " R"], tokens: Int[np.ndarray, " R"], others: list[TokenEvent]

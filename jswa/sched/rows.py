@@ -26,7 +26,9 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from jswa.plan import COLUMNS, SAMPLING, SAMPLING_ROW, Request, sampling_of
+from jswa.plan import COLUMNS, PLAIN, SAMPLING, SAMPLING_ROW, Request, sampling_of
+from jswa.ribs.rib import NO_NEEDS, Known, Needs
+from jswa.ribs.table import RIBS
 from jswa.sched.token_counts import TokenCounts
 
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
@@ -94,9 +96,7 @@ class Rows:
         flights: the steps on the device, oldest first.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
-        wants_logprobs: whether the request wants log probabilities of its generated tokens.
-        prompt_logprobs_to: the length up to which it wants those of its prompt.
-        logprob_rows: the number of rows that want either.
+        ribs, watched: their states of the rows, in the order of `ribs.table`, and how many rows any of them looks at.
         counts_drafts: whether each token of a step with drafts comes with the counts of the row's drafts.
         names, tenants: request id and tenant, as objects.
         stops: the tokens that end rows.
@@ -105,14 +105,15 @@ class Rows:
 
     def __init__(self, max_rows: int, speculative: int = 0) -> None:
         self.max_rows = max_rows
-        self.launched, self.known, self.limit, self.finite_to, self.prompt_logprobs_to = np.zeros((5, max_rows), int)
+        self.launched, self.known, self.limit, self.finite_to = np.zeros((4, max_rows), int)
         self.mark, self.moved = np.zeros(max_rows, int), False
         self.ahead, self.speculative, self.accepted, self.rejected = np.zeros((4, max_rows), int)
         self.speculates, self._speculative, self.unsettled = speculative > 0, speculative, False
         self.generation = np.zeros(max_rows, np.int32)
-        self.departures = self.logprob_rows = 0
+        self.departures = self.watched = 0
+        self.ribs = tuple(rib.rows(max_rows) for rib in RIBS)
         self.flights: deque[Flight] = deque()
-        self.plain, self.wants_logprobs, self.counts_drafts = np.zeros((3, max_rows), bool)
+        self.plain, self.counts_drafts = np.zeros((2, max_rows), bool)
         self.names, self.tenants = np.full((2, max_rows), None, object)
         self.adapters = np.zeros(max_rows, np.int32)
         self.stops = TokenCounts()
@@ -128,22 +129,23 @@ class Rows:
         *,
         launched: int,
         tokens: Int[np.ndarray, " T"],
+        needs: Needs = NO_NEEDS,
     ) -> None:
         """Enter a sequence with these known tokens, in the row of its lease. `record`: that of `record_of`."""
         row, known, limit = lease.row, len(tokens), record.item(_LIMIT)
-        params, constraint = request.params, request.constraint
+        constraint = request.constraint
         self.launched[row], self.limit[row], self.known[row] = launched, limit, known
         self.mark[row] = min(limit, known + RECENT)
         self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
-        if params.wants_logprobs:
-            self.wants_logprobs[row] = params.logprobs is not None
-            self.prompt_logprobs_to[row] = 0 if params.prompt_logprobs is None else len(request.prompt) - 1
-            self.logprob_rows += 1
+        if needs.watched:
+            self.watched += 1
+            for rib in self.ribs:
+                rib.begins(row, request)
         self.names[row], self.tenants[row] = request.request_id, request.options.tenant
         if request.adapter:
             self.adapters[row] = request.adapter
         if self.speculates:
-            self.counts_drafts[row] = bool(params.stop)
+            self.counts_drafts[row] = bool(request.params.stop)
             if constraint is None or constraint.fits_device or request.grammar is not None:
                 self.speculative[row] = self._speculative
         own = self._records[row]
@@ -153,17 +155,32 @@ class Rows:
             own[_FULL_WRITE_FROM], own[_LOCAL_VISIBLE_FROM] = lease.full_write_from, lease.local_visible_from
         self.stops.count(request.stop_ids, 1)
 
-    def release(self, row: int, request: Request) -> None:
+    def release(self, row: int, request: Request, needs: Needs = NO_NEEDS) -> None:
         """Clear the entries of a row id that a request leaves; the sequence has copied the tokens (`recent`)."""
         self.launched[row] = self.known[row] = self.limit[row] = self.mark[row] = self.finite_to[row] = 0
         self.ahead[row] = self.speculative[row] = self.accepted[row] = self.rejected[row] = 0
-        self.prompt_logprobs_to[row] = self.adapters[row] = 0
-        self.plain[row] = self.wants_logprobs[row] = False
+        self.adapters[row] = 0
+        self.plain[row] = False
         self.names[row] = self.tenants[row] = None
         self.generation[row] += 1
         self.departures += 1
-        self.logprob_rows -= request.params.wants_logprobs
+        if needs.watched:
+            self.watched -= 1
+            for rib in self.ribs:
+                rib.leaves(row)
         self.stops.count(request.stop_ids, -1)
+
+    def variant(self, row_ids: Int[np.ndarray, " R"] | None = None) -> str:
+        """Return the variant in which a step of these rows runs; None: the widest that any step may need now."""
+        if not self.watched:
+            return PLAIN
+        found = (rib.variant(self.launched, row_ids) for rib in self.ribs)
+        return next((variant for variant in found if variant != PLAIN), PLAIN)
+
+    def section(self, tokens: int, known: Items[Known]) -> Int[np.ndarray, " T"]:
+        """Return a number for each of a step's tokens, for the rib that has variants; see `RibRows.section`."""
+        (found,) = (own.section(tokens, known) for rib, own in zip(RIBS, self.ribs, strict=True) if rib.variants)
+        return found
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""
@@ -307,11 +324,11 @@ class Rows:
         """Assert that the entries of all other row ids are 0."""
         used = np.zeros(self.max_rows, bool)
         used[running] = True
-        for array in (self.launched, self.ahead, self.known, self.limit, self.mark, self.plain, self.wants_logprobs):
+        for array in (self.launched, self.ahead, self.known, self.limit, self.mark, self.plain):
             assert not array[~used].any(), "an unused row id has a value"
         assert np.all(self.known[used] < self.mark[used]), "a row has passed its mark"
-        wants = self.wants_logprobs | (self.prompt_logprobs_to > 0)
-        assert np.count_nonzero(wants) <= self.logprob_rows <= len(running)
+        for rib in self.ribs:
+            rib.check(running)
         assert len(running) or not len(self.stops), "stop ids of no row"
 
 

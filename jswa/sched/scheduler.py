@@ -16,12 +16,12 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepLogprobs, StepPlan, TokenEvent
+from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepPlan, StepResults, TokenEvent
 from jswa.sched.admission.prompts import Prompts
 from jswa.sched.batch import Batch, lease_of, make_plan, plan_copies
 from jswa.sched.drafts.drafting import Drafting
 from jswa.sched.drafts.several import append_several
-from jswa.sched.outputs import SchedulerStats, store_prompt_logprobs
+from jswa.sched.outputs import SchedulerStats
 from jswa.sched.requests import Requests
 from jswa.sched.rows import Rows
 from jswa.sched.sequence import Sequence, Status
@@ -163,7 +163,7 @@ class Scheduler:
         self,
         plan: StepPlan,
         tokens: Int[np.ndarray, " R"] | Int[np.ndarray, "R n"],
-        logprobs: StepLogprobs | None = None,
+        results: StepResults | None = None,
         counts: Int[np.ndarray, " R"] | None = None,
         drafted: Int[np.ndarray, " R"] | None = None,
     ) -> StepEvents:
@@ -171,6 +171,7 @@ class Scheduler:
 
         Args:
             tokens: a token for each row, or several.
+            results: what it gives besides; None of a plain step.
             counts: the number of tokens of each row, if there are several; 0 of a row that had reached its limit.
             drafted: how many drafts there were of each row.
 
@@ -188,13 +189,11 @@ class Scheduler:
         if np.count_nonzero(plain) < len(plain):
             rest = np.flatnonzero(~plain)
             owners = list(map(self._requests.owner, row_ids[rest].tolist(), flight.generations[rest].tolist()))
-            if logprobs is not None and logprobs.prompt is not None:
-                store_prompt_logprobs(plan, rest, owners, logprobs.prompt)
             for row, sequence in zip(rest.tolist(), owners, strict=True):
                 if sequence is not None:
                     own = (tokens[row, : counts[row]] if counts is not None else tokens[row : row + 1]).tolist()
                     own = [] if own == [PAST_LIMIT] else own
-                    others += self._requests.apply_row(sequence, plan, row, own, logprobs, row * width)
+                    others += self._requests.apply_row(sequence, plan, row, own, results, row * width)
             row_ids, tokens = row_ids[plain], tokens[plain]
             counts = None if counts is None else counts[plain]
         if counts is None:

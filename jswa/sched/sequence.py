@@ -2,13 +2,15 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.lease import Lease
 from jswa.grammar.matching.llg import Matcher
-from jswa.plan import PromptLogprobs, Request
+from jswa.plan import Request
+from jswa.ribs.table import needs_of
 from jswa.sched.rows import RECENT, Rows, Slots, record_of
 from jswa.types import DraftCounts, PrefixHit
 
@@ -50,6 +52,7 @@ class Sequence:
         accepted, rejected: drafts that were right or not, in the rows that it has left.
         hit_counted: whether the cache's counters have its hit.
         first_scheduled_time, prefix: reported with the first token.
+        needs, notes: what the request needs of ribs, and what these keep of it, by name.
     """
 
     request: Request
@@ -78,10 +81,11 @@ class Sequence:
     hit_counted: bool = False
     first_scheduled_time: float | None = None
     prefix: PrefixHit | None = None
-    prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.matcher: Matcher | None = None if self.request.grammar is None else self.request.grammar.matcher()
+        self.needs = needs_of(self.request.params)
         self.record = record_of(self.request, self.limit)
         self._text = self.request.prompt
         self._length = len(self._text)
@@ -134,8 +138,8 @@ class Sequence:
     @property
     def reads_cache(self) -> bool:
         """Whether the row may start from cached KV."""
-        params = self.request.params
-        return not (self.failed_to or params.skip_reading_prefix_cache) and params.prompt_logprobs is None
+        skips = self.request.params.skip_reading_prefix_cache
+        return not (self.failed_to or skips) and self.needs.recompute is None
 
     @property
     def needs_one(self) -> bool:
@@ -147,7 +151,7 @@ class Sequence:
         """Whether a token of a running row needs no more than the arrays of `Rows`: see `Rows.plain`."""
         assert self.lease is not None
         reported = self.hit_counted and self.first_scheduled_time is None and not self.failed_to
-        wants_more = self.request.params.wants_logprobs or self.foretold_from
+        wants_more = self.needs.watched or self.foretold_from
         launched = self.launched >= self.run_to
         return reported and launched and not wants_more and not self.lease.window_ends
 
@@ -189,7 +193,7 @@ class Sequence:
         self.returning, self._finite_to = self.in_flight, self.finite_to
         self.accepted += int(self.rows.accepted[self.row_id])
         self.rejected += int(self.rows.rejected[self.row_id])
-        self.rows.release(self.row_id, self.request)
+        self.rows.release(self.row_id, self.request, self.needs)
         self.rows, self.row_id, self.lease = None, -1, None
 
     def check(self, steps: int) -> None:

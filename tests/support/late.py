@@ -32,7 +32,7 @@ from jswa.exec.compile.program import compile_step
 from jswa.exec.launches import Pending
 from jswa.exec.programs.state import DeviceState
 from jswa.exec.runner import Runner
-from jswa.plan import NOT_FINITE, RowMask, StepLogprobs, StepPlan
+from jswa.plan import NOT_FINITE, RowMask, StepPlan, StepResults
 from tests.support.oracles import quick_compiles
 
 
@@ -72,11 +72,11 @@ class LateStep:
         assert not stale.any(), f"the rows {self.plan.row_ids[stale]} read a stale page"
         return tokens
 
-    def logprobs(self) -> StepLogprobs | None:
-        """Return log probabilities, if the plan asks for them."""
+    def results(self) -> StepResults | None:
+        """Return what the step gives besides tokens."""
         self._run_through(self)
         assert self.done is not None
-        return self.done.logprobs()
+        return self.done.results()
 
 
 class LateRunner:

@@ -19,9 +19,9 @@ from jaxtyping import Array
 
 from jswa.exec.mesh import COLUMNS, REPLICATED, make_mesh, on_mesh
 from jswa.exec.programs.logits_state import LogitsState, init_logits_state
-from jswa.exec.programs.sampling.logprobs import LogprobRows, logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import sample
+from jswa.ribs.logprobs.traced import LogprobRows, logprob_rows
 from tests.support.builders import sampling_columns
 
 ROWS = 6

@@ -198,7 +198,7 @@ def compile_step(name: str, card: Gpu) -> StepFacts:
     limits = Limits(
         model.max_position, bucket.rows, bucket.tokens, page_size=64, num_slabs=KV_BYTES // layout.slab_bytes(2)
     )
-    spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, targets=False)
+    spec = PackSpec.of(bucket, page_size=64, max_rows=bucket.rows, section=False)
     config = StepConfig(model, layout, bucket, spec, Kernels(attention="triton", sms=card.sms))
     with compiling_for(card) as sharding:
         state = placed(state_shapes(layout, limits, model.vocab_size, BFLOAT16), sharding)

@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "sampler": (
         *("jswa/exec/programs/sampling/xla.py", "jswa/exec/programs/logits_state.py"),
-        "jswa/exec/programs/sampling/logprobs.py",
+        "jswa/ribs/logprobs/traced.py",
         *("jswa/exec/programs/sampling/verify.py", "jswa/exec/programs/drafts/draws.py"),
         "jswa/exec/programs/drafts/lookup.py",
     ),

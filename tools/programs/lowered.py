@@ -39,23 +39,22 @@ from jswa.model.hf.config import parse_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.placement import Placement
-from jswa.plan import Logprobs
 from jswa.speculation import Speculation
 from tools.cases.held_weights import Held, adapter_shapes, held_shapes
 from tools.programs.text import ProgramText, program_text
 from tools.programs.triton import uncompiled
 
 Kind = Literal["decode", "prefill", "drafts", "propose", "forward", "finish", "sampled", "prompt", "beside"]
-# The family of a program; whether its bucket is one for decode steps, and whether it has drafts.
-_FAMILIES: dict[str, tuple[Part, Logprobs, bool, bool]] = {
+# The part and the variant of a program; whether its bucket is one for decode steps, and whether it has drafts.
+_FAMILIES: dict[str, tuple[Part, str, bool, bool]] = {
     "decode": ("step", "none", True, False),
     "prefill": ("step", "none", False, False),
     "drafts": ("step", "none", True, True),
     "propose": ("propose", "none", True, True),
     "forward": ("forward", "none", False, False),
     "finish": ("finish", "none", True, False),
-    "sampled": ("step", "sampled", True, False),
-    "prompt": ("step", "prompt", False, False),
+    "sampled": ("step", "logprobs", True, False),
+    "prompt": ("step", "prompt_logprobs", False, False),
 }
 
 
@@ -214,7 +213,7 @@ def _shape(value: Any) -> jax.ShapeDtypeStruct:
 
 def _step(engine: _Engine, wanted: Configuration, kind: Kind) -> ProgramText:
     """Return the text of a step's program: the one of the largest bucket of its kind."""
-    part, logprobs, decode, drafts = _FAMILIES[kind]
+    part, variant, decode, drafts = _FAMILIES[kind]
     table = bucket_table(engine.limits, on_gpu=wanted.platform == "cuda", tail=engine.model.has_tail)
     programs = StepPrograms(
         engine.model,
@@ -227,7 +226,7 @@ def _step(engine: _Engine, wanted: Configuration, kind: Kind) -> ProgramText:
         None,
         engine.drafter,
     )
-    configs = [programs.configs[number] for number in programs.family((part, logprobs))]
+    configs = [programs.configs[number] for number in programs.family((part, variant))]
     fitting = [one for one in configs if (one.bucket.decode, one.bucket.drafts > 0) == (decode, drafts)]
     recorder = _Recorder(wanted.platform)
     compile_step(max(fitting, key=lambda one: (one.bucket.drafts, one.bucket)), engine.params, engine.state, recorder)

@@ -27,6 +27,8 @@ from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING, SAMPLING_REALS
+from jswa.ribs.logprobs.traced import drawn
+from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling.api import Implementation
 from tools.cases.kernels.small.sampling import SHAPES
 
@@ -105,9 +107,12 @@ def _draw(
 ) -> tuple[Int[Array, " R"], Any]:
     rows, at = Sampling.of(columns), jnp.broadcast_to(position, len(logits))
     if implementation == "triton":
-        return kernels.sample(logits, at, rows, logits_state, jnp.ones(len(logits), bool), want_logprobs=logprobs)
+        finite, top = jnp.ones(len(logits), bool), MAX_LOGPROBS if logprobs else None
+        return kernels.sample(logits, at, rows, logits_state, finite, top=top)
     tokens = xla.sample(logits, at, rows, logits_state, few=xla.few_rows(len(logits)))
-    return tokens, xla.drawn_logprobs(logits, tokens, at, rows, logits_state) if logprobs else None
+    if not logprobs:
+        return tokens, None
+    return tokens, drawn(logits, tokens, *xla.limits_of(logits, at, rows, logits_state))
 
 
 def _logits(rows: int, vocab: int, seed: int, likely: int) -> Float[Array, "R V"]:

@@ -24,15 +24,17 @@ from jswa.exec.programs.state import DeviceState
 from jswa.kernels import Kernels
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
-from jswa.plan import Feature, Logprobs, StepPlan
+from jswa.plan import PLAIN, SPLIT, Feature, StepPlan
+from jswa.ribs.table import VARIANTS
 from jswa.stages import LOG
 
 _log = logging.getLogger("jswa")
-Family = tuple[Part, Logprobs]
-_WHOLE: tuple[Family, ...] = (("step", "none"), ("step", "sampled"), ("step", "prompt"))
-_DRAFTS: Family = ("propose", "none")
+Family = tuple[Part, str]  # and the variant
+_WHOLE: tuple[Family, ...] = tuple(("step", name) for name in VARIANTS)
+_DRAFTS: Family = ("propose", PLAIN)
+_FORWARD, _FINISH = (dict.fromkeys(getattr(own, half) for own in VARIANTS.values()) for half in ("forward", "finish"))
 _HALVES: tuple[Family, ...] = (
-    ("finish", "none"), ("finish", "sampled"), _DRAFTS, ("forward", "none"), ("forward", "prompt"),
+    *(("finish", name) for name in _FINISH), _DRAFTS, *(("forward", name) for name in _FORWARD),
 )  # fmt: skip
 _NAMES: Mapping[Part, str] = {
     "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
@@ -80,32 +82,32 @@ class StepPrograms:
         self._begun: set[int] = set()  # those that `compile_wanted` has begun
         self.later: list[int] = []
         self._deterministic = limits.one_bucket
-        self._features: set[Feature] = {"none"}
+        self._features: set[Feature] = {PLAIN}
         self._covered: set[Family] = set()
         self._drafts_too = False  # whether programs with drafts are compiled with the others, not only when wanted
         self.news = Event()  # set when programs are wanted often
         self._wanted: dict[tuple[int, ...], int] = {}  # programs that plans would have run in, and how many plans
-        self._by_drafts: dict[tuple[int, bool, bool], dict[int, tuple[int, ...]]] = {}  # `_drafting` of decode steps
+        self._by_drafts: dict[tuple[int, bool, str], dict[int, tuple[int, ...]]] = {}  # `_drafting` of decode steps
         self._of_decode: dict[tuple[object, ...], tuple[int, ...]] = {}  # those of decode steps, once compiled
         self._chosen = 0
         self._ended = False
         end_at_exit(self)
         adapters = has_adapters(params)
 
-        def config(bucket: Bucket, part: Part, logprobs: Logprobs) -> StepConfig:
-            size, rows, targets = limits.page_size, limits.max_rows, logprobs == "prompt"
-            spec = PackSpec.of(bucket, page_size=size, max_rows=rows, targets=targets, adapters=adapters)
+        def config(bucket: Bucket, part: Part, variant: str) -> StepConfig:
+            size, rows, section = limits.page_size, limits.max_rows, VARIANTS[variant].every
+            spec = PackSpec.of(bucket, page_size=size, max_rows=rows, section=section, adapters=adapters)
             fixed = model, layout, bucket, spec, kernels
-            # A first half does not know whether the second gives log probabilities.
-            experts = limits.routed_experts and (part == "forward" or (part == "step" and logprobs != "none"))
-            return StepConfig(*fixed, logprobs, part, self._deterministic, limits.speculation, drafter, experts)
+            # A first half does not know whether the second is plain.
+            experts = limits.routed_experts and (part == "forward" or (part == "step" and variant != PLAIN))
+            return StepConfig(*fixed, variant, part, self._deterministic, limits.speculation, drafter, experts)
 
         # The second half asks its bucket only whether each row has sampled a token, and in a split step some row has.
         by_rows = tuple(sorted({_finishing(bucket) for bucket in buckets}))
         self._buckets = {family: by_rows if family[0] == "finish" else buckets for family in (*_WHOLE, *_HALVES)}
         self._buckets[_DRAFTS] = tuple(bucket for bucket in buckets if bucket.drafts)
         self.configs = [config(bucket, *family) for family, shapes in self._buckets.items() for bucket in shapes]
-        self._numbers = {(c.part, c.logprobs, c.bucket): number for number, c in enumerate(self.configs)}
+        self._numbers = {(c.part, c.variant, c.bucket): number for number, c in enumerate(self.configs)}
 
     def family(self, family: Family) -> list[int]:
         """Return the numbers of a family's programs, smallest first."""
@@ -124,26 +126,25 @@ class StepPrograms:
         return not bucket.drafts or self._deterministic
 
     def families(self, features: Collection[Feature]) -> list[Family]:
-        """Return the families in which plans with these features run; "none" is always among them.
+        """Return the families in which plans with these features run; PLAIN is always among them.
 
         A deterministic engine runs every step in two halves: no other row decides in which program a row runs.
         """
-        kinds = [kind for kind in ("none", "sampled", "prompt") if kind in features]
-        found = [] if self._deterministic else [family for family in _WHOLE if family[1] in kinds]
-        if self._deterministic or "split" in features:
-            # Log probabilities of prompts need those of sampled tokens.
-            several = ("none", "sampled") if len(kinds) > 1 else ("none",)
-            found += [family for family in _HALVES if family[1] in (several if family[0] == "finish" else kinds)]
+        variants = [name for name in VARIANTS if name in features]
+        found = [] if self._deterministic else [family for family in _WHOLE if family[1] in variants]
+        if self._deterministic or SPLIT in features:
+            halves = {(half, getattr(VARIANTS[name], half)) for name in variants for half in ("forward", "finish")}
+            found += [family for family in _HALVES if family in halves or family == _DRAFTS]
         return found
 
     def first(self, *, all_at_start: bool, on_gpu: bool) -> list[int]:
         """Return the numbers of the programs that an engine compiles at start, and decide which follow unasked.
 
-        These are all without log probabilities and late masks, and on a GPU the largest with some; or only the largest
+        These are all plain ones without late masks, and on a GPU the largest with some; or only the largest
         without. Then a GPU gets its smallest decode step at start too: for one request the largest takes four times as
         long. All other sizes follow there, and the largest programs of the other families early among them.
         """
-        first = self.families({"none"})
+        first = self.families({PLAIN})
         largest = [number for family in first for number in self.largest(family)]
         every = [number for family in (*_WHOLE, *_HALVES) for number in self.largest(family)]
         if all_at_start:
@@ -154,7 +155,7 @@ class StepPrograms:
         if not on_gpu:
             return largest
         begin = sorted({*largest, *(number for family in first for number in self._decoding(family)[:1])})
-        sizes, often = self._by_use(first), self.families({"none", "sampled", "split"})
+        sizes, often = self._by_use(first), self.families({*_FINISH, SPLIT})
         early = [number for family in often for number in self.largest(family)]
         later = dict.fromkeys((*sizes[:_EARLY], *early, *sizes[_EARLY:], *every))
         self.later = [number for number in later if number not in begin]
@@ -183,16 +184,14 @@ class StepPrograms:
         They may not be compiled, if none of their family has been prepared.
         """
         self._chosen += 1
-        key = plan.num_rows, plan.num_places, plan.drafts, plan.logprobs, bool(plan.late)
+        key = plan.num_rows, plan.num_places, plan.drafts, plan.variant, bool(plan.late)
         is_decode = not plan.runs_prompts if plan.drafts else plan.num_tokens == plan.num_rows
         if is_decode and key in self._of_decode:
             return self._of_decode[key]
-        families: tuple[Family, ...] = (("step", plan.logprobs),)
+        families: tuple[Family, ...] = (("step", plan.variant),)
         if self._deterministic or plan.late:
-            prompt, sampled = plan.logprobs == "prompt", plan.logprobs != "none"
-            halves: tuple[Family, Family]
-            halves = ("forward", "prompt" if prompt else "none"), ("finish", "sampled" if sampled else "none")
-            families = (_DRAFTS, *halves)
+            variant = VARIANTS[plan.variant]
+            families = (_DRAFTS, ("forward", variant.forward), ("finish", variant.finish))
 
         def programs(bucket: Bucket) -> tuple[int, ...]:
             return self._programs(families, bucket)
@@ -208,7 +207,7 @@ class StepPrograms:
         there = tuple(bucket for bucket in self.buckets if self._are_compiled(programs(bucket)))
         return programs(pick_bucket(there, plan))
 
-    def lengths(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+    def lengths(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
         """Return with how many drafts per row a step of so many rows may run now, in the program of its size.
 
         A program that is not compiled is wanted, so that it is compiled beside the steps; one of more rows would take
@@ -216,26 +215,27 @@ class StepPrograms:
 
         Args:
             tokens: of a step that runs prompts, without drafts; 0: a decode step.
-            split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
+            split: whether the step may run in two halves.
+            variant: the widest in which it may run.
         """
         if self._deterministic:
             return tuple(sorted({bucket.drafts for bucket in self.buckets if bucket.drafts}))
-        key = rows, split, logprobs
-        best = self._drafting(rows, tokens, split=split, logprobs=logprobs) if tokens else self._by_drafts.get(key)
+        key = rows, split, variant
+        best = self._drafting(rows, tokens, split=split, variant=variant) if tokens else self._by_drafts.get(key)
         if best is None:
-            best = self._by_drafts[key] = self._drafting(rows, 0, split=split, logprobs=logprobs)
+            best = self._by_drafts[key] = self._drafting(rows, 0, split=split, variant=variant)
         missing = [numbers for numbers in best.values() if not self._are_compiled(numbers)]
         for numbers in missing:
             self._want(numbers)
         return tuple(drafts for drafts, numbers in sorted(best.items()) if numbers not in missing)
 
-    def _drafting(self, rows: int, tokens: int, *, split: bool, logprobs: bool) -> dict[int, tuple[int, ...]]:
+    def _drafting(self, rows: int, tokens: int, *, split: bool, variant: str) -> dict[int, tuple[int, ...]]:
         """Return the programs of the size of a step by their number of drafts; arguments as in `lengths`."""
-        # The rows that want log probabilities, or have late masks, need not be among those of the step.
-        kinds: list[Logprobs] = ["none", "sampled"] if logprobs else ["none"]
-        families: list[Family] = [("step", kind) for kind in kinds]
+        # The rows that want the variant, or have late masks, need not be among those of the step.
+        variants = dict.fromkeys((PLAIN, variant))
+        families: list[Family] = [("step", name) for name in variants]
         if split:
-            families += [_DRAFTS, ("forward", "none"), *(("finish", kind) for kind in kinds)]
+            families += [_DRAFTS, ("forward", PLAIN), *(("finish", name) for name in variants)]
         best: dict[int, tuple[int, ...]] = {}
         most_tokens = self.buckets[-1].tokens
         for bucket in self.buckets:
@@ -374,7 +374,7 @@ def described(config: StepConfig) -> str:
     bucket = config.bucket
     size = f"decode step of {bucket.rows} rows" if bucket.decode else f"step of {bucket.tokens} tokens"
     drafts = f" with {bucket.drafts} drafts each" if bucket.drafts else ""
-    return f"{size}{drafts}{_NAMES[config.part]} (log probabilities: {config.logprobs})"
+    return f"{size}{drafts}{_NAMES[config.part]}{'' if config.variant == PLAIN else f', {config.variant}'}"
 
 
 def _shape(value: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -16,7 +16,7 @@ from jswa.model.attention import scales_of
 from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params
-from jswa.plan import Logprobs
+from jswa.plan import PLAIN
 from jswa.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
@@ -32,7 +32,7 @@ class StepConfig:
     Attributes:
         part: the whole step, or one of its halves, or the drafts of a step in halves. The second half depends on the
             number of rows of its bucket alone.
-        logprobs: names the lazy families.
+        variant: what ribs compute beside tokens.
         deterministic: whether a row's numbers must not depend on how many other rows have limits or constraints.
         speculation: how drafts are made; None: never. The bucket says how many of a row this program verifies.
         drafter: one with weights, one device's part of it; None without.
@@ -44,7 +44,7 @@ class StepConfig:
     bucket: Bucket
     pack: PackSpec
     kernels: Kernels = PORTABLE
-    logprobs: Logprobs = "none"
+    variant: str = PLAIN
     part: Part = "step"
     deterministic: bool = False
     speculation: Speculation | None = None

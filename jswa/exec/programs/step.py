@@ -20,7 +20,6 @@ from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, laye
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
 from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices
 from jswa.exec.programs.logits_state import LogitsState, count_tokens, note_recent
-from jswa.exec.programs.sampling.logprobs import prompt_logprobs
 from jswa.exec.programs.sampling.rows import Beside, Sampling, StepOutputs
 from jswa.exec.programs.sampling.verify import Draws, accepted, draw, proposed
 from jswa.exec.programs.state import DeviceState, SamplingState
@@ -29,8 +28,10 @@ from jswa.model.collectives import true_on_all
 from jswa.model.fused_projection import Projection
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
+from jswa.ribs.table import VARIANTS
+from jswa.ribs.traced import HOOKS
 
-_LOGPROB_BLOCK = 128  # tokens
+_BLOCK = 128  # tokens of which a hook computes the logits at once
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
 
@@ -86,7 +87,7 @@ def forward_half(
     *,
     config: StepConfig,
 ) -> tuple[DeviceState, Half, Beside]:
-    """Run a step up to the hidden states, and the log probabilities of prompts, if they are requested.
+    """Run a step up to the hidden states, and what a rib computes of all of them.
 
     `drafts`: those of `propose_drafts`; None if the step can have none.
     """
@@ -108,7 +109,7 @@ def sampling_state(state: DeviceState) -> SamplingState:
 def finish_half(
     params: Params, state: SamplingState, half: Half, *, config: StepConfig
 ) -> tuple[SamplingState, StepOutputs]:
-    """Run the rest of a step: head, masks, sampling, log probabilities of the sampled tokens.
+    """Run the rest of a step: head, masks, sampling, and what a rib computes of the draws.
 
     The masks are those that the state has by now. Of the parameters, those of the head are enough. The outputs lack
     what the first half has computed (`Beside`).
@@ -130,7 +131,7 @@ def finish_half(
             room=config.bucket.tokens,
             vocab=config.model.vocab_size // devices,
             devices=devices,
-            want_logprobs=config.logprobs != "none",
+            hooks=HOOKS.get(config.variant),
             deterministic=config.deterministic,
             sampler=own.sampling,
             sums=own.sums,
@@ -138,7 +139,7 @@ def finish_half(
 
     def skip() -> Draws:
         finite = true_on_all(half.finite & jnp.isfinite(half.hidden).all(axis=-1), devices)
-        none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run).logprobs)
+        none = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(run).beside)
         return Draws(jnp.where(finite, 0, NOT_FINITE), none)
 
     # Every decode step samples; a chunk inside a prompt does not need the head, which may be a tenth of the weights.
@@ -167,7 +168,7 @@ def finish_half(
     sampled_state: SamplingState = {
         **state, "length": length, "last_token": last_token, "carry": carry, "for_logits": logits_state,
     }  # fmt: skip
-    return sampled_state, StepOutputs(tokens, draws.logprobs)
+    return sampled_state, StepOutputs(tokens, draws.beside)
 
 
 def _sent_tokens(
@@ -199,25 +200,24 @@ def _forward_rows(
 ) -> tuple[DeviceState, Half, Beside]:
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
-    # Log probabilities of prompts and drafts need every token's hidden state, sampling only each row's last. If a
-    # deterministic engine computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
-    every = config.logprobs == "prompt" or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
+    # Some ribs and drafts need every token's hidden state, sampling only each row's last. If a deterministic engine
+    # computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
+    variant = VARIANTS[config.variant]
+    every = variant.every or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry, experts = forward(
         params, state, inputs, config=config, every=every, drafts=drafts
     )
-    with named_scope("logprobs"):
-        prompt = None
-        if config.logprobs == "prompt":
-            # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
-            block = config.bucket.rows if config.deterministic else _LOGPROB_BLOCK
-            logits = decoder_of(config, params).logits
-            sums = config.kernels.sums
-            prompt = prompt_logprobs(logits, hidden, inputs.targets, block, config.model.devices, sums)
+    of_all = None
+    if variant.every:
+        # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
+        block = config.bucket.rows if config.deterministic else _BLOCK
+        logits, own = decoder_of(config, params).logits, config.kernels
+        of_all = HOOKS[config.variant].forwarded(logits, hidden, inputs.section, block, config.model.devices, own.sums)
     places = _places(indices, bucket)
-    beside = Beside(prompt)
+    beside = Beside(of_all)
     if experts is not None:
-        own = experts[places.reshape(-1)] if every else experts
-        beside = Beside(prompt, own, None if prompt is None else experts)
+        drawn = experts[places.reshape(-1)] if every else experts
+        beside = Beside(of_all, drawn, None if of_all is None else experts)
     hidden = hidden[places] if every else hidden[:, None]
     if config.placed is not None:
         carry = hidden if carry is None else carry[places]

@@ -118,8 +118,7 @@ def note_admission(sequence: Sequence, match: PrefixMatch, *, prefix_cache: bool
     sequence.first_scheduled_time = sequence.first_scheduled_time or time.monotonic()
     reason: MissReason = match.reason
     if prefix_cache and not sequence.reads_cache:
-        asked: MissReason = "skipped" if sequence.request.params.prompt_logprobs is None else "prompt logprobs"
-        reason = "not finite" if sequence.failed_to else asked
+        reason = "not finite" if sequence.failed_to else sequence.needs.recompute or "skipped"
     if not at.full_to:
         sequence.prefix = PrefixHit(length, 0, 0, 0, reason)
         return

@@ -10,7 +10,8 @@ from jaxtyping import Int
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.radix import root_of
 from jswa.config import Limits
-from jswa.plan import RowText, StepPlan
+from jswa.plan import PLAIN, RowText, StepPlan
+from jswa.ribs.table import VARIANTS
 from jswa.sched.batch import Batch, lease_of
 from jswa.sched.drafts.choice import DraftChoice
 from jswa.sched.drafts.continuations import BETWEEN, continuations
@@ -29,12 +30,13 @@ _WATCHED = 64  # rows for each choice, by turns
 class Lengths(Protocol):
     """Says how many drafts per row the device can run now."""
 
-    def __call__(self, rows: int, *, tokens: int, split: bool, logprobs: bool) -> tuple[int, ...]:
+    def __call__(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
         """Return the numbers of drafts per row, ascending, with which a step of so many rows may run.
 
         Args:
             tokens: of a step that runs prompts, without drafts, of which rows may have fewer; 0: a decode step.
-            split, logprobs: whether the step may run in two halves, or has log probabilities of sampled tokens.
+            split: whether the step may run in two halves.
+            variant: the widest in which it may run.
         """
         ...
 
@@ -107,7 +109,7 @@ class Drafting:
         self._finding = 1.0  # share of the rows for which the device had drafts, in the last step that is known
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
-        self._features = False, False  # of the steps for which lengths were asked last
+        self._features = False, PLAIN  # of the steps for which lengths were asked last
         self._watched = 0  # rows, by turns
 
     def begin(self, sequence: Sequence) -> None:
@@ -178,12 +180,12 @@ class Drafting:
             return 0
         if _runs_prompts(batch) and not self._one_bucket:
             return self._length_beside_prompts(batch, self.lengths, split=split)
-        features = split, bool(rows.logprob_rows)
+        features = split, VARIANTS[rows.variant()].finish
         kept = self.choice.kept(len(row_ids)) if features == self._features else None
         if kept is not None:
             return self._fitting(kept, len(row_ids))
         self._features = features
-        lengths = self.lengths(len(row_ids), tokens=0, split=features[0], logprobs=features[1])
+        lengths = self.lengths(len(row_ids), tokens=0, split=features[0], variant=features[1])
         if not self.choice.last:
             self._finding = 1.0  # since no step has looked for drafts for a while
         drafting = row_ids[rows.speculative[row_ids] > 0]
@@ -215,14 +217,15 @@ class Drafting:
         The prompts make each draft cheaper: more of the step's tokens share its weights.
         """
         rows, row_ids = self._rows, batch.decode
-        if rows.logprob_rows and (rows.launched < rows.prompt_logprobs_to).any():
-            return 0  # no program gives log probabilities of prompts beside drafts
+        variant = rows.variant()
+        if VARIANTS[variant].every:
+            return 0  # such programs have no drafts
         best = self.choice.best(row_ids[rows.speculative[row_ids] > 0], len(row_ids))
         if not best:
             return 0
         prompts = [count for count in batch.prompts.values() if count]
         tokens = len(row_ids) + sum(prompts)
-        there = lengths(len(row_ids) + len(prompts), tokens=tokens, split=split, logprobs=bool(rows.logprob_rows))
+        there = lengths(len(row_ids) + len(prompts), tokens=tokens, split=split, variant=variant)
         return best if there and best <= there[-1] else 0
 
     def give(

@@ -139,7 +139,7 @@ def test_a_trace_has_every_plan_and_replays_to_the_same_tokens(
     assert any(len(entry.bias) and len(entry.prompt) for plan in launched for entry in plan.logits_state)
     assert any(plan.masks for plan in launched)
     assert late, "the masks of long bad words come late, and a trace has them with their plan"
-    assert {plan.logprobs for plan in launched} == {"none", "sampled", "prompt"}
+    assert {plan.variant for plan in launched} == {"none", "logprobs", "prompt_logprobs"}
 
     # One token is changed: `replay` must count it, and no other.
     lines = path.read_text().splitlines()

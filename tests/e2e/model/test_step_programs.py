@@ -27,7 +27,7 @@ from jswa.exec.programs.step import step
 from jswa.exec.runner import Runner
 from jswa.exec.side_programs import compile_copy_pages
 from jswa.model.binding import param_shapes
-from jswa.plan import Logprobs, Request, StepPlan
+from jswa.plan import PLAIN, Request, StepPlan
 from jswa.sched.scheduler import Scheduler
 from jswa.types import SamplingParams
 from tests.support.oracles import small_engine_parts, small_model
@@ -40,7 +40,7 @@ Apply = Callable[[np.ndarray], object]
 _BYTES = {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "pred": 1, "u8": 1, "s8": 1}
 
 
-def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logprobs = "none") -> Any:
+def trace(pattern: str, bucket: Bucket, dtype: str = "float32", variant: str = PLAIN) -> Any:
     """Return the jaxpr of one step of a small model, without compiling. Small letters: layers with shared KV."""
     model = small_model(pattern.upper(), d_model=16)
     owners = {kind: index for index, kind in enumerate(pattern)}
@@ -52,8 +52,8 @@ def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logpro
     ]
     model = dataclasses.replace(model, layers=tuple(layers))
     layout, limits = KVLayout.of(model, 4), Limits(64, 3, 24, page_size=4, num_slabs=9)
-    spec = PackSpec.of(bucket, page_size=4, max_rows=3, targets=logprobs == "prompt")
-    config = StepConfig(model, layout, bucket, spec, logprobs=logprobs)
+    spec = PackSpec.of(bucket, page_size=4, max_rows=3, section=variant == "prompt_logprobs")
+    config = StepConfig(model, layout, bucket, spec, variant=variant)
     kind = jnp.dtype(dtype)
     packed = np.zeros(config.pack.size, np.int32)
     program = jax.jit(partial(step, config=config))
@@ -62,7 +62,7 @@ def trace(pattern: str, bucket: Bucket, dtype: str = "float32", logprobs: Logpro
 
 def test_the_program_for_one_device_has_no_collectives() -> None:
     """No mesh, no reduction over devices, no axis index."""
-    names = {equation.primitive.name for _, equation in equations(trace("LF", MIXED, logprobs="prompt"))}
+    names = {equation.primitive.name for _, equation in equations(trace("LF", MIXED, variant="prompt_logprobs"))}
     assert "dot_general" in names
     found = {n for n in names if n.startswith(("shard_map", "psum", "pmax", "pmin", "all_gather", "axis_index"))}
     assert not found
@@ -94,7 +94,7 @@ def test_layers_after_the_last_stored_kv_run_one_token_a_row() -> None:
     found = products(trace("LLFllf", MIXED))
     assert found == {**{key: {tokens} for key in owners}, **{key: {rows} for key in tail}}
     assert products(trace("LLFllF", MIXED)) == {key: {tokens} for key in [*owners, *tail]}
-    assert products(trace("LLFllf", MIXED, logprobs="prompt")) == {key: {tokens} for key in [*owners, *tail]}
+    assert products(trace("LLFllf", MIXED, variant="prompt_logprobs")) == {key: {tokens} for key in [*owners, *tail]}
 
 
 def test_the_gather_count_sees_a_gather_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from jaxtyping import Float, Int
 
 from jswa.llm import LLM
-from jswa.plan import RowMask, StepLogprobs, StepPlan
+from jswa.plan import RowMask, StepPlan, StepResults
 from jswa.running.stepping import PendingStep, StepRunner
 from jswa.storage.cache_store import PageRunner
 from jswa.types import PrefixHit, RequestOutput, SamplingParams
@@ -236,9 +236,9 @@ class Launched:
         """Return those of the step that ran."""
         return self.pending.tokens()
 
-    def logprobs(self) -> StepLogprobs | None:
+    def results(self) -> StepResults | None:
         """Return those of the step that ran."""
-        return self.pending.logprobs()
+        return self.pending.results()
 
 
 class Blind:

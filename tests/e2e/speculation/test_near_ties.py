@@ -38,7 +38,7 @@ def test_tokens_that_differ_are_near_ties() -> None:
     with LLM("tiny", **OPTIONS) as plain, LLM("tiny", speculative_config=DRAFTS, **OPTIONS) as drafting:
         runner = drafting.engine.runner
         assert isinstance(runner, DraftingRunner)
-        while runner.lengths(len(PROMPTS), tokens=0, split=False, logprobs=True) != LENGTHS:
+        while runner.lengths(len(PROMPTS), tokens=0, split=False, variant="logprobs") != LENGTHS:
             time.sleep(0.5)  # they are compiled beside the steps
         drafting.engine.scheduler.drafting.choice = Drawn(random.Random(1), 4)
         expected, found = said(plain), said(drafting)

@@ -99,7 +99,7 @@ def test_a_step_in_two_halves_has_its_drafts_before_its_tokens_and_of_its_own_ro
     step.finish((mask,))
     assert given == [(mask,)]
     assert step.tokens().tolist() == [10, 11]
-    assert step.logprobs() is None
+    assert step.results() is None
     with pytest.raises(AssertionError, match="as a whole"):
         step.finish(())
     assert Pending(plan, None, finish).drafts().shape == (2, 0), "a step without drafts has none of each row"

@@ -69,7 +69,7 @@ def test_sections_cover_the_packed_array_without_overlap(plan: StepPlan) -> None
         Bucket(plan.num_tokens + 3, plan.num_rows + 2, decode=False),
         page_size=16,
         max_rows=MAX_ROWS,
-        targets=True,
+        section=True,
         adapters=True,
     )
     packed = np.zeros(spec.size, np.int32)

@@ -42,7 +42,7 @@ def temporaries(mode: QuantizationMode, linear: Linear = "xla") -> tuple[int, in
     lay_out(params, linear=linear, experts=False)
     layout, bucket = KVLayout.of(model, 16), Bucket(4, 4, decode=True)
     limits = Limits(256, 4, 4, page_size=16, num_slabs=8)
-    spec = PackSpec.of(bucket, page_size=16, max_rows=4, targets=False)
+    spec = PackSpec.of(bucket, page_size=16, max_rows=4, section=False)
     state = state_shapes(layout, limits, model.vocab_size, FLOAT32)
     memory = compile_step(StepConfig(model, layout, bucket, spec), params, state).memory_analysis()
     assert memory is not None

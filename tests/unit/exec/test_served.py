@@ -128,7 +128,7 @@ def test_a_model_that_a_kernel_does_not_support_is_refused_with_its_name(operati
     model = parse_config(load_fixture("gpt_oss_base").config)
     layout, limits = KVLayout.of(model, 16), Limits(64, 2, 16, page_size=16, num_slabs=9)
     bucket = Bucket(2, 2, decode=True)
-    spec = PackSpec.of(bucket, page_size=16, max_rows=2, targets=False)
+    spec = PackSpec.of(bucket, page_size=16, max_rows=2, section=False)
     named: dict[str, Any] = {operation: "mosaic"}
     config = StepConfig(model, layout, bucket, spec, Kernels(**named))
     state = state_shapes(layout, limits, model.vocab_size, jnp.dtype("float32"))

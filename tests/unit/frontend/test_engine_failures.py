@@ -29,7 +29,7 @@ HYBRID = make_model(LAYER, LAYER, FULL, vocab=TEXTS.vocab)
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 9, 17, 4, 30)]  # more than rows
 TOKENS = 12
 # At which of its calls each stage fails: the figures are read before the first step, and after it.
-STAGES = dict.fromkeys(["settle", "reports", "plan", "launch", "tidy", "result", "logprobs", "apply", "log"], 6)
+STAGES = dict.fromkeys(["settle", "reports", "plan", "launch", "tidy", "tokens", "results", "apply", "log"], 6)
 STAGES["figures"] = 2
 Faults = dict[str, tuple[int, Exception]]  # by stage: the number of calls until it fails, and how
 
@@ -58,8 +58,8 @@ def make_engine(faults: Faults) -> Engine:
 
     def launched(plan: StepPlan) -> Any:
         step = launch(plan)
-        step.tokens = failing("result", step.tokens, faults)
-        step.logprobs = failing("logprobs", lambda: None, faults)
+        step.tokens = failing("tokens", step.tokens, faults)
+        step.results = failing("results", lambda: None, faults)
         return step
 
     runner.launch = launched  # type: ignore[method-assign]

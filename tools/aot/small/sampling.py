@@ -19,6 +19,7 @@ from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import kernels
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import SAMPLING
+from jswa.types import MAX_LOGPROBS
 from tools import gates
 from tools.aot import triton
 from tools.aot.triton_facts import TritonFacts, gpu
@@ -76,7 +77,7 @@ def compile_call(rows: int, vocab: int) -> Found:
     def sample(
         logits: jax.Array, positions: jax.Array, columns: jax.Array, logits_state: Any, finite: jax.Array
     ) -> Any:
-        return kernels.sample(logits, positions, Sampling.of(columns), logits_state, finite, want_logprobs=True)
+        return kernels.sample(logits, positions, Sampling.of(columns), logits_state, finite, top=MAX_LOGPROBS)
 
     with triton.compiling_for(card) as sharding:
 

@@ -1,1 +1,1 @@
-"""Sampling inside the step: tokens, log probabilities and which drafts are right."""
+"""Sampling inside the step: tokens, and which drafts are right."""

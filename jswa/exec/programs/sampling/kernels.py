@@ -4,12 +4,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.logits_state import LogitsState, banned_tokens
-from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
-from jswa.types import MAX_LOGPROBS
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.arguments import OPTIONS, Codes, SamplingRows, Tables
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, Logprobs, SamplingRows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 
@@ -22,9 +20,11 @@ def sample(
     finite: Bool[Array, " R"],
     drafts: Int[Array, "R K"] | None = None,
     *,
-    want_logprobs: bool = False,
-) -> tuple[Int[Array, " R"], LogprobRows | None]:
-    """Sample a token per row, and its log probabilities if they are wanted; arguments as of `xla.sample`.
+    top: int | None = None,
+) -> tuple[Int[Array, " R"], Logprobs | None]:
+    """Sample a token per row; arguments as of `xla.sample`.
+
+    `top`: return its log probabilities too, and so many of the most likely tokens; None: without.
 
     Raises NoSamplingKernel if the kernels cannot serve the logits.
     """
@@ -43,6 +43,6 @@ def sample(
     )
     ahead = None if drafts is None else state["ahead"]
     tables = Tables(state["seen"], state["mask"], ahead, state["bias_ids"], state["bias"])
-    top = min(MAX_LOGPROBS, logits.shape[1]) if want_logprobs else None
+    top = None if top is None else min(top, logits.shape[1])
     drawn = api.sample(logits, own, tables, _CODES, top)
-    return drawn.tokens, None if drawn.logprobs is None else LogprobRows(*drawn.logprobs)
+    return drawn.tokens, drawn.logprobs

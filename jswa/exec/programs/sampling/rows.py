@@ -1,12 +1,11 @@
 """What the sampling of a step reads of its rows, and what a step gives the host. R rows, V tokens."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
-from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.plan import SAMPLING, SAMPLING_REALS
 
 
@@ -36,22 +35,22 @@ class Sampling(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """Outputs for the host: tokens of each row, and requested log probabilities.
+    """Outputs for the host: tokens of each row, and what a rib's hooks return.
 
     The token is NOT_FINITE if the KV or the logits of any of the row's tokens are not, also for rows that sample none.
 
     Attributes:
         tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
             and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
-        sampled: of each token drawn, in the order of `tokens`.
-        prompt: of the token behind each token of the step.
+        drawn: of each token drawn, in the order of `tokens`; None of a plain step.
+        forwarded: of each token of the step; None unless its variant has `every`.
         experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
             experts; −1 where a layer has fewer than k.
     """
 
     tokens: Int[Array, " R"] | Int[Array, "R n"]
-    sampled: LogprobRows | None
-    prompt: LogprobRows | None = None
+    drawn: Any
+    forwarded: Any = None
     experts: Int[Array, "N L k"] | None = None
     prompt_experts: Int[Array, "T L k"] | None = None
 
@@ -59,6 +58,6 @@ class StepOutputs(NamedTuple):
 class Beside(NamedTuple):
     """The outputs of the first half; see `StepOutputs`."""
 
-    prompt: LogprobRows | None = None
+    forwarded: Any = None
     experts: Int[Array, "N L k"] | None = None
     prompt_experts: Int[Array, "T L k"] | None = None

@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.logits_state import LogitsState
 from jswa.exec.programs.sampling import kernels
-from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
-from jswa.exec.programs.sampling.xla import drawn_logprobs, few_rows, sample
+from jswa.exec.programs.sampling.xla import few_rows, limits_of, sample
+from jswa.ribs.hooks import Hooks
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.sampling.api import Implementation as Sampler
 
@@ -25,10 +25,10 @@ LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one 
 
 
 class Draws(NamedTuple):
-    """What is drawn at S places of R rows: the tokens, and log probabilities in the order of the rows."""
+    """What is drawn at S places of R rows: the tokens, and what a rib's hook returns, in the order of the rows."""
 
     tokens: Int[Array, "R S"]
-    logprobs: LogprobRows | None
+    beside: Any
 
 
 def logits_at_once(rows: int, places: int, vocab: int, tokens: int) -> int:
@@ -53,7 +53,7 @@ def draw(
     room: int,
     vocab: int,
     devices: int,
-    want_logprobs: bool,
+    hooks: Hooks | None,
     deterministic: bool,
     sampler: Sampler = "xla",
     sums: Sums = "xla",
@@ -69,6 +69,7 @@ def draw(
         first: position of the first token that is drawn of each row.
         runs: which rows run.
         room: tokens of the step at most.
+        hooks: of the rib whose variant this is; None: of a plain program.
         sampler, sums: see `sample`.
     """
     rows, places, _ = hidden.shape
@@ -93,15 +94,15 @@ def draw(
             scores = logits(vectors)
         if sampler == "triton":
             with jax.named_scope("sampling"):
-                return Draws(*kernels.sample(scores, positions, own, state, whole, ahead, want_logprobs=want_logprobs))
+                top = None if hooks is None else hooks.top
+                return Draws(*kernels.sample(scores, positions, own, state, whole, ahead, top=top))
         with jax.named_scope("sampling"):
             few = 0 if deterministic else few_rows(len(positions))
             tokens = sample(scores, positions, own, state, devices, whole, few, ahead, sums)
-        with jax.named_scope("logprobs"):
-            return Draws(
-                tokens,
-                drawn_logprobs(scores, tokens, positions, own, state, devices, ahead, sums) if want_logprobs else None,
-            )
+        if hooks is None:
+            return Draws(tokens, None)
+        random, limited = limits_of(scores, positions, own, state, devices, ahead, sums)
+        return Draws(tokens, hooks.drawn(scores, tokens, random, limited, devices, sums))
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):
         flat = jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts)
@@ -129,9 +130,7 @@ def _by_place(draws: Callable[[Any], Draws], parts: Any, places: int, *, loop: b
             found.append(draws(part))
         by_place = jax.tree.map(lambda *arrays: jnp.stack(arrays), *found)
     whole: Draws = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), by_place)
-    if whole.logprobs is None:
-        return whole
-    return whole._replace(logprobs=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole.logprobs))
+    return whole._replace(beside=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole.beside))
 
 
 def _of_some(draws: Callable[[Any], Draws], parts: Any, live: Bool[Array, " N"], room: int) -> Draws:

@@ -16,11 +16,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt
 
 from jswa.exec.programs.logits_state import LogitsState, allowed_tokens, banned_tokens, masks_of, seen_tokens
-from jswa.exec.programs.sampling.logprobs import LogprobRows, log_softmax, logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.model.collectives import (
     argmax_columns,
-    gather_column,
     pmax,
     psum,
     shard_columns,
@@ -81,31 +79,28 @@ def sample(
     return jnp.where(finite & possible, drawn, failed)
 
 
-def drawn_logprobs(
+def limits_of(
     logits: Float[Array, "R V"],
-    tokens: Int[Array, " R"],
     positions: Int[Array, " R"],
     rows: Sampling,
     state: LogitsState,
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
     sums: Sums = "xla",
-) -> LogprobRows:
-    """Return log probabilities of the tokens that `sample` has drawn from these logits at these positions."""
+) -> tuple[Bool[Array, " R"], Callable[[], Float[Array, "R V"]]]:
+    """Return which rows `sample` draws at random, and a function that returns the logits from which it draws them."""
     random, constrained = rows.temperature > 0, rows.logits_state < len(state["seen"])
 
-    def behind_limits() -> Float[Array, " R"]:
+    def limited() -> Float[Array, "R V"]:
         changed = _for_rows(
             constrained,
             logits,
             lambda take: apply_constraints(logits, positions, rows, state, constrained, devices, drafts),
             0,
         )
-        kept = log_softmax(_kept(changed, rows, random, devices, 0, sums), devices, sums)
-        return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
+        return _kept(changed, rows, random, devices, 0, sums)
 
-    drawn = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
-    return logprob_rows(logits, tokens, devices, sums)._replace(drawn=drawn)
+    return random, limited
 
 
 def apply_constraints(

@@ -26,7 +26,7 @@ def programs_of(*, drafts: bool = False, one_bucket: bool = False) -> StepProgra
 
 def sizes_of(programs: StepPrograms, numbers: list[int]) -> list[tuple[str, str, int, bool]]:
     found = [programs.configs[number] for number in numbers]
-    return [(config.part, config.logprobs, config.bucket.tokens, config.bucket.decode) for config in found]
+    return [(config.part, config.variant, config.bucket.tokens, config.bucket.decode) for config in found]
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -46,13 +46,13 @@ def test_the_others_follow_the_most_useful_first() -> None:
     assert [size[:2] for size in later[:2]] == [("step", "none")] * 2
     assert {later[0][3], later[1][3]} == {True, False}
     assert all(8 < size < 512 for _, _, size, _ in later[:2])
-    early = {("step", "sampled"), ("finish", "none"), ("finish", "sampled"), ("forward", "none")}
+    early = {("step", "logprobs"), ("finish", "none"), ("finish", "logprobs"), ("forward", "none")}
     assert {size[:2] for size in later[2:8]} == early
     assert {size[2] for size in later[2:8]} == {64, 512}
     assert len({*programs.later, *begin}) == len(programs.later) + len(begin)
     whole = [size for size in [*later, *sizes_of(programs, begin)] if size[:2] == ("step", "none")]
     assert len(whole) == len(programs.buckets) >= len(plain)
-    assert [size[:2] for size in later[-4:]] == [("step", "prompt")] * 2 + [("forward", "prompt")] * 2
+    assert [size[:2] for size in later[-4:]] == [("step", "prompt_logprobs")] * 2 + [("forward", "prompt_logprobs")] * 2
 
 
 def test_a_cpu_begins_with_the_two_largest() -> None:

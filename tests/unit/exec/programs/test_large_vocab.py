@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import xla as sampling
-from jswa.exec.programs.sampling.logprobs import logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
+from jswa.ribs.logprobs.traced import logprob_rows
 from tests.support import oracles
 from tests.support.builders import sampling_columns
 

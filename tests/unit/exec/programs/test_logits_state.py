@@ -29,9 +29,9 @@ from jswa.exec.programs.logits_state import (
     set_masks,
 )
 from jswa.exec.programs.sampling import xla as sampling
-from jswa.exec.programs.sampling.logprobs import logprob_rows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import BAN_TOKENS, EVERY_TOKEN, AllWords, LogitsEntry, Mask, RowMask, Words
+from jswa.ribs.logprobs.traced import logprob_rows
 from jswa.sched.constraint import banned_at, make_constraint
 from jswa.types import MAX_LOGPROBS, SamplingParams
 from tests.support import oracles

@@ -15,6 +15,7 @@ from jswa.exec.programs.logits_state import init_logits_state
 from jswa.exec.programs.sampling import xla as sampling
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE
+from jswa.ribs.logprobs import traced as logprobs
 from tests.support import oracles
 from tests.support.builders import NO_LOGITS_STATE, sampling_columns
 
@@ -276,13 +277,9 @@ def test_the_probability_of_a_token_is_that_of_the_distribution_that_it_was_draw
     order = np.argsort(-logits, axis=1)
     tokens = np.array([order[0, 0], order[1, 9], order[2, 2], order[3, 20], NOT_FINITE], np.int32)
     assert FORBIDDEN not in tokens
-    found = sampling.drawn_logprobs(
-        jnp.asarray(logits),
-        jnp.asarray(tokens),
-        jnp.full(5, 5, jnp.int32),
-        Sampling.of(jnp.asarray(columns)),
-        _LOGITS_STATE,
-    )
+    scores, rows = jnp.asarray(logits), Sampling.of(jnp.asarray(columns))
+    limits = sampling.limits_of(scores, jnp.full(5, 5, jnp.int32), rows, _LOGITS_STATE)
+    found = logprobs.drawn(scores, jnp.asarray(tokens), *limits)
     assert found.drawn is not None
     limited = logits.astype(np.float64) / np.maximum(temperature, 1e-9)[:, None]
     limited[2, order[2, 3:]] = limited[3, FORBIDDEN] = -np.inf

@@ -15,6 +15,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.verify import ABSENT, Draws, accepted, draw, proposed
 from jswa.exec.programs.sampling.xla import sample
 from jswa.plan import NOT_FINITE
+from jswa.ribs.traced import HOOKS
 from tests.support.builders import sampling_columns
 
 VOCAB, ROWS, PLACES, WIDTH = 50, 5, 4, 8
@@ -88,7 +89,7 @@ def test_each_place_is_drawn_as_if_it_were_alone(
             room=rows * places,
             vocab=VOCAB,
             devices=1,
-            want_logprobs=True,
+            hooks=HOOKS["logprobs"],
             deterministic=deterministic,
         )
 
@@ -96,12 +97,12 @@ def test_each_place_is_drawn_as_if_it_were_alone(
     assert seen == {ROWS if deterministic or most == 1 else ROWS * PLACES}, (
         "a deterministic engine draws as without drafts"
     )
-    assert whole.logprobs is not None
+    assert whole.beside is not None
     for place in range(PLACES):
         alone = run(hidden[:, place : place + 1], first + place)
-        assert alone.logprobs is not None
+        assert alone.beside is not None
         np.testing.assert_array_equal(whole.tokens[:, place], alone.tokens[:, 0])
-        np.testing.assert_allclose(whole.logprobs.chosen[place::PLACES], alone.logprobs.chosen, atol=1e-5)
+        np.testing.assert_allclose(whole.beside.chosen[place::PLACES], alone.beside.chosen, atol=1e-5)
 
 
 def test_only_places_with_a_token_are_drawn() -> None:
@@ -121,7 +122,8 @@ def test_only_places_with_a_token_are_drawn() -> None:
 
         return draw(
             logits, hidden, jnp.arange(ROWS), drafts, Sampling.of(jnp.asarray(columns)), init_logits_state(ROWS, VOCAB),
-            finite, runs=jnp.asarray(runs), room=room, vocab=VOCAB, devices=1, want_logprobs=True, deterministic=False,
+            finite, runs=jnp.asarray(runs), room=room, vocab=VOCAB, devices=1, hooks=HOOKS["logprobs"],
+            deterministic=False,
         )  # fmt: skip
 
     live = (np.arange(PLACES)[None] <= counts[:, None]) & runs[:, None]
@@ -130,9 +132,9 @@ def test_only_places_with_a_token_are_drawn() -> None:
     assert some.tokens[0, 1] == NOT_FINITE
     assert not np.asarray(some.tokens)[~live].any()
     np.testing.assert_array_equal(np.asarray(some.tokens)[live], np.asarray(whole.tokens)[live])
-    assert some.logprobs is not None
-    assert whole.logprobs is not None
-    for own, all_places in zip(some.logprobs, whole.logprobs, strict=True):
+    assert some.beside is not None
+    assert whole.beside is not None
+    for own, all_places in zip(some.beside, whole.beside, strict=True):
         if own is not None:
             np.testing.assert_allclose(np.asarray(own)[live.ravel()], np.asarray(all_places)[live.ravel()], atol=1e-5)
 
@@ -159,7 +161,7 @@ def test_penalties_count_the_drafts_before_each_place() -> None:
         finite, sampling = jnp.ones(hidden.shape[:2], bool), Sampling.of(jnp.asarray(columns))
         return draw(
             lambda x: x @ head, hidden, first, drafts, sampling, logits_state, finite,
-            runs=jnp.ones(len(drafts), bool), room=finite.size, vocab=VOCAB, devices=1, want_logprobs=False,
+            runs=jnp.ones(len(drafts), bool), room=finite.size, vocab=VOCAB, devices=1, hooks=None,
             deterministic=False,
         ).tokens  # fmt: skip
 

@@ -15,12 +15,13 @@ from jaxtyping import Array, Float
 
 from jswa.exec.programs.logits_state import LogitsState, init_logits_state
 from jswa.exec.programs.sampling import kernels, xla
-from jswa.exec.programs.sampling.logprobs import LogprobRows
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
+from jswa.ribs.logprobs import traced as logprobs
+from jswa.types import MAX_LOGPROBS
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.arguments import OPTIONS, Codes, Drawn, Tuning
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, Drawn, Logprobs, Tuning
 from pallas_kernels.sampling.arguments import SamplingRows as Given
 from tests.support.builders import sampling_columns
 from tools.cases.kernels.small.sampling import ROWS, Row, make_logits
@@ -68,11 +69,13 @@ def constraints(seed: int, vocab: int = VOCAB) -> LogitsState:
 
 def by_xla(
     logits: Float[np.ndarray, "R V"], rows: Sampling, logits_state: LogitsState, drafts: Array | None = None
-) -> tuple[list[int], LogprobRows]:
+) -> tuple[list[int], logprobs.LogprobRows]:
     """Return the tokens and log probabilities of the reference."""
     at = jnp.full(len(logits), POSITION, jnp.int32)
-    tokens = xla.sample(jnp.asarray(logits), at, rows, logits_state, drafts=drafts)
-    return tokens.tolist(), xla.drawn_logprobs(jnp.asarray(logits), tokens, at, rows, logits_state, drafts=drafts)
+    scores = jnp.asarray(logits)
+    tokens = xla.sample(scores, at, rows, logits_state, drafts=drafts)
+    limits = xla.limits_of(scores, at, rows, logits_state, drafts=drafts)
+    return tokens.tolist(), logprobs.drawn(scores, tokens, *limits)
 
 
 def by_kernels(
@@ -81,11 +84,11 @@ def by_kernels(
     logits_state: LogitsState,
     drafts: Array | None = None,
     **options: Any,
-) -> tuple[list[int], LogprobRows | None]:
+) -> tuple[list[int], Logprobs | None]:
     """Return the tokens and log probabilities of the kernels."""
     at, finite = jnp.full(len(logits), POSITION, jnp.int32), jnp.ones(len(logits), bool)
-    tokens, logprobs = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite, drafts, **options)
-    return tokens.tolist(), logprobs
+    tokens, beside = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite, drafts, **options)
+    return tokens.tolist(), beside
 
 
 def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> Drawn:
@@ -120,18 +123,18 @@ def test_tokens_and_log_probabilities_are_those_of_xla(interpreter: Any, tuned: 
     many = [row for row in ROWS if row.logits in ("wide", "flat", "ties", "broken") and row.temperature > 0]
     logits, rows = make(ROWS if tuned == LISTS else many, seed)
     logits_state = init_logits_state(1, VOCAB)
-    tokens, logprobs = by_kernels(logits, rows, logits_state, want_logprobs=True)
+    tokens, found = by_kernels(logits, rows, logits_state, top=MAX_LOGPROBS)
     expected, reference = by_xla(logits, rows, logits_state)
     assert tokens == expected
     assert NOT_FINITE in tokens
-    assert logprobs is not None
+    assert found is not None
     there = np.array(expected) >= 0
-    assert logprobs.rank[there].tolist() == reference.rank[there].tolist()
+    assert found.rank[there].tolist() == reference.rank[there].tolist()
     # Equal log probabilities may follow from logits that differ, so the order of tokens is that of XLA but for these.
     for name in ("chosen", "values", "drawn"):
-        own, wanted = (np.asarray(getattr(each, name))[there] for each in (logprobs, reference))
+        own, wanted = (np.asarray(getattr(each, name))[there] for each in (found, reference))
         np.testing.assert_allclose(own, wanted, rtol=2e-6, atol=2e-6, err_msg=name)
-    assert (logprobs.ids == reference.ids)[there].mean() > 0.97
+    assert (found.ids == reference.ids)[there].mean() > 0.97
 
 
 @pytest.mark.triton
@@ -150,15 +153,15 @@ def test_constraints_are_those_of_xla(interpreter: Any, tuned: Tuning, seed: int
     drafts = jnp.asarray(rng.integers(0, VOCAB, (count, DRAFTS)), jnp.int32)
     drafts = drafts.at[::2, 1].set(-3).at[::4].set(-3)
     logits_state = constraints(seed)
-    tokens, logprobs = by_kernels(logits, rows, logits_state, drafts, want_logprobs=True)
+    tokens, found = by_kernels(logits, rows, logits_state, drafts, top=MAX_LOGPROBS)
     expected, reference = by_xla(logits, rows, logits_state, drafts)
     assert tokens == expected
     there = np.array(expected) >= 0
-    assert logprobs is not None
+    assert found is not None
     assert reference.drawn is not None
-    assert logprobs.drawn is not None
-    np.testing.assert_allclose(logprobs.drawn[there], reference.drawn[there], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(logprobs.chosen[there], reference.chosen[there], rtol=1e-5, atol=1e-5)
+    assert found.drawn is not None
+    np.testing.assert_allclose(found.drawn[there], reference.drawn[there], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.chosen[there], reference.chosen[there], rtol=1e-5, atol=1e-5)
     assert by_xla(logits, rows, init_logits_state(TABLE, VOCAB, DRAFTS), drafts)[0] != expected
 
 

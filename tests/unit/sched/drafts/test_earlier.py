@@ -145,7 +145,7 @@ def asked() -> Asked:
     layout = make_layout(4, 6, num_full=1, num_local=2)
     drafts = Speculation("suffix", 3).of_length(40)
     loop = Loop(layout, Limits(40, 2, 16, 4, num_slabs=40, speculation=drafts), TextModel(1000))
-    loop.scheduler.drafting.lengths = lambda rows, *, tokens, split, logprobs: ()
+    loop.scheduler.drafting.lengths = lambda rows, *, tokens, split, variant: ()
     return Asked(loop, Turnover(Weights(), loop.scheduler, StepEvents, Lock()))
 
 

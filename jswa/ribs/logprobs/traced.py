@@ -1,4 +1,4 @@
-"""Log probabilities: of drawn tokens, and of prompts."""
+"""Log probabilities in the jitted step: of drawn tokens, and of prompts."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
+from jswa.ribs.hooks import Hooks
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.elementwise import sums as own
 from pallas_kernels.elementwise.sums import Implementation as Sums
@@ -38,22 +39,47 @@ def logprob_rows(
     return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
 
 
-def prompt_logprobs(
+def forwarded(
     logits: Callable[[Float[Array, "B M"]], Float[Array, "B V"]],
     hidden: Float[Array, "T M"],
-    targets: Int[Array, " T"],
+    section: Int[Array, " T"],
     block: int,
     devices: int,
     sums: Sums = "xla",
 ) -> LogprobRows:
-    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes."""
+    """Return log probabilities of each token's successor, block by block: all logits at once would be gigabytes.
+
+    `section`: the successors.
+    """
     size = min(block, len(hidden))
     pad = -len(hidden) % size
-    blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
-    wanted = jnp.pad(targets, (0, pad)).reshape(-1, size)
-    rows: LogprobRows = lax.map(lambda block: logprob_rows(logits(block[0]), block[1], devices, sums), (blocks, wanted))
-    whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+    with jax.named_scope("logprobs"):
+        blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
+        wanted = jnp.pad(section, (0, pad)).reshape(-1, size)
+        rows: LogprobRows = lax.map(
+            lambda block: logprob_rows(logits(block[0]), block[1], devices, sums), (blocks, wanted)
+        )
+        whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
     return whole
+
+
+def drawn(
+    logits: Float[Array, "N V"],
+    tokens: Int[Array, " N"],
+    random: Bool[Array, " N"],
+    limited: Callable[[], Float[Array, "N V"]],
+    devices: int = 1,
+    sums: Sums = "xla",
+) -> LogprobRows:
+    """Return log probabilities of the tokens that were drawn; arguments as of `hooks.Drawn`."""
+
+    def behind_limits() -> Float[Array, " N"]:
+        kept = log_softmax(limited(), devices, sums)
+        return jnp.where(random, gather_column(kept, jnp.maximum(tokens, 0), devices)[:, 0], 0.0)
+
+    with jax.named_scope("logprobs"):
+        found = lax.cond(random.any(), behind_limits, lambda: jnp.zeros(len(tokens), jnp.float32))
+        return logprob_rows(logits, tokens, devices, sums)._replace(drawn=found)
 
 
 def log_softmax(logits: Float[Array, "N V"], devices: int, sums: Sums = "xla") -> Float[Array, "N V"]:
@@ -75,3 +101,6 @@ def _most_likely(
     values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + shard_start(size, devices)))
     values, columns = lax.top_k(values, count)
     return values, jnp.take_along_axis(ids, columns, axis=1)
+
+
+HOOKS = dict.fromkeys(("logprobs", "prompt_logprobs"), Hooks(forwarded, drawn, MAX_LOGPROBS))
