@@ -16,6 +16,8 @@ _MAX_ADAPTER_NAME = 128  # characters
 _MAX_LORA_RANK = 256
 _LORA_RANK = 16  # of reserved room, as in vLLM
 
+EvictionPolicy = Literal["learned", "lru"]
+
 
 class LoraRoom(NamedTuple):
     """Room that is reserved at start: for that many adapters, whose modules have at most that rank."""
@@ -68,6 +70,9 @@ class EngineConfig:
         prefix_cache_interval: Keep a resume point, from which a later request can go on, at every multiple of this many
             prompt tokens too. Each costs the KV of one window of the sliding-window layers. Default: resume points only
             at the ends of prompts and generated texts, and where texts diverge.
+        radix_eviction_policy: Choose by this rule what the prefix cache evicts when memory is short. learned evicts the
+            KV that requests will probably miss least, by what it has seen of earlier requests. lru evicts the KV that
+            was used least recently.
         host_kv_bytes: Keep up to this many bytes of evicted KV in host memory, as a second prefix cache. It is copied
             back when a request asks for it. 0 keeps none.
         disk_kv: Write the KV that is in host memory (host_kv_bytes) to files too, given as PATH:BYTES with a folder and
@@ -121,6 +126,7 @@ class EngineConfig:
     seed: int = 0
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    radix_eviction_policy: EvictionPolicy = "learned"
     host_kv_bytes: int = 0
     disk_kv: str | None = None
     revision: str | None = None
@@ -222,6 +228,7 @@ class Limits:
     routed_experts: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
+    radix_eviction_policy: EvictionPolicy = "learned"
     long_prefill: int = 0
     speculation: Speculation | None = None
     host: HostMemory | None = None
@@ -280,6 +287,7 @@ def resolve_limits(
         routed_experts=options.enable_return_routed_experts,
         prefix_cache=options.prefix_cache,
         prefix_cache_interval=options.prefix_cache_interval,
+        radix_eviction_policy=options.radix_eviction_policy,
         long_prefill=options.long_prefill_token_threshold or 0,
         speculation=speculation,
     )

@@ -1,6 +1,7 @@
 """Hit rates on live traffic, beside an upper bound and a policy that knows the future. Needs no model.
 
     python -m benchmarks.cache.live [--share 1 2 4] [--seed 8 9] [--model NAME ...] [--host 0 4] [--user LOW HIGH]
+                                    [--policy lru]
 
 The shares are those of text that will be asked again over the memory of 131,072 tokens kept on all layers
 (`traces.Mix`); requests run in the order of the trace. The bound is that of any cache with this memory, whatever it
@@ -19,7 +20,8 @@ from benchmarks.cache.limits.program import hit_bound
 from benchmarks.cache.replay import Engine, Infinite, replay
 from benchmarks.cache.traces import Mix, expand
 from jswa.cache.layout import KVLayout
-from jswa.config import HostMemory, Limits
+from jswa.cache.prefix.policies import POLICIES
+from jswa.config import EvictionPolicy, HostMemory, Limits
 from tools.cases.geometry import GEOMETRIES, model_of, slabs_of_tokens
 
 PAGE, RUNNING = 64, 16
@@ -40,11 +42,12 @@ PEERS = {
 }
 
 
-def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
+def measure(mix: Mix, model: str, host: float = 0.0, policy: EvictionPolicy = "learned") -> dict[str, float | str]:
     """Return the hit rates of one mix and model: jswa's, those of the limits, and those of an infinite cache.
 
     Args:
         host: memory of the host behind the arena, as a multiple of it.
+        policy: of jswa's cache.
     """
     requests = expand(mix.lines())
     longest = max(len(request.prompt) + len(request.output) for request in requests)
@@ -52,7 +55,8 @@ def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
     slabs = slabs_of_tokens(model, layout, mix.pool)
     both = int((1 + host) * slabs)
     behind = HostMemory(1 + int(host * slabs), slots_per_step=256, tokens_per_slot=8.0) if host else None
-    engine = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_slabs=1 + slabs, host=behind))
+    limits = Limits(longest, RUNNING, 8192, PAGE, num_slabs=1 + slabs, host=behind, radix_eviction_policy=policy)
+    engine = Engine(layout, limits)
     found = replay(engine, requests, running=RUNNING, strict=True)
     engine.scheduler.check()
     knowing = Engine(layout, Limits(longest, RUNNING, 8192, PAGE, num_slabs=1 + both))
@@ -62,6 +66,7 @@ def measure(mix: Mix, model: str, host: float = 0.0) -> dict[str, float | str]:
         "host": host,
         "seed": mix.seed,
         "model": model,
+        "policy": policy,
         "requests": len(requests),
         "ideal": replay(Infinite(), requests, running=1).hit_rate,
         "bound": hit_bound(requests, layout, both * layout.pages_per_slab, RUNNING),
@@ -96,6 +101,7 @@ def main() -> None:
     parser.add_argument(
         "--host", nargs="+", type=float, default=[0.0], help="memory of the host over the arena; default: 0"
     )
+    parser.add_argument("--policy", choices=list(POLICIES), default="learned", help="jswa's; default: learned")
     args = parser.parse_args()
     base = Mix(1.0, turns=args.turns, user=tuple(args.user), output=tuple(args.output))
     rows = []
@@ -103,7 +109,7 @@ def main() -> None:
     print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
     for host, share, model, seed in product(args.host, args.share, args.model, args.seed):
         mix = replace(base, share=share, seed=seed)
-        row = measure(mix, model, host)
+        row = measure(mix, model, host, args.policy)
         peers = PEERS.get((share, model), ("", "", "")) if mix == Mix(share) and not host else ("", "", "")
         row |= {"best_peer": peers[0], "sglang": peers[1], "vllm": peers[2]}
         rates = " | ".join(f"{100 * float(row[name]):.1f}" for name in ("ideal", "bound", "offline", "jswa"))

@@ -23,6 +23,7 @@ from jswa.cache.lease import Lease, LeaseTable, held, owners_without
 from jswa.cache.moves import Move, destinations
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, PrefixCache, PrefixMatch, window_ends
+from jswa.cache.prefix.policies import POLICIES, MakePolicy
 from jswa.cache.prefix.radix import tree_key
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
@@ -41,10 +42,8 @@ class CacheManager:
         rows: the most leases that are open at a time.
         sharing: whether there is a prefix cache.
         interval: also keep the windows at multiples of this many prompt tokens.
-        memory: that of a second prefix cache, on the host; None: there is none.
-
-    Attributes:
-        host: the second prefix cache; None: there is none.
+        memory: that of `host`, a second prefix cache; None: there is none.
+        policy: makes the policy that chooses what the prefix cache evicts.
     """
 
     def __init__(
@@ -57,10 +56,11 @@ class CacheManager:
         sharing: bool = True,
         interval: int | None = None,
         memory: HostMemory | None = None,
+        policy: MakePolicy = POLICIES["learned"],
     ) -> None:
         self.layout = layout
         self.pool = PagePool(num_slabs, layout.pages_per_slab)
-        self.prefix = PrefixCache(layout, self.pool)
+        self.prefix = PrefixCache(layout, self.pool, policy)
         self.hits = HitCounter()
         self.moves: list[Move] = []
         self.epoch = 0  # counts `withdraw` and `flush`: what was matched before may have left the cache since

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from jswa.cache.capacity import row_capacity
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
+from jswa.cache.prefix.policies import POLICIES
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepPlan, StepResults, TokenEvent
@@ -50,6 +51,7 @@ class Scheduler:
             sharing=limits.prefix_cache,
             interval=limits.prefix_cache_interval,
             memory=limits.host,
+            policy=POLICIES[limits.radix_eviction_policy],
         )
         self.capacity = row_capacity(layout, limits, self.cache.pool.total_slots)
         self._requests = Requests(self.cache, limits, speculative)

@@ -91,7 +91,7 @@ def _publish(
 
     Each edge begins where its parent ended, and has the new pages; known ones are left at 0.
     """
-    p, clock, cursors = prefix.layout.page_size, prefix.retention.clock, dict[int, Cursor]()
+    p, clock, cursors = prefix.layout.page_size, prefix.tree.clock, dict[int, Cursor]()
     tokens = np.zeros(int(edges.end.max(initial=0)), np.int32)
     for edge in np.flatnonzero(chosen).tolist():
         start, end, own = int(edges.start[edge]), int(edges.end[edge]), edges.entries(edge)
@@ -107,7 +107,7 @@ def _publish(
 
 def _add_windows(prefix: PrefixCache, snapshot: CacheSnapshot, cursors: dict[int, Cursor]) -> None:
     """Keep the saved windows whose pages are there."""
-    clock = prefix.retention.clock
+    clock = prefix.tree.clock
     columns = (snapshot.window_edge, snapshot.window_end, snapshot.window_branch, snapshot.window_age)
     rows = zip(*(column.tolist() for column in (*columns, snapshot.window_hits)), strict=True)
     for edge, end, branch, age, hits in rows:

@@ -68,7 +68,7 @@ class Captured(NamedTuple):
 
 def capture(prefix: PrefixCache, salt: str) -> Captured:
     """Capture the tree of a salt. Changes nothing. Text without any page is left out."""
-    tree, p, clock = prefix.tree, prefix.layout.page_size, prefix.retention.clock
+    tree, p, clock = prefix.tree, prefix.layout.page_size, prefix.tree.clock
     root, total = tree.roots.get(salt), 0
     edges: list[tuple[int, int, int, int]] = []  # parent, length, age, hits
     texts, full, local = [_NO_TOKENS], [_NO_TOKENS], [_NO_TOKENS]

@@ -8,7 +8,8 @@ import pytest
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
-from jswa.config import Limits
+from jswa.cache.prefix.policies import POLICIES
+from jswa.config import EvictionPolicy, Limits
 from tests.support.builders import make_request
 from tests.support.loops.loop import Loop
 from tests.support.nights import sample
@@ -21,9 +22,10 @@ PAGE = 64
 class Churn:
     """Rows that start, run, share, end or fail, over texts that share prefixes, in a pool that stays full."""
 
-    def __init__(self, model: str, seed: int) -> None:
+    def __init__(self, model: str, seed: int, policy: EvictionPolicy) -> None:
         layout = KVLayout.of(model_of(model), PAGE)
-        self.manager = CacheManager(layout, 1 + slabs_of_tokens(model, layout, 30_000), 200, 64)
+        slabs = 1 + slabs_of_tokens(model, layout, 30_000)
+        self.manager = CacheManager(layout, slabs, 200, 64, policy=POLICIES[policy])
         self.choose = random.Random(seed)
         draw = np.random.default_rng(seed)
         self.texts = [draw.integers(0, 5, draw.integers(100, 9_000), dtype=np.int32) for _ in range(40)]
@@ -96,9 +98,9 @@ class Churn:
         self.manager.close(lease, text[: launched if keep else 0], prompt=len(text))
 
 
-def churn(model: str, operations: int, seed: int) -> None:
+def churn(model: str, operations: int, seed: int, policy: EvictionPolicy = "learned") -> None:
     """Do `operations` operations, and check the laws twenty times on the way."""
-    traffic = Churn(model, seed)
+    traffic = Churn(model, seed, policy)
     for number in range(operations):
         traffic.step()
         if number % (operations // 20) == 0:
@@ -108,10 +110,11 @@ def churn(model: str, operations: int, seed: int) -> None:
     traffic.finish()
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", sample(list(GEOMETRIES), 4))
-def test_100_000_operations_leak_no_page(model: str) -> None:
+def test_100_000_operations_leak_no_page(model: str, policy: EvictionPolicy) -> None:
     """25,000 for each of four models."""
-    churn(model, 25_000, seed=1)
+    churn(model, 25_000, seed=1, policy=policy)
 
 
 @pytest.mark.nightly

@@ -22,10 +22,12 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixMatch
+from jswa.cache.prefix.policies import POLICIES, MakePolicy
 from jswa.cache.prefix.resume import replay_length
 from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
 from tests.support.loops.conversation import make_conversation
+from tests.support.prefix.any_victim import AnyVictim
 from tests.support.text.model import TextModel
 
 SHAPES = {  # page sizes, and reaches of local layers
@@ -109,12 +111,18 @@ class PrefixMachine(RuleBasedStateMachine):
     layers: tuple[int, int]  # numbers of full and local layers; set by a subclass
     shapes: list[tuple[int, Reach]]  # set by a subclass
 
-    @initialize(data=st.data(), slabs=st.sampled_from([12, 40, 4000]), interval=st.sampled_from([None, 7]))
-    def start(self, data: st.DataObject, slabs: int, interval: int | None) -> None:
+    @initialize(
+        data=st.data(),
+        slabs=st.sampled_from([12, 40, 4000]),
+        interval=st.sampled_from([None, 7]),
+        policy=st.sampled_from([*POLICIES.values(), AnyVictim]),
+    )
+    def start(self, data: st.DataObject, slabs: int, interval: int | None, policy: MakePolicy) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         layout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
         self.layout: KVLayout = layout
-        self.manager = CacheManager(layout, 1 + slabs, math.ceil(LONGEST / page_size), 64, interval=interval)
+        width = math.ceil(LONGEST / page_size)
+        self.manager = CacheManager(layout, 1 + slabs, width, 64, interval=interval, policy=policy)
         self.memory = Memory(self.manager)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []
@@ -228,7 +236,8 @@ class PrefixMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         event(f"hits: {min(self.hits, 3)}, copies: {min(self.copies, 2)}, replays: {min(self.replays, 2)}")
-        event(f"evictions: {min(self.manager.prefix.retention.evictions, 3)}")
+        prefix = self.manager.prefix
+        event(f"evictions by {type(prefix.policy).__name__}: {min(prefix.retention.evictions, 3)}")
         for row in list(self.rows):
             self._end(row, keep=True)
         self.manager.check([])

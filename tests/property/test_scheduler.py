@@ -16,7 +16,8 @@ from hypothesis.stateful import (
 )
 
 from jswa.architecture import Reach
-from jswa.config import HostMemory, Limits
+from jswa.cache.prefix.policies import POLICIES
+from jswa.config import EvictionPolicy, HostMemory, Limits
 from tests.support.builders import LAYOUTS, share
 from tests.support.loops.conversation import VOCAB, make_conversation
 
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([0, 0, 0, 50]),
         sharing=st.booleans(),
         interval=st.sampled_from([None, None, 5, 16]),
+        policy=st.sampled_from(list(POLICIES)),
         host=st.sampled_from([None, None, 4, 12, 60]),
         speculative=st.sampled_from([0, 0, 1, 3, 7]),
         advance=st.sampled_from(["one", "all", "some"]),
@@ -55,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures: int,
         sharing: bool,
         interval: int | None,
+        policy: EvictionPolicy,
         host: int | None,
         speculative: int,
         advance: str,
@@ -69,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_slabs=1 + slabs,
             prefix_cache=sharing,
             prefix_cache_interval=interval,
+            radix_eviction_policy=policy,
             host=None if host is None else HostMemory(1 + host, slots_per_step=8, tokens_per_slot=0.1),
         )
         rng = random.Random(seed)

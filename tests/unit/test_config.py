@@ -29,6 +29,7 @@ BAD: dict[str, list[Any]] = {
     "seed": [-1, 2**63, 1.0, True, None],
     "prefix_cache": [1, "yes", None],
     "prefix_cache_interval": WHOLE,
+    "radix_eviction_policy": ["lfu", "LRU", "", None, 1],
     "host_kv_bytes": [-1, 1.5, "64", True, None],
     "disk_kv": ["", "/kv", ":5", "/kv:", "/kv:0", "/kv:-1", "/kv:1e9", "/kv: 5", 5, True],
     "max_loras": [*WHOLE, 65],

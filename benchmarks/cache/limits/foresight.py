@@ -17,7 +17,8 @@ from jaxtyping import Int
 from benchmarks.cache.traces import TraceRequest
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Node, Window
-from jswa.cache.prefix.victims import Victims
+from jswa.cache.prefix.learned.policy import Learned
+from jswa.cache.prefix.learned.victims import Victims
 
 _CHOSEN = 8  # items chosen before the requests to come are looked up again
 
@@ -30,15 +31,16 @@ class Foresight(Victims):
     """
 
     def __init__(self, prefix: PrefixCache, requests: list[TraceRequest], begun: Callable[[], int]) -> None:
-        retention = prefix.retention
-        super().__init__(prefix.tree, retention.visits, retention.victims.uses)
+        policy = prefix.policy
+        assert isinstance(policy, Learned)
+        super().__init__(prefix.tree, policy.places, policy.ageing)
         self._requests = requests
         self._begun = begun
         self._needed: dict[Node | Window, tuple[int, int]] = {}  # tokens lost, requests until then
-        retention.victims = self
+        policy.victims = self
 
     def _best(
-        self, sample: Int[np.ndarray, " n"], count: int, clock: int, under_cursors: bool = False
+        self, sample: Int[np.ndarray, " n"], count: int, under_cursors: bool = False
     ) -> list[tuple[Node | Window, int]]:
         candidates = self._tree.candidates
         self._look_up()
@@ -89,7 +91,7 @@ class Foresight(Victims):
         m = self._pool.pages_per_slab
         if isinstance(item, Window):
             free = item.slabs[self._pool.local_owners[item.slabs] == 1]
-            slots = m * float((1.0 / self.uses[free]).sum())
+            slots = m * float((1.0 / self._tree.uses[free]).sum())
         else:
             slots = len(item.full) + m * int(np.count_nonzero(item.local))
         return lost / slots / (1 + wait)

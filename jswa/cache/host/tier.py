@@ -36,8 +36,7 @@ class HostTier:
 
     def __init__(self, device: PrefixCache, memory: HostMemory) -> None:
         self.pool = PagePool(memory.slabs, device.layout.pages_per_slab)
-        self.prefix = PrefixCache(device.layout, self.pool)
-        self.prefix.retention.visits.places = device.retention.visits.places
+        self.prefix = PrefixCache(device.layout, self.pool, device.policy.beside)
         self.copied = 0
         self.kept: deque[Kept] = deque(maxlen=0)
         self.reading: list[Pages] = []  # pages of this pool that others hold
@@ -72,7 +71,7 @@ class HostTier:
         if target is None:
             return
         cursor = publish(self.prefix, node.salt, tokens, target)
-        since = self.prefix.retention.clock - self._device.retention.clock
+        since = self.prefix.tree.clock - self._device.tree.clock
         if cursor.node is not None:
             add_places(cursor.node, places_of(path, len(tokens)))
         if cursor.node is not None and (target.full.any() or target.local.any()):
@@ -122,18 +121,16 @@ class HostTier:
     def visit(self, salt: str, tokens: Int[np.ndarray, " T"], found: int) -> None:
         """Count a row that starts with a text: its pages here are used, even if the row found them on the device.
 
-        `found`: tokens that the device has. Only this tree knows where the row goes on if it has more of the text: a
-        text without a useful window does not come back.
+        `found`: tokens that the device has: a text without a useful window does not come back.
         """
         path, text = self.prefix.tree.walk(salt, tokens)
-        visits = self.prefix.retention.visits
-        visits.visit(path, text, visits.ghost(salt, tokens, text), asks=text > found)
+        self.prefix.visit(path, text, self.prefix.tree.ghosts.find(salt, tokens, text), found)
 
     def end_turn(self, salt: str, tokens: Int[np.ndarray, " T"], prompt: int) -> None:
         """Note that a row has ended, the first `prompt` of whose tokens were its prompt, as the device's cache does."""
         path, text = self.prefix.tree.walk(salt, tokens)
         if path:
-            self.prefix.retention.visits.end_turn(path[-1], text, prompt, len(tokens))
+            self.prefix.policy.ended(path[-1], text, prompt, len(tokens))
 
     def arrived(self, pages: Pages) -> tuple[Bool[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
         """Return by page position whether the contents of full and local pages are there; False where no page is."""

@@ -5,6 +5,7 @@ the row also the last, partly filled page. The tree then owns these pages beside
 a partly filled page: behind the published tokens, where no other row reads.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -13,12 +14,12 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease
 from jswa.cache.pool import PagePool
-from jswa.cache.prefix.edges import Cursor, Ghost, Node, Window
+from jswa.cache.prefix.edges import BRANCH, PROMPT_END, Cursor, Ghost, Node, Window
+from jswa.cache.prefix.policy import Policy
 from jswa.cache.prefix.radix import NO_PAGES, NONE, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
 from jswa.cache.prefix.stats import CacheStats, HitCounter
-from jswa.cache.prefix.visits import BRANCH, PROMPT_END
 from jswa.types import MissReason
 
 _FIRST_PAGES = 65_536  # texts whose salt is remembered
@@ -74,13 +75,14 @@ def window_ends(match: PrefixMatch, length: int, page: int, interval: int | None
 
 
 class PrefixCache:
-    """Owns the tree and its retention. Only the cache manager calls it; the manager owns the leases."""
+    """Owns the tree, its retention and its policy. Only the cache manager calls it; the manager owns the leases."""
 
-    def __init__(self, layout: KVLayout, pool: PagePool) -> None:
+    def __init__(self, layout: KVLayout, pool: PagePool, policy: Callable[[RadixTree], Policy]) -> None:
         self.layout = layout
         self.pool = pool
         self.tree = RadixTree(layout, pool)
-        self.retention = Retention(self.tree)
+        self.policy = policy(self.tree)
+        self.retention = Retention(self.tree, self.policy)
         self._page = layout.page_size
         # Copying a page costs more than computing a few tokens.
         self._least_copy = max(1, self._page // 8)
@@ -90,7 +92,7 @@ class PrefixCache:
         """Return the cached part of the first `limit` tokens of a text. Changes nothing."""
         p = self._page
         path, text = self.tree.walk(salt, tokens[: max(limit, 0)])
-        ghost = self.retention.visits.ghost(salt, tokens, text)
+        ghost = self.tree.ghosts.find(salt, tokens, text)
         reason = self._reason(salt, tokens, text, ghost)
         if not path:
             return _NO_MATCHES[reason] if ghost is None else _NO_MATCHES[reason]._replace(ghost=ghost)
@@ -129,17 +131,31 @@ class PrefixCache:
 
     def start(self, lease: Lease, match: PrefixMatch) -> None:
         """Count the use of a match by a new row, and place the row's cursor."""
-        retention, page = self.retention, (match.resume.boundary - 1) // self._page
-        retention.visits.visit(match.path, match.text, match.ghost)
+        page = (match.resume.boundary - 1) // self._page
+        self.visit(match.path, match.text, match.ghost)
         if len(match.local):
             ending = (w for node in match.path for end, w in node.windows.items() if (end - 1) // self._page == page)
             window = next(ending, None)
             if window is not None:
-                window.last = retention.clock
+                window.last = self.tree.clock
                 window.hits += 1
         node = match.path[-1] if match.path else self.tree.root(lease.salt)
         # At the start, not at the end of the match: local pages that the row computes again may fill holes of the tree.
         self.attach(lease.cursor, node, match.resume.start // self._page * self._page)
+
+    def visit(self, path: Sequence[Node], text: int, ghost: Ghost | None, found: int = 0) -> None:
+        """Count the start of a row whose text agrees with a path up to `text`, and with a ghost beyond.
+
+        `found`: how much of it another tree has, on whose pages the row starts.
+        """
+        tree = self.tree
+        tree.clock += 1
+        if ghost is not None and (last_use := tree.ghosts.pop(ghost)) is not None:
+            last, kind = last_use
+            self.policy.outcome(tree.clock - last, kind, used=True)
+        self.policy.started(path, text, found)
+        if path:
+            path[-1].hits += 1
 
     def publish(self, lease: Lease, tokens: Int[np.ndarray, " T"], upto: int, *, final: bool = False) -> None:
         """Publish the text of a row from its cursor to `upto`.
@@ -181,8 +197,7 @@ class PrefixCache:
     def end_turn(self, lease: Lease, prompt: int, end: int) -> None:
         """Note where the next turn may go on: at the ends of prompt and text, or where earlier turns ended."""
         assert lease.cursor.node is not None
-        visits = self.retention.visits
-        visits.places.show(visits.end_turn(lease.cursor.node, lease.cursor.published, prompt, end))
+        self.policy.ended(lease.cursor.node, lease.cursor.published, prompt, end)
 
     def withdraw(self, salt: str, tokens: Int[np.ndarray, " T"]) -> None:
         """Remove a text, with everything that continues it or a part of it."""
@@ -293,10 +308,9 @@ class PrefixCache:
             self.retention.replace_partial(node, first, int(local[0]))
             if node.full[-1] != full[0]:
                 self.tree.drop_full(node, slice(len(node.full) - 1, None))
-        self.retention.visits.leave_others(node, used=False)
+        self.policy.appended(node)
         fresh = self.tree.append(node, tokens.copy(), full, local)
-        fresh.last = self.retention.clock
-        self.tree.candidates.refresh(fresh)
+        self.tree.use(fresh)
         return fresh
 
     def _reason(self, salt: str, tokens: Int[np.ndarray, " T"], text: int, ghost: Ghost | None) -> MissReason:

@@ -9,6 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 UNKNOWN = -1.0
+# Kinds of places, for `Node.places`: the end of a text 0 turns ago, of a prompt 0 turns ago, of a text 1 turn ago, …
+TEXT_END, PROMPT_END = 0, 1
+DEPTHS = 5  # turns that are told apart
+BRANCH = 2 * DEPTHS  # where texts diverge
 Ghost = tuple[str, int, bytes]  # text that was evicted: salt, start, next tokens
 
 
@@ -16,7 +20,7 @@ Ghost = tuple[str, int, bytes]  # text that was evicted: salt, start, next token
 class Window:
     """The local pages that a query at `end` sees, kept together because requests are likely to resume there.
 
-    `branch`: texts diverge here. `hits`: rows that started here. `last`: the cache's clock at the last such start.
+    `branch`: texts diverge here. `hits`: rows that started here. `last`: the tree's clock at the last such start.
     """
 
     end: int
@@ -50,11 +54,12 @@ class Cursor:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An edge of the tree, or the root of one (no tokens). `last`, `hits` and `index` as in `Window`.
+    """An edge of the tree, or the root of one (no tokens). `hits` and `index` as in `Window`.
 
-    `kind`: of text, by which it ages. `slot`: where the candidates have both. `places`: kinds of the positions at which
-    requests may go on. `ghosts`: what was evicted behind it. `buffers`: arrays with room to grow, of which tokens, full
-    and local are the first part; None: there is no room.
+    `last`: the tree's clock at the last use; the policy says what one is. `kind`: of text, for the policy. `slot`:
+    where the candidates have both. `places`: kinds of the positions at which requests may go on. `ghosts`: what was
+    evicted behind it. `buffers`: arrays with room to grow, of which tokens, full and local are the first part; None:
+    there is no room.
     """
 
     start: int
@@ -90,7 +95,7 @@ class Candidates:
     """Items in no order, with their numbers in arrays by index; adding and discarding cost O(1).
 
     Edges have slots: `refresh` after each change of `last` or `kind`. Entries past the last item are stale, and so are
-    those of slots that no edge has.
+    those of slots that no edge has. `values` are for the policy; the tree only says when one has become unknown.
 
     Attributes:
         values: loss per slot if the item is evicted, at an age at which every request uses it: UNKNOWN, or infinite if

@@ -23,6 +23,7 @@ from jaxtyping import Int
 from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Candidates, Node
+from jswa.cache.prefix.ghosts import Ghosts
 
 NONE = 0  # slab 0 is never handed out
 NO_PAGES = np.zeros(0, np.intp)
@@ -30,7 +31,14 @@ _SOURCES = 8  # edges searched for a copy of a page that several share
 
 
 class RadixTree:
-    """Owns the edges; the pool knows which pages belong to them."""
+    """Owns the edges; the pool knows which pages belong to them.
+
+    Attributes:
+        clock: rows that have started.
+        uses: by local page, the windows that need it (`Retention`).
+        ghosts: what was evicted.
+        visits: edges passed, for tests and benchmarks.
+    """
 
     def __init__(self, layout: KVLayout, pool: PagePool) -> None:
         self.layout = layout
@@ -38,12 +46,14 @@ class RadixTree:
         self.page_size = layout.page_size
         self.roots: dict[str, Node] = {}
         self.candidates = Candidates()
+        self.ghosts = Ghosts()
+        self.uses = np.zeros(pool.num_slabs, np.int32)
+        self.clock = self.visits = 0
         # Of each page of the tree: the slot of its edge (`Candidates`), and of local pages the position. Entries of
         # other pages are stale.
         self._full_slot = np.zeros(pool.num_slabs * pool.pages_per_slab, np.intp)
         self.local_slot = np.zeros(pool.num_slabs, np.intp)
         self._local_place = np.zeros(pool.num_slabs, np.intp)
-        self.visits = 0  # edges passed, for tests and benchmarks
 
     def root(self, salt: str) -> Node:
         """Return the root of a salt's tree; create it if there is none."""
@@ -105,6 +115,11 @@ class RadixTree:
                 last = low
             above = above.parent
         return ids
+
+    def use(self, node: Node) -> None:
+        """Note a use of an edge, now."""
+        node.last = self.clock
+        self.candidates.refresh(node)
 
     def split(self, node: Node, at: int) -> Node:
         """Split an edge at a position inside it; return the upper half, a new edge. `node` becomes the lower half."""

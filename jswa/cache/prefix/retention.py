@@ -2,9 +2,8 @@
 
 A local page of the tree is *needed* by the windows at which a request can resume (at the end of a prompt, at the end of
 a text, where texts diverge), or it is *spare*: it slid out of a row's window. Memory is taken from spare pages, oldest
-first, which help a text that diverges at a new position; then from windows and leaves, those with the least expected
-loss per slot first (`Victims`). A window is evicted as a whole, a leaf from its end together with the windows there. A
-leaf whose window is too costly to replay is worth nothing without it, and goes next.
+first, which help a text that diverges at a new position; then from windows and leaves, which a policy chooses
+(`policy.py`). A window is evicted as a whole, a leaf from its end together with the windows there.
 
 Laws (`check`): a local page is spare exactly if the tree alone owns it and no window needs it; windows are whole.
 """
@@ -14,36 +13,28 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.prefix.edges import Node, Window
+from jswa.cache.prefix.edges import BRANCH, TEXT_END, Node, Window
+from jswa.cache.prefix.policy import Policy
 from jswa.cache.prefix.radix import NONE, RadixTree
 from jswa.cache.prefix.spare import SpareQueue
-from jswa.cache.prefix.victims import Victims
-from jswa.cache.prefix.visits import BRANCH, TEXT_END, Visits
 
 _LEAST_CUT = 32  # pages of a leaf that are evicted at once
 _WINDOWS = 64  # and places of an edge, or as many as it has pages: more help nobody, and each use passes all of them
 
 
 class Retention:
-    """Owns windows and spare pages of a tree, and evicts. `visits` learns what is asked for; `victims` chooses."""
+    """Owns windows and spare pages of a tree, and evicts what its policy chooses."""
 
-    def __init__(self, tree: RadixTree) -> None:
+    def __init__(self, tree: RadixTree, policy: Policy) -> None:
         self.tree = tree
         self.pool = tree.pool
-        self.visits = Visits(tree)
+        self.policy = policy
         self.evictions = 0
         self.demote: Callable[[Node | Window], None] | None = None  # called with what is about to be evicted
         self._reach = tree.layout.reach
-        self._uses = np.zeros(tree.pool.num_slabs, np.int32)
-        self.victims = Victims(tree, self.visits, self._uses)
+        self._uses = tree.uses
         self._least_cut = min(_LEAST_CUT, tree.pool.total_slots // 256)
         self._spare = SpareQueue(tree.pool.num_slabs)
-        self._victim: tuple[Node, int] | None = None
-
-    @property
-    def clock(self) -> int:
-        """The number of rows that have started."""
-        return self.visits.clock
 
     def add_window(
         self,
@@ -61,7 +52,7 @@ class Retention:
 
         `last_use` and `hits` as `last` and `hits` of `Window`; by default the last use is now, with zero hits.
         """
-        last_use = self.clock if last_use is None else last_use
+        last_use = self.tree.clock if last_use is None else last_use
         if self._reach is None:
             return
         p = self.tree.page_size
@@ -84,7 +75,7 @@ class Retention:
         if np.count_nonzero(slabs) < len(slabs):
             return
         self._uses[slabs] += 1
-        self._forget(slabs)
+        self._spare.take(slabs)
         window = node.windows[end] = Window(end, node, slabs, branch, last_use, hits)
         self.tree.candidates.add(window)
         if len(node.windows) > max(_WINDOWS, len(node.local)):
@@ -120,13 +111,12 @@ class Retention:
     def drop_spare(self) -> None:
         """Free all spare local pages."""
         spare = np.sort(self._spare.ids())
-        self._forget(spare)
+        self._spare.take(spare)
         self._free_slabs(spare)
 
     def pin(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Local pages of the tree got an owner: they are not spare."""
-        if len(slabs):
-            self._forget(slabs)
+        self._spare.take(slabs)
 
     def unpin(self, slabs: Int[np.ndarray, " n"]) -> None:
         """Local pages lost an owner: pages that only the tree owns and no window needs become spare."""
@@ -163,7 +153,7 @@ class Retention:
             for window in windows:
                 window.slabs[window.slabs == old] = slab
             self._uses[slab], self._uses[old] = self._uses[old], 0
-        self._forget(node.local[index : index + 1])
+        self._spare.take(node.local[index : index + 1])
         self.tree.drop_local(node, slice(index, index + 1))
 
     def cut(self, node: Node, count: int) -> None:
@@ -174,7 +164,8 @@ class Retention:
         """
         index = len(node.full) - count
         at = max(node.start, (node.start // self.tree.page_size + index) * self.tree.page_size)
-        self.visits.cut(node, at)
+        for last, kind in self.tree.ghosts.cut(node, at):
+            self.policy.outcome(self.tree.clock - last, kind, used=False)
         self.clear(node, index, alone=True)
         self.trim(node, held=index)
 
@@ -186,7 +177,7 @@ class Retention:
         for window in self._windows_past(node, (node.start // self.tree.page_size + index) * self.tree.page_size):
             self.drop_window(window)
         if np.count_nonzero(local := node.local[index:]):
-            self._forget(local)
+            self._spare.take(local)
             self.tree.drop_local(node, slice(index, None))
         self.tree.drop_full(node, slice(index, None), alone=alone)
 
@@ -214,7 +205,7 @@ class Retention:
             for window in list(node.windows.values()):
                 self.drop_window(window)
             self.tree.remove(node)
-            self.visits.inherit(node.parent, node)
+            self.tree.ghosts.inherit(node.parent, node)
             node, held = node.parent, None
         if node.parent is None and not node.children and not node.cursors and node.salt in self.tree.roots:
             self.tree.remove(node)
@@ -259,19 +250,9 @@ class Retention:
                 self.trim(node)
             start = stop
 
-    def _forget(self, slabs: Int[np.ndarray, " n"]) -> None:
-        """Count pages as spare no longer. NONE is never spare."""
-        self._spare.take(slabs)
-
     def _evict(self, slots: int) -> None:
         """Evict one window, or as much of one leaf's end as frees `slots` slots."""
-        victim: Node | Window | None = None
-        pages = 0
-        if self._victim is not None and self._victim[0].index >= 0 and self._victim[0].last == self._victim[1]:
-            victim, pages = self._victim[0], self.victims.frees(self._victim[0])
-        if victim is None or not pages:
-            victim, pages = self.victims.choose(self.clock)
-            self._victim = (victim, victim.last) if isinstance(victim, Node) else None
+        victim, pages = self.policy.victim()
         self.evictions += 1
         if self.demote is not None:
             self.demote(victim)
@@ -279,7 +260,7 @@ class Retention:
             self.cut(victim, min(max(slots, self._least_cut), pages))
         else:
             self._evict_window(victim, alone=pages == len(victim.slabs))
-            self.victims.prefer(victim.node)
+        self.policy.evicted(victim)
 
     def _evict_window(self, window: Window, *, alone: bool) -> None:
         """Evict a window. Its pages are mostly its alone, and successive entries of its edge.

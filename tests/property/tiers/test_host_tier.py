@@ -9,7 +9,8 @@ import pytest
 from jaxtyping import Int
 
 from jswa.architecture import Reach
-from jswa.cache.prefix.visits import BRANCH, TEXT_END
+from jswa.cache.prefix.edges import BRANCH, TEXT_END
+from jswa.cache.prefix.policies import POLICIES
 from jswa.config import HostMemory, Limits
 from jswa.exec.host_pages import HostPages
 from tests.property.test_scheduler import SHAPES
@@ -62,6 +63,7 @@ def traffic(kind: str, shape: tuple[int, Reach], seed: int, operations: int, che
         page,
         num_slabs=1 + choose.choice([6, 20, 60]) * (1 + 3 // page),
         prefix_cache_interval=choose.choice([None, None, 16]),
+        radix_eviction_policy=list(POLICIES)[seed % 2],
         host=HostMemory(1 + choose.choice([4, 60, 200]) * (1 + 3 // page), choose.choice([1, 8, 50]), 0.05),
     )
     talk = make_conversation(LAYOUTS[kind], reach, limits, failures=choose.choice([0, 0, 50]))

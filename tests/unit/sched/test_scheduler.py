@@ -8,7 +8,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.moves import Move
-from jswa.cache.prefix.visits import BRANCH, PROMPT_END, TEXT_END
+from jswa.cache.prefix.edges import BRANCH, PROMPT_END, TEXT_END
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
 from jswa.plan import BAN_TOKENS, FROM_DEVICE, NOT_FINITE, TokenEvent

@@ -247,9 +247,9 @@ def test_ages_and_numbers_of_uses_are_restored() -> None:
                 path, above = [*above.tokens.tolist(), *path], above.parent
             path += node.tokens.tolist()
             if not node.children:
-                out.add(("leaf", *path, prefix.retention.clock - node.last, node.hits))
+                out.add(("leaf", *path, prefix.tree.clock - node.last, node.hits))
             for end, w in node.windows.items():
-                out.add(("window", *path[:end], w.branch, prefix.retention.clock - w.last, w.hits))
+                out.add(("window", *path[:end], w.branch, prefix.tree.clock - w.last, w.hits))
         return out
 
     taken = capture(first.scheduler.cache.prefix, "")

@@ -1,9 +1,9 @@
-"""The worth of a text by age, learned from uses (jswa/cache/prefix/ageing.py)."""
+"""The worth of a text by age, learned from uses (jswa/cache/prefix/learned/ageing.py)."""
 
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.prefix.ageing import LEFT, NEW, USED, Ageing
+from jswa.cache.prefix.learned.ageing import LEFT, NEW, USED, Ageing
 
 
 def nothing() -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:

@@ -4,7 +4,7 @@ The loss of a window is the number of tokens by which a matching row would start
 requests that go on from there (`Places`); the loss of a leaf is that of a row that matches the whole leaf. Both count
 times the chance of another use at the age of the text (`Ageing`). A page that several windows need is shared among
 them: one that is worth much does not protect one that is worth little. A few items are taken from each sample, at
-least 64 times as large.
+least 64 times as large. A leaf whose window is too costly to replay is worth nothing without it, and goes next.
 """
 
 import math
@@ -13,9 +13,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.edges import UNKNOWN, Node, Window
+from jswa.cache.prefix.learned.ageing import Ageing
+from jswa.cache.prefix.learned.places import Places
+from jswa.cache.prefix.policy import pages_freed
 from jswa.cache.prefix.radix import NONE, RadixTree
 from jswa.cache.prefix.resume import replay_length
-from jswa.cache.prefix.visits import Visits
 from jswa.errors import EngineError
 
 _SAMPLE = 64  # items drawn for each that is chosen
@@ -23,31 +25,44 @@ _CHOSEN = 8  # items chosen from one sample
 
 
 class Victims:
-    """Chooses among the candidates of a tree. `uses`: the number of windows that need each local page."""
+    """Chooses among the candidates of a tree."""
 
-    def __init__(self, tree: RadixTree, visits: Visits, uses: Int[np.ndarray, " slabs"]) -> None:
+    def __init__(self, tree: RadixTree, places: Places, ageing: Ageing) -> None:
         self._tree = tree
         self._pool = tree.pool
-        self._visits = visits
-        self.uses = uses
+        self._places = places
+        self._ageing = ageing
         self._reach = tree.layout.reach
         self._replay = replay_length(tree.layout)
         self._has_full = tree.layout.full is not None
         self._random = np.random.default_rng(0)
         self._chosen: list[tuple[Node | Window, int]] = []  # with `last`, the best at the end
+        self._leaf: tuple[Node, int] | None = None  # chosen last, with `last`
 
-    def choose(self, clock: int) -> tuple[Node | Window, int]:
-        """Return the next item to evict, and what it `frees`. Raises EngineError if there is none."""
+    def next(self) -> tuple[Node | Window, int]:
+        """Return the next item to evict, and its `pages_freed`. Raises EngineError if there is none.
+
+        A leaf is evicted further, unless it has been used since.
+        """
+        if self._leaf is not None and self._leaf[0].index >= 0 and self._leaf[0].last == self._leaf[1]:
+            leaf = self._leaf[0]
+            if pages := pages_freed(self._tree, leaf):
+                return leaf, pages
+        item, pages = self._choose()
+        self._leaf = (item, item.last) if isinstance(item, Node) else None
+        return item, pages
+
+    def _choose(self) -> tuple[Node | Window, int]:
         values = self._tree.candidates.values
         while True:
             while self._chosen:
                 item, last = self._chosen.pop()
                 # Chosen before, perhaps: it may have been used, changed or evicted since, or rows may hold it.
                 if item.index >= 0 and item.last == last and values[item.index] != UNKNOWN:
-                    if pages := self.frees(item):
+                    if pages := pages_freed(self._tree, item):
                         return item, pages
                     values[item.index] = math.inf
-            self._chosen = self._draw(clock)
+            self._chosen = self._draw()
 
     def prefer(self, item: Node) -> None:
         """Evict an edge next if it is worth nothing: without its windows, nobody could start at its end."""
@@ -56,32 +71,21 @@ class Victims:
             if value <= 0:
                 self._chosen.append((item, item.last))
 
-    def frees(self, item: Node | Window) -> int:
-        """Count the pages that the tree alone owns: local pages of a window, or full pages at the end of a leaf."""
-        if isinstance(item, Window):
-            return int(np.count_nonzero(self._pool.local_owners[item.slabs] == 1))
-        if not self._has_full or item.full.item(-1) == NONE:
-            return 0
-        shared = (self._pool.full_owners[item.full] > 1).nonzero()[0]
-        return len(item.full) - (shared.item(-1) + 1 if len(shared) else 0)
-
-    def _draw(self, clock: int) -> list[tuple[Node | Window, int]]:
+    def _draw(self) -> list[tuple[Node | Window, int]]:
         """Return the best items of a sample, the best at the end."""
         items = self._tree.candidates.items
         if len(items) > _CHOSEN * _SAMPLE:
-            found = self._best(self._random.integers(len(items), size=_CHOSEN * _SAMPLE), _CHOSEN, clock)
+            found = self._best(self._random.integers(len(items), size=_CHOSEN * _SAMPLE), _CHOSEN)
         else:
-            found = self._best(np.arange(len(items)), max(1, len(items) // _SAMPLE), clock)
+            found = self._best(np.arange(len(items)), max(1, len(items) // _SAMPLE))
         # Edges under a cursor seldom have free pages: they are considered only if no other item is left.
-        found = (
-            found or self._best(np.arange(len(items)), 1, clock) or self._best(np.arange(len(items)), 1, clock, True)
-        )
+        found = found or self._best(np.arange(len(items)), 1) or self._best(np.arange(len(items)), 1, True)
         if not found:
             raise EngineError("the prefix cache has nothing to evict, although its pages are counted as evictable")
         return found
 
     def _best(
-        self, sample: Int[np.ndarray, " n"], count: int, clock: int, under_cursors: bool = False
+        self, sample: Int[np.ndarray, " n"], count: int, under_cursors: bool = False
     ) -> list[tuple[Node | Window, int]]:
         """Return at most `count` items of a sample whose loss is least, and finite, the best at the end."""
         candidates, items = self._tree.candidates, self._tree.candidates.items
@@ -93,7 +97,7 @@ class Victims:
                 candidates.values[index] = self.value(items[index])
             values = candidates.values[sample]
         slots = candidates.slots[sample]
-        values *= self._visits.ageing.worth(clock - candidates.last[slots], candidates.kinds[slots])
+        values *= self._ageing.worth(self._tree.clock - candidates.last[slots], candidates.kinds[slots])
         found: list[tuple[Node | Window, int]] = []
         while len(found) < count and values.item(place := int(values.argmin())) < math.inf:
             item, values[place] = items[sample.item(place)], math.inf
@@ -108,7 +112,7 @@ class Victims:
             if not len(free):
                 return math.inf
             loss = item.end - self._resumes_at(item.node, item.end - 1, item.end)
-            return loss * self._serves(item) / (self._pool.pages_per_slab * float((1.0 / self.uses[free]).sum()))
+            return loss * self._serves(item) / (self._pool.pages_per_slab * float((1.0 / self._tree.uses[free]).sum()))
         last = item.full.item(-1) if self._has_full else NONE
         if last == NONE or self._pool.full_owners.item(last) > 1:
             return math.inf
@@ -118,7 +122,7 @@ class Victims:
 
     def _serves(self, window: Window) -> float:
         """Return the share of requests that would resume at this window."""
-        node, share = window.node, self._visits.places.share
+        node, share = window.node, self._places.share
         above = min((end for end in node.windows if end > window.end), default=node.end + 1)
         return min(1.0, sum(share[kind] for at, kind in node.places.items() if window.end <= at < above))
 

@@ -1,4 +1,4 @@
-"""What the cache learns from requests (jswa/cache/prefix/visits.py), through the cache manager."""
+"""What the learned policy sees of requests (jswa/cache/prefix/learned/policy.py), through the cache manager."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,10 @@ from jaxtyping import Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.ageing import LEFT
-from jswa.cache.prefix.visits import PROMPT_END, TEXT_END, Places
+from jswa.cache.prefix.edges import PROMPT_END, TEXT_END
+from jswa.cache.prefix.learned.ageing import LEFT
+from jswa.cache.prefix.learned.places import Places
+from jswa.cache.prefix.learned.policy import Learned
 from tools.cases.geometry import model_of
 
 LAYOUT = KVLayout.of(model_of("gpt-oss-20b"), 64)
@@ -128,7 +130,9 @@ def test_places_that_are_asked_for_later_are_kept_until_then() -> None:
 
 def test_places_that_nobody_asks_for_lose_their_share_with_every_text_that_ends() -> None:
     manager = CacheManager(LAYOUT, 400, 40, 4)
-    places = manager.prefix.retention.visits.places
+    policy = manager.prefix.policy
+    assert isinstance(policy, Learned)
+    places = policy.places
     before = places.share
     talk(manager, 8)  # each turn goes on from the end of the text
     places.learn()
