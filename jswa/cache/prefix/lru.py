@@ -41,6 +41,7 @@ class LRU:
         """What an eviction cost changes nothing."""
 
     def victim(self) -> tuple[Node | Window, int]:
+        """Return the candidate whose last use is longest ago. Raises EngineError if none frees any page."""
         items = self._tree.candidates.items
         for count in (0, _AT_ONCE, len(items)):
             if count:

@@ -76,7 +76,20 @@ def test_a_part_that_several_texts_share_goes_after_them() -> None:
     run(manager, np.concatenate([shared, text_of(2)]))
     run(manager, text_of(5))
     run(manager, np.concatenate([shared, text_of(3)]))
+    run(manager, np.concatenate([shared, text_of(3)]))
+    for node in manager.prefix.tree.nodes():
+        assert all(child.last <= node.last for child in node.children.values())
     assert evict_all(manager) == [(2, Node), (5, Node), (3, Node), (1, Node)]
+
+
+def test_a_use_between_two_evictions_counts() -> None:
+    """Victims are looked up many at a time."""
+    manager = make_manager(make_layout(4, None, num_full=1, num_local=0))
+    for number in (1, 2, 3):
+        run(manager, text_of(number))
+    manager.prefix.retention.make_room(manager.pool.free_slots + LENGTH // 4)
+    run(manager, text_of(2))
+    assert evict_all(manager) == [(3, Node), (2, Node)]
 
 
 def test_what_a_row_holds_is_passed_over_and_nothing_left_is_an_error() -> None:
