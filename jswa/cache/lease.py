@@ -7,6 +7,7 @@ local                                 [ slid …………………… )[ the win
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Int
@@ -18,6 +19,7 @@ from jswa.cache.prefix.edges import Cursor
 
 NEVER = 2**62
 _NO_ENTRIES = np.zeros((0, 3), np.int32)
+_resident_slots = lru_cache(8)(ResidentSlots)  # one table per text that is published, and one of all rows
 
 
 class LeaseTable:
@@ -39,7 +41,7 @@ class LeaseTable:
 
     def __init__(self, layout: KVLayout, rows: int, width: int) -> None:
         self.layout = layout
-        self.resident_slots = ResidentSlots(layout)
+        self.resident_slots = _resident_slots(layout)
         self.full, self.local = np.zeros((2, rows, width), np.int32)
         self.new_full: list[int] = []
         self.new_local: list[int] = []

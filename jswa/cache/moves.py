@@ -40,3 +40,10 @@ def slots_of(
 ) -> Int[np.ndarray, " slots"]:
     """Return the slots of full pages, then those of local pages."""
     return np.concatenate([full, (local[:, None] * pages_per_slab + np.arange(pages_per_slab)).reshape(-1)])
+
+
+def rename[T](by_slot: dict[int, T], source: int, target: int) -> None:
+    """Follow a slot that has moved; an entry for its new place is void."""
+    by_slot.pop(target, None)
+    if source in by_slot:
+        by_slot[target] = by_slot.pop(source)

@@ -7,14 +7,14 @@ from jaxtyping import Bool, Int
 
 from jswa.cache.disk.records import DiskRecord, next_key, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
-from jswa.cache.host.texts import pages_of
+from jswa.cache.host.texts import Pages, pages_of
 from jswa.cache.host.tier import HostTier
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.resume import Resume, resume
 
 _CANDIDATES = 4  # ends of a text that are compared, the last ones
 
-Place = tuple[DiskRecord, int]  # a record, and the first row of a page
+Place = tuple[DiskRecord, int]  # a record, and a row, of a page the first one
 
 
 class Wanted(NamedTuple):
@@ -24,7 +24,8 @@ class Wanted(NamedTuple):
         salt, tokens: the text, as in `PrefixCache`.
         at: where a row starts with it.
         gain: tokens that need not be computed.
-        full, local: by page position where the pages are; None: not wanted from the disk.
+        pages: by page position the number of a page's first row in `rows`, from 1 on; 0: not wanted from the disk.
+        rows: where they are.
         records: the files to read.
     """
 
@@ -32,8 +33,8 @@ class Wanted(NamedTuple):
     tokens: Int[np.ndarray, " T"]
     at: Resume
     gain: int
-    full: list[Place | None]
-    local: list[Place | None]
+    pages: Pages
+    rows: list[Place]
     records: list[DiskRecord]
 
     @property
@@ -135,8 +136,13 @@ def _wanted(layout: KVLayout, salt: str, tokens: Int[np.ndarray, " T"], part: _P
     last = -(-at.boundary // layout.page_size) if at.boundary > at.local_visible_from else first
     local = [place if first <= i < last else None for i, place in enumerate(part.local)]
     full: list[Place | None] = part.full if layout.full is not None else [None for _ in local]
-    records = list(dict.fromkeys(place[0] for place in (*full, *local) if place is not None))
-    return Wanted(salt, tokens.copy(), at, at.start - start, full, local, records)
+    pages, rows = Pages(np.zeros(len(local), np.int32), np.zeros(len(local), np.int32)), list[Place]()
+    for i, both in enumerate(zip(full, local, strict=True)):
+        for numbers, place, size in zip((pages.full, pages.local), both, (1, layout.pages_per_slab), strict=True):
+            if place is not None:
+                numbers[i] = 1 + len(rows)
+                rows += [(place[0], place[1] + row) for row in range(size)]
+    return Wanted(salt, tokens.copy(), at, at.start - start, pages, rows, list(dict.fromkeys(row[0] for row in rows)))
 
 
 def _or(here: Bool[np.ndarray, " n"], places: list[Place | None]) -> Bool[np.ndarray, " n"]:

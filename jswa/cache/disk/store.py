@@ -97,9 +97,7 @@ class DiskStore:
         self._rest = rest
         self._records: dict[str, DiskRecord] = {}  # by name, used longest ago first
         self._index: dict[Key, tuple[DiskRecord, int]] = {}
-        self._tails: dict[
-            bytes, dict[int, int]
-        ] = {}  # records by digest of the text before a last page, and its tokens
+        self._tails: dict[bytes, list[int]] = {}  # by digest of the text before last pages, their tokens
         self._queued = 0
         self._rest_until = 0.0
         self._lock = lock or lock_folder(folder)
@@ -239,12 +237,9 @@ class DiskStore:
         pages = [(key, record) for record in own for key in record.pages]
         assert dict(pages) == {key: found[0] for key, found in self._index.items()}
         assert len(pages) == len(self._index), "a page is in two records"
-        tails = dict[bytes, dict[int, int]]()
-        for record in own:
-            if record.tail is not None:
-                counts = tails.setdefault(record.tail.before, {})
-                counts[record.tail.tokens] = counts.get(record.tail.tokens, 0) + 1
-        assert tails == self._tails
+        tails = sorted((record.tail.before, record.tail.tokens) for record in own if record.tail is not None)
+        assert tails == sorted((before, count) for before, counts in self._tails.items() for count in counts)
+        assert all(self._tails.values())
 
     def _recent_rate(self) -> float:
         return self._rate if time.monotonic() < self._rated + _LATELY else _RATE
@@ -298,8 +293,7 @@ class DiskStore:
         for key, row in zip(record.pages, rows_of(record, self.geometry), strict=True):
             self._index[key] = record, row
         if record.tail is not None:
-            counts = self._tails.setdefault(record.tail.before, {})
-            counts[record.tail.tokens] = counts.get(record.tail.tokens, 0) + 1
+            self._tails.setdefault(record.tail.before, []).append(record.tail.tokens)
 
     def _drop(self, name: str) -> None:
         record = self._records.pop(name)
@@ -309,11 +303,8 @@ class DiskStore:
         for key in record.pages:
             del self._index[key]
         if record.tail is not None:
-            counts = self._tails[record.tail.before]
-            counts[record.tail.tokens] -= 1
-            if not counts[record.tail.tokens]:
-                del counts[record.tail.tokens]
-            if not counts:
+            self._tails[record.tail.before].remove(record.tail.tokens)
+            if not self._tails[record.tail.before]:
                 del self._tails[record.tail.before]
 
     def _remove(self, name: str) -> None:

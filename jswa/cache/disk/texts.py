@@ -14,12 +14,13 @@ from functools import partial
 import numpy as np
 from jaxtyping import Int
 
-from jswa.cache.disk.find import Place, Wanted, find
+from jswa.cache.disk.find import Wanted, find
 from jswa.cache.disk.records import DiskRecord, Key, Lanes, Tail, page_keys, tree_digest
 from jswa.cache.disk.store import DiskStore
 from jswa.cache.host.texts import Pages, pages_of
 from jswa.cache.host.tier import HostTier, Row
 from jswa.cache.moves import slots_of
+from jswa.cache.prefix.radix import NONE
 from jswa.plan import Save
 
 _TEXTS = 256  # that wait to be written
@@ -74,9 +75,8 @@ class DiskCache:
         wanted = find(self._tier, self.store, salt, tokens, limit, start)
         if wanted is None or self.store.seconds(wanted.records) > wanted.gain * self.seconds_per_token:
             return None
-        m, pool = self._tier.pool.pages_per_slab, self._tier.pool
-        slots = sum(place is not None for place in wanted.full) + m * sum(place is not None for place in wanted.local)
-        return wanted if slots <= pool.free_slots + pool.evictable_slots else None
+        pool = self._tier.pool
+        return wanted if len(wanted.rows) <= pool.free_slots + pool.evictable_slots else None
 
     def patience(self, wanted: Wanted) -> float:
         """Return how many seconds a request waits at most for these pages."""
@@ -152,24 +152,11 @@ class DiskCache:
 
     def _take(self, wanted: Wanted) -> None:
         """Publish the next part of the text in host memory, as many pages as a step takes in."""
-        page, m = self._tier.prefix.layout.page_size, self._tier.pool.pages_per_slab
-        count, slots, to = len(wanted.full), 0, self._taken
-        while to < count:
-            slots += (wanted.full[to] is not None) + m * (wanted.local[to] is not None)
-            if slots > self._slots:
-                break
-            to += 1
-        end, rows = min(to * page, len(wanted.tokens)), list[Row]()
-
-        def numbers(places: list[Place | None]) -> Int[np.ndarray, " n"]:
-            found = np.zeros(to, np.int32)
-            for i, place in enumerate(places[:to]):
-                if place is not None:
-                    rows.append((self._lanes[place[0]], place[1]))
-                    found[i] = len(rows)
-            return found
-
-        source = Pages(numbers(wanted.full), numbers(wanted.local))
+        page, count = self._tier.prefix.layout.page_size, len(wanted.pages.full)
+        slots = (wanted.pages.full != NONE) + self._tier.pool.pages_per_slab * (wanted.pages.local != NONE)
+        to = self._taken + int(np.searchsorted(np.cumsum(slots[self._taken :]), self._slots, side="right"))
+        end, source = min(to * page, len(wanted.tokens)), Pages(wanted.pages.full[:to], wanted.pages.local[:to])
+        rows: list[Row] = [(self._lanes[record], row) for record, row in wanted.rows]
         boundary = wanted.at.boundary if to == count else 0
         if not self._tier.take(wanted.salt, wanted.tokens[:end], source, rows, boundary) or to == count:
             self._cancel()

@@ -1,11 +1,14 @@
 """A text of a prefix tree with its pages, to be carried to another tree and published there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jswa.cache.lease import Lease, LeaseTable
+from jswa.cache.moves import slots_of
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Cursor, Node
@@ -82,6 +85,73 @@ def add_places(tail: Node, places: dict[int, int]) -> None:
     """Enter places on the path to the end of an edge. Kinds that are known there already are overwritten."""
     for node in path_to(tail):
         node.places |= {at: kind for at, kind in places.items() if node.start < at <= node.end}
+
+
+class Taken(NamedTuple):
+    """A text that a tree has taken.
+
+    Attributes:
+        node: the edge that has its end.
+        cursor: there; the caller detaches it.
+        slots: of the pages that the tree has gained.
+        sources: the numbers elsewhere of their contents.
+    """
+
+    node: Node
+    cursor: Cursor
+    slots: Int[np.ndarray, " slots"]
+    sources: Int[np.ndarray, " slots"]
+
+
+def take(
+    prefix: PrefixCache,
+    salt: str,
+    tokens: Int[np.ndarray, " T"],
+    source: Pages,
+    wanted: Bool[np.ndarray, " n"],
+    follow: Callable[[], None],
+    *,
+    evict: bool,
+) -> Taken | None:
+    """Publish what a tree lacks of a text that is elsewhere, in new pages; None, and no change, if there is no room.
+
+    Args:
+        source: by page position the number of a page's first slot elsewhere, where those of a page follow each other;
+            0: none.
+        wanted: whether to take the local page; it may be changed: what takes the place of a partly filled page is taken
+            too, because windows of the tree need it.
+        follow: renames the full pages that the pool has moved.
+        evict: whether other texts may be evicted.
+    """
+    layout, pool, m = prefix.layout, prefix.pool, prefix.pool.pages_per_slab
+    path, agreed = prefix.tree.walk(salt, tokens)
+    there = pages_of(prefix.tree, path, agreed, len(tokens))
+    lacks_full = np.zeros(len(wanted), bool)
+    if agreed < len(tokens):
+        lacks_full[agreed // layout.page_size :] = layout.full is not None
+        wanted[agreed // layout.page_size] |= agreed % layout.page_size > 0
+    lacks_local = wanted & (source.local != NONE) & (there.local == NONE)
+    if np.any(lacks_full & (source.full == NONE)):  # they were here before, and have been evicted
+        return None
+    slots = int(lacks_full.sum()) + m * int(lacks_local.sum())
+    if slots > pool.free_slots:
+        there.hold(pool, prefix.retention)
+        fits = evict and slots <= pool.free_slots + pool.evictable_slots
+        if fits:
+            prefix.retention.make_room(slots)
+        there.release(pool, prefix.retention)
+        if not fits:
+            return None
+    new = Pages(np.zeros_like(source.full), np.zeros_like(source.local))
+    new.local[lacks_local] = pool.alloc_local(int(lacks_local.sum()))
+    follow()
+    new.full[lacks_full] = pool.alloc_full(int(lacks_full.sum()))
+    cursor = publish(prefix, salt, tokens, new)
+    assert cursor.node is not None
+    full, local = pool.full_cached[new.full], pool.local_cached[new.local]
+    sources = np.concatenate([source.full[full], (source.local[local][:, None] + np.arange(m)).reshape(-1)])
+    new.release(pool, prefix.retention)
+    return Taken(cursor.node, cursor, slots_of(new.full[full], new.local[local], m), sources)
 
 
 def publish(

@@ -13,8 +13,8 @@ from collections import deque
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from jswa.cache.host.texts import Pages, add_places, pages_of, path_to, places_of, publish, text_of
-from jswa.cache.moves import Move, origins, slots_of
+from jswa.cache.host.texts import Pages, Taken, add_places, pages_of, path_to, places_of, take, text_of
+from jswa.cache.moves import Move, origins, rename
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import PrefixCache
 from jswa.cache.prefix.edges import Node, Window
@@ -67,55 +67,41 @@ class HostTier:
             source.local[last - len(window.slabs) : last] = window.slabs
         if self.prefix.layout.full is not None and not source.full.all():
             return  # a row has just lost the end of the text
-        target = self._room(node.salt, tokens, source, wanted)
-        if target is None:
+        numbers = Pages(source.full, self.pool.pages_per_slab * source.local)
+        taken = take(self.prefix, node.salt, tokens, numbers, wanted, self._follow_moves, evict=True)
+        if taken is None:
             return
-        cursor = publish(self.prefix, node.salt, tokens, target)
         since = self.prefix.tree.clock - self._device.tree.clock
-        if cursor.node is not None:
-            add_places(cursor.node, places_of(path, len(tokens)))
-        if cursor.node is not None and (target.full.any() or target.local.any()):
+        add_places(taken.node, places_of(path, len(tokens)))
+        if len(taken.slots):
             self.kept.append((node.salt, tokens, self._drained + 1))
-            cursor.node.last, cursor.node.kind = node.last + since, node.kind
-            self.prefix.tree.candidates.refresh(cursor.node)
+            taken.node.last, taken.node.kind = node.last + since, node.kind
+            self.prefix.tree.candidates.refresh(taken.node)
         for window in windows:
-            if window.end <= len(tokens) and cursor.node is not None:
+            if window.end <= len(tokens):
                 self.prefix.retention.add_window(
-                    cursor.node, window.end, branch=window.branch, last_use=window.last + since, hits=window.hits
+                    taken.node, window.end, branch=window.branch, last_use=window.last + since, hits=window.hits
                 )
-        self._download(source, target, moves)
-        target.release(self.pool, self.prefix.retention)
-        self.prefix.detach(cursor)
+        self._download(taken, moves)
+        self.prefix.detach(taken.cursor)
 
     def take(self, salt: str, tokens: Int[np.ndarray, " T"], source: Pages, rows: list[Row], boundary: int = 0) -> bool:
         """Publish a text with pages from elsewhere, as far as it is not here; False, and no change, if it cannot be.
 
         Args:
-            source: by page position the number of a row of `rows`, from 1 on; of a local page, that of its first row.
+            source: by page position the number of a page's first row in `rows`, from 1 on.
             boundary: end of a window to keep; 0: none.
         """
-        target = self._room(salt, tokens, source, source.local != NONE)
-        if target is None:
+        taken = take(self.prefix, salt, tokens, source, source.local != NONE, self._follow_moves, evict=True)
+        if taken is None:
             return False
-        if np.any((target.full != NONE) & (source.full == NONE)):  # what was here has been evicted
-            target.release(self.pool, self.prefix.retention)
-            return False
-        cursor = publish(self.prefix, salt, tokens, target)
-        m = self.pool.pages_per_slab
-        for kind, size in (("full", 1), ("local", m)):
-            ids, numbers = getattr(target, kind), getattr(source, kind)
-            for page, number in zip(ids.tolist(), numbers.tolist(), strict=True):
-                if page != NONE and getattr(self.pool, f"{kind}_cached")[page]:
-                    lanes, first = rows[number - 1]
-                    for i in range(size):
-                        slot = page * size + i
-                        self._writes[slot] = lanes, first + i
-                        self._downloads.pop(slot, None)
-                        self._batch[slot] = 0
-        if boundary and cursor.node is not None:
-            self.prefix.retention.add_window(cursor.node, boundary)
-        target.release(self.pool, self.prefix.retention)
-        self.prefix.detach(cursor)
+        for slot, number in zip(taken.slots.tolist(), taken.sources.tolist(), strict=True):
+            self._writes[slot] = rows[number - 1]
+            self._downloads.pop(slot, None)
+        self._batch[taken.slots] = 0
+        if boundary:
+            self.prefix.retention.add_window(taken.node, boundary)
+        self.prefix.detach(taken.cursor)
         return True
 
     def visit(self, salt: str, tokens: Int[np.ndarray, " T"], found: int) -> None:
@@ -184,49 +170,13 @@ class HostTier:
                 np.add.at(owners, getattr(pages, kind), getattr(pages, kind) != NONE)
             assert np.array_equal(owners, getattr(self.pool, f"{kind}_owners")), f"owners of {kind} pages on the host"
 
-    def _room(
-        self, salt: str, tokens: Int[np.ndarray, " T"], source: Pages, wanted: Bool[np.ndarray, " n"]
-    ) -> Pages | None:
-        """Return new pages for full and wanted local pages of a text that are not here; None without room.
-
-        Local pages in the place of a partly filled one are taken too: windows here need it.
-        """
-        layout, m = self.prefix.layout, self.pool.pages_per_slab
-        path, agreed = self.prefix.tree.walk(salt, tokens)
-        there = pages_of(self.prefix.tree, path, agreed, len(tokens))
-        lacks_full = np.zeros(len(wanted), bool)
-        if agreed < len(tokens):
-            first = agreed // layout.page_size
-            lacks_full[first:] = layout.full is not None
-            wanted[first] |= bool(agreed % layout.page_size and source.local[first])
-        lacks_local = wanted & (source.local != NONE) & (there.local == NONE)
-        slots = int(lacks_full.sum()) + m * int(lacks_local.sum())
-        if slots > self.pool.free_slots:
-            there.hold(self.pool, self.prefix.retention)
-            fits = slots <= self.pool.free_slots + self.pool.evictable_slots
-            if fits:
-                self.prefix.retention.make_room(slots)
-            there.release(self.pool, self.prefix.retention)
-            if not fits:
-                return None
-        target = Pages(np.zeros_like(source.full), np.zeros_like(source.local))
-        target.local[lacks_local] = self.pool.alloc_local(int(lacks_local.sum()))
-        self._follow_moves()
-        target.full[lacks_full] = self.pool.alloc_full(int(lacks_full.sum()))
-        return target
-
-    def _download(self, source: Pages, target: Pages, moves: list[Move]) -> None:
+    def _download(self, taken: Taken, moves: list[Move]) -> None:
         """Note the copies of the pages that the tree has taken."""
-        m = self.pool.pages_per_slab
-        full = (target.full != NONE) & self.pool.full_cached[target.full]
-        local = (target.local != NONE) & self.pool.local_cached[target.local]
-        slots = slots_of(target.full[full], target.local[local], m)
-        sources = origins(moves, slots_of(source.full[full], source.local[local], m))
-        for slot, origin in zip(slots.tolist(), sources.tolist(), strict=True):
+        for slot, origin in zip(taken.slots.tolist(), origins(moves, taken.sources).tolist(), strict=True):
             self._downloads[slot] = origin
             self._writes.pop(slot, None)
-        self._batch[slots] = self._drained + 1
-        self.copied += len(slots)
+        self._batch[taken.slots] = self._drained + 1
+        self.copied += len(taken.slots)
 
     def _follow_moves(self) -> None:
         """Follow the full pages that the pool has moved: their contents move before the next downloads."""
@@ -235,13 +185,6 @@ class HostTier:
             for pages in self.reading:
                 pages.rename(source, target)
             self._moves.append((source, target))
-            _rename(self._downloads, source, target)
-            _rename(self._writes, source, target)
+            rename(self._downloads, source, target)
+            rename(self._writes, source, target)
             self._batch[target] = self._batch[source]
-
-
-def _rename[T](by_slot: dict[int, T], source: int, target: int) -> None:
-    """Follow a slot that has moved; an entry for its new place is void."""
-    by_slot.pop(target, None)
-    if source in by_slot:
-        by_slot[target] = by_slot.pop(source)
