@@ -21,13 +21,14 @@ import numpy as np
 from jaxtyping import Int
 
 from benchmarks import result_file
-from jswa.cache.disk.records import DiskRecord, RecordGeometry
+from jswa.cache.disk.records import DiskRecord
 from jswa.cache.disk.store import DiskStore
-from jswa.exec.host_memory import host_contents
+from jswa.exec.host_memory import slot_contents
 from jswa.exec.host_pages import HostPages
 from jswa.exec.runner import Runner
 from jswa.llm import LLM
 from jswa.plan import Save, Transfers
+from jswa.storage.identity import record_geometry
 from jswa.types import RequestOutput, SamplingParams
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -76,11 +77,7 @@ def first_token(llm: LLM, length: int) -> tuple[float, float]:
 
 def open_store(runner: Runner, folder: Path) -> DiskStore:
     """Return files for the pages of a runner, more than are written here."""
-    layout = runner.layout
-    shape = layout.page_size, layout.pages_per_slab, layout.num_lanes * layout.devices
-    geometry = RecordGeometry(
-        "benchmark", *shape, layout.slab_elems // layout.pages_per_slab, np.dtype(runner.kv_dtype)
-    )
+    geometry = record_geometry({"identity": "benchmark"}, runner.layout, runner.kv_dtype)
     return DiskStore(folder, 2**36, geometry)
 
 
@@ -96,7 +93,8 @@ def other_rows(llm: LLM, length: int, folder: Path) -> list[float]:
     engine, runner = llm.engine, llm.engine.runner
     assert isinstance(runner, Runner)
     assert engine.limits.host is not None
-    pages = HostPages(runner, host_contents(engine.limits.host, runner.layout, runner.kv_dtype))
+    room = engine.limits.host.slabs * runner.layout.pages_per_slab
+    pages = HostPages(runner, slot_contents(room, runner.layout, runner.kv_dtype))
     store, nothing = open_store(runner, folder), np.zeros((0, 2), np.int32)
     params = SamplingParams(temperature=0.0, max_tokens=3 * STEPS + 300, ignore_eos=True)
     for number in range(4):

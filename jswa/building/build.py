@@ -1,8 +1,6 @@
 """Builds an engine from a checkpoint and options. Hosts that only follow build the same parts (`building.parts`)."""
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
 import weakref
@@ -10,12 +8,10 @@ from pathlib import Path
 from typing import IO, Never
 
 import jax
-import numpy as np
 
 from jswa.architecture import ModelConfig
 from jswa.building.machine import choose, require_weights
 from jswa.building.parts import Built, build_parts
-from jswa.cache.disk.records import RecordGeometry
 from jswa.cache.disk.store import DiskStore, lock_folder
 from jswa.cache.disk.texts import DiskCache
 from jswa.cache.view import geometry_of
@@ -25,7 +21,7 @@ from jswa.config import EngineConfig, disk_folder
 from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError, RequestError
-from jswa.exec.host_memory import host_contents
+from jswa.exec.host_memory import slot_contents
 from jswa.exec.host_pages import HostPages
 from jswa.exec.mesh import make_mesh
 from jswa.exec.runner import Runner
@@ -36,7 +32,7 @@ from jswa.model.weights.lora_files import HostAdapter, LoraReader
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.plan.trace import write_header
 from jswa.stages import bars
-from jswa.storage import persist
+from jswa.storage.identity import identity, record_geometry
 from jswa.text.tokenizer import Tokenizer
 from jswa.version import __version__
 
@@ -125,7 +121,8 @@ def _host_pages(runner: Runner) -> HostPages | None:
     if runner.limits.host is None:
         return None
     runner.prepare_copies()
-    return HostPages(runner, host_contents(runner.limits.host, runner.layout, runner.kv_dtype))
+    slots = runner.limits.host.slabs * runner.layout.pages_per_slab
+    return HostPages(runner, slot_contents(slots, runner.layout, runner.kv_dtype))
 
 
 def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[bytes] | None) -> None:
@@ -134,16 +131,8 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[byt
     if found is None or host is None or memory is None:
         return
     layout, runner = built.layout, built.runner
-    bits = persist.bits_of(built.limits)
-    identity = persist.identity(built.model, runner.params, layout, runner.kv_dtype, "", deterministic=bits)
-    geometry = RecordGeometry(
-        hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
-        layout.page_size,
-        layout.pages_per_slab,
-        layout.num_lanes * layout.devices,
-        layout.slab_elems // layout.pages_per_slab,
-        np.dtype(runner.kv_dtype),
-    )
+    facts = identity(built.model, runner.params, layout, runner.kv_dtype, built.limits)
+    geometry = record_geometry(facts, layout, runner.kv_dtype)
     store = DiskStore(*found, geometry, lock=lock)
     host.disk = DiskCache(host.tier, store, _DISK_BYTES // geometry.slot_bytes, memory.seconds_per_token)
     weakref.finalize(engine, store.close)

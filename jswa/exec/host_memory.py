@@ -62,9 +62,9 @@ def with_host_memory(
     return dataclasses.replace(limits, host=host)
 
 
-def host_contents(host: HostMemory, layout: KVLayout, dtype: np.dtype) -> list[Shaped[np.ndarray, "slots elems"]]:
-    """Return memory for the slots, by lane and in each lane by device. It takes what is written to it."""
-    shape = (host.slabs * layout.pages_per_slab, layout.slab_elems // layout.pages_per_slab)
+def slot_contents(slots: int, layout: KVLayout, dtype: np.dtype) -> list[Shaped[np.ndarray, "slots elems"]]:
+    """Return memory for slots, by lane and in each lane by device. It takes what is written to it."""
+    shape = (slots, layout.slab_elems // layout.pages_per_slab)
     return [np.empty(shape, dtype) for _ in range(layout.num_lanes * layout.devices)]
 
 

@@ -43,6 +43,15 @@ class SlotRunner(Protocol):
         ...
 
 
+def keep_rows(contents: Contents, rows: Int[np.ndarray, " n"], lanes: Sequence[Shaped[np.ndarray, "n _"]]) -> None:
+    """Store slots in rows of `contents`, from lanes in which those of several devices lie side by side."""
+    each = len(contents) // len(lanes)
+    for number, lane in enumerate(lanes):
+        parts = np.split(lane, each, axis=1)
+        for whole, part in zip(contents[number * each : (number + 1) * each], parts, strict=True):
+            whole[rows] = part
+
+
 class Landed(NamedTuple):
     """Batches of downloads that are complete, and whether the contents of any were lost."""
 
@@ -121,14 +130,10 @@ class HostPages:
         """Wait for the first part of a batch, and keep it."""
         slots, lanes = batch.pop(0)
         kept = np.flatnonzero(slots >= 0)
-        each = len(self._contents) // len(lanes)
         try:
             arrays = [np.asarray(lane) for lane in lanes]
         except Exception:  # whatever a device raises
             _log.exception("pages were lost on their way to host memory: what it holds is forgotten")
             self._lost = True
             return
-        for number, lane in enumerate(arrays):
-            parts = np.split(lane[: len(slots)], each, axis=1)
-            for whole, part in zip(self._contents[number * each : (number + 1) * each], parts, strict=True):
-                whole[slots[kept]] = part[kept]
+        keep_rows(self._contents, slots[kept], [lane[kept] for lane in arrays])

@@ -1,6 +1,6 @@
 """Saves the prefix cache of an engine and loads it into another: `LLM.save_cache`, `LLM.load_cache`.
 
-`snapshot` turns a tree into arrays, `persist` writes and reads them, `restore` publishes them in a tree.
+`snapshot` turns a tree into texts, `persist` writes and reads them, `restore` publishes them in a tree.
 """
 
 import logging
@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
 
 from jswa.cache.moves import origins
 from jswa.cache.prefix.radix import root_key
 from jswa.engine import Engine
 from jswa.errors import ConfigError, EngineError, FieldError
+from jswa.exec.host_memory import slot_contents
+from jswa.exec.host_pages import Contents, SlotRunner
 from jswa.exec.programs.transfer import clear_stale
 from jswa.model.transformer import Params
 from jswa.running.stepping import StepRunner
 from jswa.storage import persist
-from jswa.storage.page_copies import Contents, SlotReading, SlotRunner, Writing
+from jswa.storage.identity import Identity, identity
+from jswa.storage.page_copies import SlotReading, Writing
 from jswa.storage.restore import restore
 from jswa.storage.snapshot import Captured, capture
 
@@ -49,8 +51,8 @@ class PageRunner(SlotRunner, StepRunner, Protocol):
         """The dtype of the KV arena."""
         ...
 
-    def move(self, moves: Int[np.ndarray, "M 3"]) -> None:
-        """Carry out moves of pages outside of a plan."""
+    def prepare_copies(self) -> None:
+        """Compile the programs that the copies need; steps may go on meanwhile."""
         ...
 
 
@@ -77,23 +79,22 @@ def save_cache(
         _require_awake(engine)
         cache = engine.scheduler.cache
         taken = capture(cache.prefix, cache.tree_key(root_key(cache_salt, digest)))
-        contents = empty_contents(engine, runner, len(taken.slots))
+        contents = slot_contents(len(taken.slots), layout, runner.kv_dtype)
         sources, total = origins(cache.moves, taken.slots), cache.pool.num_slabs * layout.pages_per_slab
         reading = SlotReading(runner, layout, sources, contents, total)
         engine.stepping.before_launch = reading.before_launch
         return taken, contents, reading
 
     with _copying(engine):  # the weights do not change either
-        identity = cache_identity(engine, runner, cache_salt, digest)
+        facts = cache_identity(engine, runner, cache_salt, digest)
         runner.prepare_copies()
         taken, contents, reading = between(begin)
         while between(reading.more):
             reading.store()
         engine.stepping.before_launch = None
         reading.finish()
-    filled, local = taken.snapshot.filled(layout.page_size), taken.snapshot.local
-    clear_stale(contents, layout, filled[: len(filled) if layout.full else 0], filled[local])
-    persist.save(path, taken.snapshot, contents, identity)
+    clear_stale(contents, layout, *taken.filled)
+    persist.save(path, taken.texts, contents, facts)
     return taken.tokens
 
 
@@ -117,7 +118,7 @@ def load_cache(
         _require_awake(engine)
         cache = engine.scheduler.cache
         engine.stepping.copy_host_pages()  # before other pages are written to the slots that these leave
-        done = restore(cache, cache.tree_key(root_key(cache_salt, digest)), snapshot)
+        done = restore(cache, cache.tree_key(root_key(cache_salt, digest)), texts)
         try:
             # Compaction may have moved pages out of the slots that are written now.
             runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
@@ -130,8 +131,8 @@ def load_cache(
         return done.tokens, writing
 
     with _copying(engine):  # the weights do not change either
-        wanted = cache_identity(engine, runner, cache_salt, digest)
-        snapshot, contents = persist.load(path, wanted, engine.layout, runner.kv_dtype, engine.model.vocab_size)
+        facts = cache_identity(engine, runner, cache_salt, digest)
+        texts, contents = persist.load(path, facts, engine.layout, runner.kv_dtype, engine.model.vocab_size)
         runner.prepare_copies()
         tokens, writing = between(begin)
         try:
@@ -141,13 +142,6 @@ def load_cache(
             between(engine.flush_cache)  # the tree holds pages whose KV was never written
             raise
     return tokens
-
-
-def empty_contents(engine: Engine, runner: PageRunner, slots: int) -> Contents:
-    """Return uninitialized arrays for the contents of slots."""
-    layout = engine.layout
-    shape = (slots, layout.slab_elems // layout.pages_per_slab)
-    return [np.empty(shape, runner.kv_dtype) for _ in range(layout.num_lanes * layout.devices)]
 
 
 @contextmanager
@@ -178,18 +172,11 @@ def _page_runner(engine: Engine, salt: str) -> PageRunner:
     return engine.runner
 
 
-def cache_identity(engine: Engine, runner: PageRunner, salt: str, adapter: str | None = None) -> persist.Identity:
+def cache_identity(engine: Engine, runner: PageRunner, salt: str, adapter: str | None = None) -> Identity:
     """Return the identity that a saved cache must have to be loaded into this engine.
 
     Args:
         adapter: digest of the LoRA adapter.
     """
-    return persist.identity(
-        engine.model,
-        runner.params,
-        engine.layout,
-        runner.kv_dtype,
-        salt,
-        deterministic=persist.bits_of(engine.limits),
-        adapter=adapter or "",
-    )
+    facts = identity(engine.model, runner.params, engine.layout, runner.kv_dtype, engine.limits, salt, adapter or "")
+    return facts | {"version": str(persist.VERSION)}

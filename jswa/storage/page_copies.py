@@ -9,39 +9,17 @@ copy prevents no page from being evicted, and needs no memory of the arena.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Int
 
 from jswa.cache.layout import KVLayout
 from jswa.cache.moves import slots_of
+from jswa.exec.host_pages import Contents, SlotRunner, keep_rows
 from jswa.plan import StepPlan
 
 BATCHES = 4  # batches that may be on their way to the host, each in scratch memory of the device
-Contents = list[Shaped[np.ndarray, "slots elems"]]  # by lane, and in each lane by device
-
-
-@runtime_checkable
-class SlotRunner(Protocol):
-    """A runner that copies slots (1/m slab) to the host and back."""
-
-    @property
-    def slots_per_copy(self) -> int:
-        """Slots that one call of `read_slots` or `write_slots` takes at most."""
-        ...
-
-    def prepare_copies(self) -> None:
-        """Compile the programs that the copies need; steps may go on meanwhile."""
-        ...
-
-    def read_slots(self, ids: Int[np.ndarray, " n"]) -> Sequence[Any]:
-        """Return at least n slots for each lane, as the last launched step leaves them. They may still be computed."""
-        ...
-
-    def write_slots(self, ids: Int[np.ndarray, " n"], contents: Contents, rows: Int[np.ndarray, " n"]) -> None:
-        """Overwrite each slot with a row of `contents`; the next step sees it."""
-        ...
 
 
 class Touched(NamedTuple):
@@ -123,11 +101,7 @@ class SlotReading:
                 rows, lanes = self._coming.popleft()
             except IndexError:  # the engine's thread has stored the rest meanwhile
                 return
-            each = len(self._contents) // len(lanes)
-            for number, lane in enumerate(lanes):
-                parts = np.split(np.asarray(lane)[: len(rows)], each, axis=1)
-                for whole, part in zip(self._contents[number * each : (number + 1) * each], parts, strict=True):
-                    whole[rows] = part
+            keep_rows(self._contents, rows, [np.asarray(lane)[: len(rows)] for lane in lanes])
 
     def finish(self) -> None:
         """Complete the contents, once `more` has returned False."""

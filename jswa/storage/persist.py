@@ -1,128 +1,84 @@
 """A prefix cache on disk.
 
-    path/manifest.json   the identity of model, weights, dtype, layout and salt; arrays; checksums of every file
-    path/arrays/         the arrays, as orbax writes them
+    path/manifest.json   the identity of model, weights, dtype, layout and salt; checksums of every file
+    path/arrays/         as orbax writes them: the record of all pages (cache/disk/records.py), its header, to which
+                         the texts are added, and its rows by lane
 
 A cache is written to a temporary folder and renamed once it is complete. Loading reads and checks all of it before the
 engine changes. Every byte is hashed once, in its file, before orbax reads it: orbax logs noise when it fails.
 Checksums detect damage, not forgery: load only caches that you trust.
 """
 
-import dataclasses
+import base64
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from jaxtyping import Int
 
-from jswa.architecture import ModelConfig
+from jswa.cache.disk.records import DiskRecord, Key, RecordGeometry, page_keys, parsed, rows_of
+from jswa.cache.host.texts import Pages
 from jswa.cache.layout import KVLayout
-from jswa.cache.prefix.radix import root_key
-from jswa.config import Limits
+from jswa.cache.prefix.radix import common_prefix
 from jswa.errors import CacheFileError
-from jswa.model.lora import without_adapters
-from jswa.model.transformer import Params
+from jswa.exec.host_pages import Contents
 from jswa.storage.folders import write_folder
-from jswa.storage.page_copies import Contents
-from jswa.storage.snapshot import CacheSnapshot, check
+from jswa.storage.identity import Identity, digest_of, record_geometry
+from jswa.storage.snapshot import SavedText, check
 
-FORMAT, VERSION = "jswa prefix cache", 2
-_MANIFEST, _ARRAYS = "manifest.json", "arrays"
+FORMAT, VERSION = "jswa prefix cache", 3  # up to version 2 the tree was columns of numbers
+_MANIFEST, _ARRAYS, _HEADER = "manifest.json", "arrays", "header"
 _MANIFEST_BYTES = 2**20
-_SAMPLES = 64
-_TYPES = {"tokens": "int32", "local": "uint8", "window_branch": "uint8"}  # other columns of a snapshot are int64
-
-Identity = dict[str, str]
+_NO_TOKENS, _ROOT = np.zeros(0, np.int32), b""  # of the keys: the identity has the salt
 
 
-def identity(
-    model: ModelConfig,
-    params: Params,
-    layout: KVLayout,
-    dtype: np.dtype,
-    salt: str,
-    *,
-    deterministic: str = "",
-    adapter: str = "",
-) -> Identity:
-    """Return the facts that must be equal for a saved cache to be valid, in the order of comparison.
-
-    Args:
-        deterministic: what else the bits of the KV depend on, if the engine is deterministic.
-        adapter: digest of the LoRA adapter that the texts ran with, if any. Other adapters are ignored.
-    """
-    own = {"adapter": adapter} if adapter else {}
-    return {
-        "version": str(VERSION),
-        "dtype": str(dtype),
-        "page_size": str(layout.page_size),
-        "tensor_parallel_size": str(layout.devices),
-        "model": _sha256(repr(model).encode()),
-        "weights": weights_digest(without_adapters(params)),
-        "layout": repr(dataclasses.replace(layout, layers=())),
-        "deterministic": deterministic,
-        **own,
-        "salt": _sha256(root_key(salt, adapter or None).encode(errors="surrogatepass")),
-    }
-
-
-def bits_of(limits: Limits) -> str:
-    """Return the further conditions of the KV's bits if the engine is deterministic, else an empty string."""
-    if not limits.deterministic:
-        return ""
-    # The shape of the step, if there is one, and the compiler.
-    shape = f"{limits.max_rows} rows, {limits.max_tokens} tokens" if limits.one_bucket else "rows alone"
-    return f"{shape}, jax {jax.__version__}, {jax.devices()[0].device_kind}"
-
-
-def save(path: str | Path, snapshot: CacheSnapshot, contents: Contents, identity: Identity) -> None:
+def save(path: str | Path, texts: list[SavedText], contents: Contents, facts: Identity) -> None:
     """Write a cache. It replaces a cache at `path` once it is complete; any other file there is left alone.
 
     Raises CacheFileError, and leaves `path` as it was.
     """
-
-    def write() -> None:
+    with _told(path, "cannot be saved"):
         target = Path(path).resolve()
         _require_replaceable(target)
+        arrays = {_HEADER: np.frombuffer(_header(texts, facts), np.uint8)}
+        if len(contents[0]):  # orbax does not store empty arrays
+            arrays |= {_lane(number): lane.view(np.uint8) for number, lane in enumerate(contents)}
         # Readable by this user only: the files contain texts and their KV.
-        write_folder(target, lambda folder: _write(folder, _to_arrays(snapshot, contents), identity), mode=0o700)
-
-    _guard(path, "cannot be saved", write)
+        write_folder(target, lambda folder: write_files(folder, arrays, facts), mode=0o700)
 
 
 def load(
-    path: str | Path, identity: Identity, layout: KVLayout, dtype: np.dtype, vocab: int
-) -> tuple[CacheSnapshot, Contents]:
+    path: str | Path, facts: Identity, layout: KVLayout, dtype: np.dtype, vocab: int
+) -> tuple[list[SavedText], Contents]:
     """Read a cache and check all of it. Raises CacheFileError with the reason if it is damaged or of another engine."""
-
-    def read() -> tuple[CacheSnapshot, Contents]:
-        folder = Path(path)
+    with _told(path, "is torn"):
+        folder, geometry = Path(path), record_geometry(facts, layout, dtype)
         manifest = _read_manifest(folder)
-        _require_same(folder, manifest.get("identity"), identity)
-        listed = manifest.get("arrays")
-        if manifest.get("sha256") != manifest_digest(manifest) or not isinstance(listed, dict):
+        _require_same(folder, manifest.get("identity"), facts)
+        if manifest.get("sha256") != manifest_digest(manifest):
             raise CacheFileError(f"{path}: {_MANIFEST} does not agree with its checksum")
         _require_files(folder, manifest.get("files"))
-        types = _types(layout, dtype)
-        if not set(listed) <= set(types):
-            raise CacheFileError(f"{path}: {_MANIFEST} lists arrays that no cache has")
-        arrays = _read_arrays(folder, listed)
-        for name, array in arrays.items():
-            if _describe(array) != listed[name] or str(array.dtype) != types[name]:
-                raise CacheFileError(f"{path}: the array {name!r} is torn")
-        return _from_arrays(arrays, layout, dtype, vocab)
-
-    return _guard(path, "is torn", read)
+        arrays = _read_arrays(folder, {_HEADER, *map(_lane, range(geometry.lanes))})
+        texts, rows = _parsed(arrays.pop(_HEADER).tobytes(), geometry)
+        check(texts, layout, vocab)
+        shape = rows, geometry.elems * geometry.dtype.itemsize
+        lanes = [arrays.get(_lane(number), np.zeros((0, shape[1]), np.uint8)) for number in range(geometry.lanes)]
+        if any(lane.shape != shape for lane in lanes):
+            raise CacheFileError(f"{path}: the cache is torn: pages have the wrong size, not {shape}")
+        return texts, [lane.view(geometry.dtype) for lane in lanes]
 
 
-def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
-    """Run an action; turn any error of orbax, JSON, NumPy or the file system into a CacheFileError."""
+@contextmanager
+def _told(path: str | Path, what: str) -> Iterator[None]:
+    """Turn any error of orbax, JSON, NumPy or the file system into a CacheFileError."""
     try:
-        return action()
+        yield
     except CacheFileError:
         raise
     except Exception as error:
@@ -130,64 +86,61 @@ def _guard[T](path: str | Path, what: str, action: Callable[[], T]) -> T:
         raise CacheFileError(f"{path}: the cache {what}: {type(error).__name__}: {reason}") from error
 
 
-def _to_arrays(snapshot: CacheSnapshot, contents: Contents) -> dict[str, np.ndarray]:
-    """Return all arrays by name, as bits. Empty arrays are left out: orbax does not store them."""
-    arrays = {
-        f.name: getattr(snapshot, f.name).astype(_TYPES.get(f.name, "int64")) for f in dataclasses.fields(snapshot)
-    }
-    for number, lane in enumerate(contents):
-        arrays[_lane(number)] = lane.view(f"uint{8 * lane.itemsize}")
-    arrays["sizes"] = _sizes(snapshot)
-    return {name: array for name, array in arrays.items() if array.size}
+def _header(texts: list[SavedText], facts: Identity) -> bytes:
+    """Return the header of the record of all pages, with the texts: each without what it shares with the one before."""
+    pages, own, before = dict[int, Key](), [], _NO_TOKENS
+    for text, keys in zip(texts, _keys([text.tokens for text in texts], int(facts["page_size"])), strict=True):
+        for kind in ("full", "local"):
+            rows = zip(getattr(text.pages, kind).tolist(), keys, strict=True)
+            pages |= {row: (kind, key) for row, key in rows if row}
+        shared = common_prefix(before, text.tokens)
+        tokens = base64.b64encode(text.tokens[shared:].astype(np.int32).tobytes()).decode()
+        own.append([shared, tokens, text.age, text.hits, text.windows])
+        before = text.tokens
+    record = DiskRecord(digest_of(facts), _ROOT, b"", tuple(pages[row] for row in sorted(pages)), None)
+    return json.dumps({**record.said, "texts": own}).encode()
 
 
-def _from_arrays(
-    arrays: dict[str, np.ndarray], layout: KVLayout, dtype: np.dtype, vocab: int
-) -> tuple[CacheSnapshot, Contents]:
-    """Rebuild snapshot and contents. Raises ValueError for arrays that cannot have been saved."""
-    types = _types(layout, dtype)
-    columns = {f.name: arrays.get(f.name, np.zeros(0, types[f.name])) for f in dataclasses.fields(CacheSnapshot)}
-    if any(column.ndim != 1 for column in columns.values()):
-        raise ValueError("an array has a wrong shape")
-    for name in ("local", "window_branch"):
-        columns[name] = columns[name].astype(bool)
-    snapshot = CacheSnapshot(**columns)
-    check(snapshot, layout, vocab)
-    if arrays["sizes"].tolist() != _sizes(snapshot).tolist():
-        raise ValueError("arrays are missing")
-    slots = len(snapshot.local) * (layout.full is not None) + layout.pages_per_slab * int(snapshot.local.sum())
-    shape = (slots, layout.slab_elems // layout.pages_per_slab)
-    numbers = range(layout.num_lanes * layout.devices)
-    lanes = [arrays.get(_lane(n), np.zeros((0, shape[1]), types[_lane(n)])) for n in numbers]
-    if any(lane.shape != shape for lane in lanes):
-        raise ValueError(f"pages have the wrong size, not {shape}")
-    return snapshot, [lane.view(dtype) for lane in lanes]
+def _parsed(header: bytes, geometry: RecordGeometry) -> tuple[list[SavedText], int]:
+    """Return the texts that a header has, and the number of rows. Raises what a header of other JSON leads to."""
+    said = json.loads(header)
+    record, tokens, texts = parsed(said), [_NO_TOKENS], list[SavedText]()
+    if record.identity != geometry.identity:
+        raise ValueError("its pages are of another engine")
+    row_of = dict(zip(record.pages, rows_of(record, geometry), strict=True))
+    for shared, more, *_ in said["texts"]:
+        if not 0 <= shared <= len(tokens[-1]):
+            raise ValueError("a text shares more than the one before has")
+        tokens.append(np.concatenate([tokens[-1][:shared], np.frombuffer(base64.b64decode(more), np.int32)]))
+    keys_of = _keys(tokens[1:], geometry.page_size)
+    for (*_, age, hits, windows), text, keys in zip(said["texts"], tokens[1:], keys_of, strict=True):
+        rows = [np.array([1 + row_of.get((kind, key), -1) for key in keys], np.intp) for kind in ("full", "local")]
+        marks = [(end, branch, last, uses) for end, branch, last, uses in windows]
+        texts.append(SavedText(text, Pages(*rows), age, hits, marks))
+    return texts, sum(geometry.rows(key) for key in record.pages)
 
 
-def _types(layout: KVLayout, dtype: np.dtype) -> dict[str, str]:
-    """Return the type on disk of every array that a cache may have."""
-    columns = {f.name: _TYPES.get(f.name, "int64") for f in dataclasses.fields(CacheSnapshot)}
-    lanes = {_lane(number): f"uint{8 * dtype.itemsize}" for number in range(layout.num_lanes * layout.devices)}
-    return columns | lanes | {"sizes": "int64"}
+def _keys(texts: list[Int[np.ndarray, " T"]], page_size: int) -> Iterator[list[bytes]]:
+    """Yield the keys of the pages of each text."""
+    before, keys = _NO_TOKENS, list[bytes]()
+    for tokens in texts:
+        whole = common_prefix(before, tokens) // page_size
+        more = page_keys(keys[whole - 1] if whole else _ROOT, tokens[whole * page_size :], page_size)
+        before, keys = tokens, keys[:whole] + more
+        yield keys
 
 
 def _lane(number: int) -> str:
     return f"lane_{number:03}"
 
 
-def _sizes(snapshot: CacheSnapshot) -> np.ndarray:
-    """Return the lengths of the columns: an array that even the cache of an empty tree has."""
-    return np.array([len(getattr(snapshot, f.name)) for f in dataclasses.fields(snapshot)], np.int64)
-
-
-def _write(folder: Path, arrays: dict[str, np.ndarray], identity: Identity) -> None:
-    """Write a cache to a folder."""
+def write_files(folder: Path, arrays: dict[str, np.ndarray], facts: Identity) -> None:
+    """Write the files of a cache to a folder."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
-    listed = {name: _describe(array) for name, array in arrays.items()}
-    manifest = {"format": FORMAT, "identity": identity, "arrays": listed, "files": _file_digests(folder)}
+    manifest = {"format": FORMAT, "identity": facts, "files": _file_digests(folder)}
     manifest["sha256"] = manifest_digest(manifest)
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
@@ -228,34 +181,28 @@ def _require_same(path: Path, theirs: object, ours: Identity) -> None:
             raise CacheFileError(f"{path}: {name} of the cache is {shown}, this engine's is {value!r}")
 
 
-def _read_arrays(path: Path, listed: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Read the listed arrays, after checking that their sizes agree with the manifest and fit memory."""
+def _read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
+    """Read the arrays of a cache by name, after checking that they have these names, are of bytes and fit memory."""
     import orbax.checkpoint as ocp
 
     folder = path.resolve() / _ARRAYS
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         stored = checkpointer.metadata(folder).item_metadata.tree
-        shapes = {name: list(stored[name].shape) for name in listed}
-        if shapes != {name: entry["shape"] for name, entry in listed.items()}:
-            raise CacheFileError(f"{path}: the arrays are not those that {_MANIFEST} lists")
-        size = sum(int(np.prod(shapes[name], dtype=object)) * np.dtype(stored[name].dtype).itemsize for name in listed)
+        if not {_HEADER} <= set(stored) <= names or any(array.dtype != np.uint8 for array in stored.values()):
+            raise ValueError("its arrays are not those of a cache of this engine")
+        size = sum(math.prod(array.shape) for array in stored.values())
         if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise CacheFileError(f"{path}: the cache of {size} bytes is larger than this machine's memory")
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in listed}
-        restore = ocp.args.PyTreeRestore(item=dict.fromkeys(listed, 0), restore_args=as_numpy)
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in stored}
+        restore = ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=as_numpy)
         arrays: dict[str, np.ndarray] = checkpointer.restore(folder, args=restore)
     return arrays
-
-
-def _describe(array: np.ndarray) -> dict[str, Any]:
-    """Return shape and type of an array, as in the manifest."""
-    return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest without its own `sha256`."""
     said = {name: value for name, value in manifest.items() if name != "sha256"}
-    return _sha256(json.dumps(said, sort_keys=True).encode())
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
@@ -277,30 +224,3 @@ def _require_files(folder: Path, listed: object) -> None:
             raise CacheFileError(f"{folder}: the file {name[:100]} is missing")
         if found[name] != wanted.get(name):
             raise CacheFileError(f"{folder}: the file {name} is torn, or does not belong there")
-
-
-def weights_digest(params: Params) -> str:
-    """Return a digest of names, shapes, types and up to 64 evenly spaced elements of every parameter."""
-    digest = hashlib.sha256()
-    # Sample shard by shard: no device ever holds a whole parameter.
-    samples = jax.device_get({name: [_sample(x.data) for x in _shards(value)] for name, value in params.items()})
-    for name, value in sorted(params.items()):
-        digest.update(f"{name} {value.shape} {value.dtype}\n".encode())
-        for sample in samples[name]:
-            digest.update(np.asarray(sample).tobytes())
-    return digest.hexdigest()
-
-
-def _shards(value: jax.Array) -> list[Any]:
-    """Return the shards of an array without replicas."""
-    return [shard for shard in value.addressable_shards if shard.replica_id == 0]
-
-
-@jax.jit
-def _sample(value: jax.Array) -> jax.Array:
-    flat = value.reshape(-1)
-    return jax.lax.slice(flat, [0], [flat.size], [max(1, -(-flat.size // _SAMPLES))])
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

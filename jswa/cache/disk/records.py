@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -86,23 +86,40 @@ class DiskRecord:
     size: int = 0
     ready: bool = False
 
-    @cached_property
-    def header(self) -> bytes:
-        """The header of the file."""
-        tail = None if self.tail is None else [self.tail.before.hex(), self.tail.tokens]
-        said = {
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the header says, as `parsed` takes it."""
+        return {
             "identity": self.identity,
             "tree": self.tree.hex(),
             "first": self.first.hex(),
             "pages": [[kind, key.hex()] for kind, key in self.pages],
-            "tail": tail,
+            "tail": None if self.tail is None else [self.tail.before.hex(), self.tail.tokens],
         }
-        return json.dumps(said).encode()
+
+    @cached_property
+    def header(self) -> bytes:
+        """The header of the file."""
+        return json.dumps(self.said).encode()
 
     @cached_property
     def name(self) -> str:
         """Name of the file: a digest of its header."""
         return hashlib.sha256(self.header).hexdigest()[:40] + SUFFIX
+
+
+def parsed(said: dict[str, Any], size: int = 0) -> DiskRecord:
+    """Return the record of a header, in a file of `size` bytes. Raises what a header of other JSON leads to."""
+    tail = said["tail"]
+    return DiskRecord(
+        said["identity"],
+        bytes.fromhex(said["tree"]),
+        bytes.fromhex(said["first"]),
+        tuple((kind, bytes.fromhex(key)) for kind, key in said["pages"]),
+        None if tail is None else Tail(bytes.fromhex(tail[0]), tail[1]),
+        size,
+        ready=True,
+    )
 
 
 def page_keys(tree: bytes, tokens: Int[np.ndarray, " T"], page_size: int) -> list[bytes]:
@@ -128,17 +145,16 @@ def tree_digest(identity: str, salt: str) -> bytes:
 def size_of(record: DiskRecord, geometry: RecordGeometry) -> int:
     """Return the bytes of the file."""
     rows = sum(geometry.rows(key) for key in record.pages)
-    return len(_MAGIC) + _LENGTH.size + len(record.header) + 2 * _DIGEST + rows * geometry.slot_bytes
+    return len(_begin(record.header)) + rows * geometry.slot_bytes + _DIGEST
 
 
 def write_record(path: Path, record: DiskRecord, lanes: Lanes) -> None:
     """Write a file under a temporary name, then rename it. Raises OSError, and leaves no file then."""
-    header, body = record.header, hashlib.sha256()
-    staging = path.with_suffix(PARTIAL)
+    body, staging = hashlib.sha256(), path.with_suffix(PARTIAL)
     try:
         # Readable by this user only.
         with os.fdopen(os.open(staging, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(_MAGIC + _LENGTH.pack(len(header)) + header + hashlib.sha256(header).digest())
+            file.write(_begin(record.header))
             for lane in lanes:
                 rows = np.ascontiguousarray(lane).view(np.uint8).reshape(-1)
                 body.update(rows)
@@ -161,17 +177,7 @@ def read_header(path: Path) -> DiskRecord:
         if hashlib.sha256(text).digest() != file.read(_DIGEST):
             raise ValueError("has a torn header")
         size = os.fstat(file.fileno()).st_size
-    said = json.loads(text)
-    tail = said["tail"]
-    record = DiskRecord(
-        said["identity"],
-        bytes.fromhex(said["tree"]),
-        bytes.fromhex(said["first"]),
-        tuple((kind, bytes.fromhex(key)) for kind, key in said["pages"]),
-        None if tail is None else Tail(bytes.fromhex(tail[0]), tail[1]),
-        size,
-        ready=True,
-    )
+    record = parsed(json.loads(text), size)
     if record.header != text or record.name != path.name:
         raise ValueError("is not what its name says")
     return record
@@ -182,12 +188,10 @@ def read_rows(path: Path, wanted: DiskRecord, geometry: RecordGeometry) -> Lanes
     data = path.read_bytes()
     if len(data) != wanted.size:
         raise ValueError(f"has {len(data)} bytes in place of {wanted.size}")
-    header = wanted.header
-    start = len(_MAGIC) + _LENGTH.size + len(header) + _DIGEST
-    begin = _MAGIC + _LENGTH.pack(len(header)) + header + hashlib.sha256(header).digest()
-    if data[:start] != begin:
+    begin = _begin(wanted.header)
+    if not data.startswith(begin):
         raise ValueError("has another header")
-    body = memoryview(data)[start:-_DIGEST]
+    body = memoryview(data)[len(begin) : -_DIGEST]
     if hashlib.sha256(body).digest() != data[-_DIGEST:]:
         raise ValueError("has torn rows")
     return list(np.frombuffer(body, geometry.dtype).reshape(geometry.lanes, -1, geometry.elems))
@@ -200,3 +204,8 @@ def rows_of(record: DiskRecord, geometry: RecordGeometry) -> Sequence[int]:
         starts.append(at)
         at += geometry.rows(key)
     return starts
+
+
+def _begin(header: bytes) -> bytes:
+    """Return the file up to its rows."""
+    return _MAGIC + _LENGTH.pack(len(header)) + header + hashlib.sha256(header).digest()

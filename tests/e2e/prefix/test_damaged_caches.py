@@ -1,5 +1,6 @@
 """Saved prefix caches that are damaged, torn or another's: they are refused with the reason, and nothing is loaded."""
 
+import base64
 import json
 import os
 import shutil
@@ -7,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import jswa
@@ -30,27 +33,89 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
     return damage
 
 
+def _unsigned(path: Path) -> None:
+    """Damage the manifest alone."""
+    file = path / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "files": {}}))
+
+
+def forged(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Return a damage: changed arrays, written by orbax, with right checksums."""
+
+    def damage(path: Path) -> None:
+        facts, arrays = json.loads((path / "manifest.json").read_text())["identity"], stored(path)
+        change(arrays)
+        shutil.rmtree(path)
+        path.mkdir()
+        persist.write_files(path, arrays, facts)
+
+    return damage
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """Return the arrays of a saved cache by name."""
+    return dict(ocp.PyTreeCheckpointer().restore(path.resolve() / "arrays"))
+
+
+def said(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Return a damage: a changed header, with right checksums."""
+
+    def damage(arrays: dict[str, Any]) -> None:
+        header = json.loads(arrays["header"].tobytes())
+        change(header)
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+
+    return forged(damage)
+
+
 def _replace_by(file: str, content: bytes) -> Callable[[Path], Any]:
     return lambda path: (path / file).write_bytes(content)
+
+
+def _header(content: bytes) -> Callable[[Path], None]:
+    return forged(lambda arrays: arrays.update(header=np.frombuffer(content, np.uint8)))
+
+
+def _text(at: int, value: Any) -> Callable[[Path], None]:
+    """Return a damage: another value in the first text of the header."""
+    return said(lambda header: header["texts"][0].__setitem__(at, value))
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (rewritten(lambda m: m["identity"].update(version="1")), "version of the cache is '1', this engine's is '2'"),
+        (rewritten(lambda m: m["identity"].update(version="2")), "version of the cache is '2', this engine's is '3'"),
         (rewritten(lambda m: m["identity"].pop("weights")), "weights of the cache is None"),
         (rewritten(lambda m: m.update(identity=[1])), "version of the cache is None"),
-        (rewritten(lambda m: m.update(arrays=None)), "checksum"),
+        (_unsigned, "does not agree with its checksum"),
         (rewritten(lambda m: m.update(files=None)), "does not belong there"),
         (rewritten(lambda m: m["files"].update({"../../etc/passwd": "0"})), "passwd is missing"),
-        (rewritten(lambda m: m.update(arrays={})), "torn"),
-        (rewritten(lambda m: m["arrays"].pop("tokens")), "torn"),
-        (rewritten(lambda m: m["arrays"].pop("lane_000")), "torn"),
-        (rewritten(lambda m: m["arrays"].update(evil=m["arrays"]["tokens"])), "lists arrays"),
-        (rewritten(lambda m: m["arrays"].update(tokens=7)), "torn"),
-        (rewritten(lambda m: m["arrays"]["tokens"].update(shape=[10**15])), "not those"),
-        (rewritten(lambda m: m["arrays"]["tokens"].update(dtype="int64")), "'tokens' is torn"),
-        (rewritten(lambda m: m["arrays"]["tokens"].pop("dtype")), "torn"),
+        (forged(lambda arrays: arrays.pop("header")), "not those"),
+        (forged(lambda arrays: arrays.pop("lane_000")), "wrong size"),
+        (forged(lambda arrays: arrays.update(evil=arrays["header"])), "not those"),
+        (forged(lambda arrays: arrays.update(lane_000=arrays["lane_000"][1:])), "wrong size"),
+        (forged(lambda arrays: arrays.update(lane_000=arrays["lane_000"][:, 1:])), "wrong size"),
+        (forged(lambda arrays: arrays.update(lane_000=arrays["lane_000"].reshape(-1))), "wrong size"),
+        (forged(lambda arrays: arrays.update(lane_000=arrays["lane_000"].view(np.int32))), "not those"),
+        (_header(b"\xff\xfe"), "torn"),
+        (_header(b"[1, 2]"), "torn"),
+        (_header(b"{}"), "torn"),
+        (_header(b"[" * 100_000), "torn: RecursionError"),
+        (said(lambda header: header.pop("texts")), "torn: KeyError"),
+        (said(lambda header: header.update(texts=7)), "torn: TypeError"),
+        (said(lambda header: header.update(identity="00")), "of another engine"),
+        (said(lambda header: header["pages"].pop()), "a page is missing|wrong size"),
+        (said(lambda header: header["texts"].reverse()), "shares more than"),
+        (_text(0, 7), "shares more than"),
+        (_text(0, -1), "shares more than"),
+        (_text(0, "0"), "torn: TypeError"),
+        (said(lambda header: header.update(texts=[[0, "", 0, 0, []]])), "a text without tokens"),
+        (said(lambda header: header.update(texts=[[0, base64.b64encode(bytes(8)).decode(), 0, 0, []]])), "is missing"),
+        (_text(1, "AAAA"), "torn: ValueError"),
+        (_text(2, -1), "a number out of range"),
+        (_text(2, 0.5), "a number out of range"),
+        (_text(4, [[1, True, 0]]), "torn: ValueError"),
+        (_text(4, [[10**6, True, 0, 0]]), "a window beyond its text"),
         (rewritten(lambda m: m.update(format="something else")), "another's"),
         (_replace_by("manifest.json", b""), "torn"),
         (_replace_by("manifest.json", b"\xff\xfe"), "torn"),
@@ -120,6 +185,17 @@ def test_an_error_of_orbax_becomes_a_cache_file_error(saved: Path, later: LLM, m
     assert later.load_cache(saved) > 250
 
 
+def test_a_cache_that_is_larger_than_memory_is_not_read(
+    saved: Path, later: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes that orbax has written are added up before any array is read."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sysconf", lambda _: 100)
+        patch.setattr("orbax.checkpoint.Checkpointer.restore", lambda *_, **__: pytest.fail("an array is read"))
+        with pytest.raises(jswa.CacheFileError, match=r"the cache of \d+ bytes is larger than this machine's memory"):
+            later.load_cache(saved)
+
+
 def test_a_cache_is_replaced_only_by_a_complete_one(
     llm: LLM, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +218,7 @@ def test_a_cache_is_replaced_only_by_a_complete_one(
 
     for place, name, failure in (
         (os, "fsync", fail),
-        (persist.json, "dumps", fail),  # type: ignore[attr-defined]
+        (Path, "write_text", fail),
         (Path, "rename", fail_second),
     ):
         with monkeypatch.context() as patch:

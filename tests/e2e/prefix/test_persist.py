@@ -15,8 +15,10 @@ import pytest
 
 import jswa
 from jswa.cache.layout import KVLayout
+from jswa.config import Limits
 from jswa.llm import LLM
 from jswa.storage import page_copies, persist
+from jswa.storage.identity import Identity, identity
 from jswa.storage.snapshot import capture
 from tests.support.nights import sample
 from tests.support.oracles import small_model
@@ -48,7 +50,7 @@ def test_a_loaded_cache_is_bit_for_bit_the_saved_one(llm: LLM, later: LLM, saved
     later.load_cache(saved)
     later.save_cache(tmp_path / "cache")
     (one, first), (two, second) = read(llm, saved), read(llm, tmp_path / "cache")
-    assert sum(one["length"]) == sum(two["length"])
+    assert sorted(text.tokens.tolist() for text in one) == sorted(text.tokens.tolist() for text in two)
     for lane, other in zip(first, second, strict=True):
         assert sorted(row.tobytes() for row in lane) == sorted(row.tobytes() for row in other)
 
@@ -138,10 +140,11 @@ def test_models_and_layouts_have_different_identities() -> None:
     model = small_model("LLFLLF")
     params = {"a": jnp.arange(1000.0).reshape(10, 100), "b": jnp.zeros(3)}
 
-    def named(**changes: Any) -> persist.Identity:
+    def named(**changes: Any) -> Identity:
         parts: dict[str, Any] = {"model": model, "params": params, "page_size": 4, "salt": "", **changes}
         layout = KVLayout.of(parts["model"], parts["page_size"])
-        return persist.identity(parts["model"], parts["params"], layout, FLOAT32, parts["salt"])
+        limits = Limits(60, 4, 12, parts["page_size"], num_slabs=9)
+        return identity(parts["model"], parts["params"], layout, FLOAT32, limits, parts["salt"])
 
     plain = named()
     assert named() == plain
@@ -172,8 +175,7 @@ def test_saved_pages_contain_no_tokens_after_the_text(llm: LLM, tmp_path: Path) 
     llm.save_cache(tmp_path / "cache")
     _, contents = read(llm, tmp_path / "cache")
     engine: Any = llm.engine
-    layout, snapshot = engine.layout, capture(engine.scheduler.cache.prefix, "").snapshot
-    filled = snapshot.filled(layout.page_size)
+    layout, (filled, _) = engine.layout, capture(engine.scheduler.cache.prefix, "").filled
     assert (filled < layout.page_size).any()
     for lane in contents:
         heads, width = layout.full.num_kv_heads, layout.full.row

@@ -1,6 +1,5 @@
 """Engines that save and load their prefix cache, and what is in a saved one."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,8 @@ import numpy as np
 from jswa.llm import LLM
 from jswa.storage import persist
 from jswa.storage.cache_store import cache_identity
+from jswa.storage.identity import Identity
+from jswa.storage.snapshot import SavedText
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "use_tqdm": False}
 STORY = "Once upon a time there was a little girl who had a cat. The cat was big and liked to play in the garden. " * 2
@@ -22,17 +23,16 @@ def turn(model: LLM, text: str, **more: Any) -> str:
     return text + answer
 
 
-def identity_of(model: LLM, salt: str = "") -> persist.Identity:
+def identity_of(model: LLM, salt: str = "") -> Identity:
     """Return the identity that a saved cache must have for this engine."""
     runner: Any = model.engine.runner
     return cache_identity(model.engine, runner, salt)
 
 
-def read(model: LLM, path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
+def read(model: LLM, path: Path) -> tuple[list[SavedText], list[np.ndarray]]:
     """Return the contents of a saved cache, which is checked."""
     engine = model.engine
-    snapshot, contents = persist.load(path, identity_of(model), engine.layout, FLOAT32, engine.model.vocab_size)
-    return {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot)}, contents
+    return persist.load(path, identity_of(model), engine.layout, FLOAT32, engine.model.vocab_size)
 
 
 def held(model: LLM) -> tuple[int, ...]:

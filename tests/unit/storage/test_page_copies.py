@@ -59,12 +59,10 @@ def disturb(traffic: Traffic) -> None:
 
 def assert_same_text(loop: Loop, taken: Captured, one: Any, other: Any) -> None:
     """Assert that two contents of a snapshot agree wherever a page has text; behind it a row may write."""
-    layout, m = loop.runner.layout, loop.runner.layout.pages_per_slab
-    filled = taken.snapshot.filled(layout.page_size)
-    full = filled if layout.full is not None else filled[:0]
+    full, local = taken.filled
     for (mine, theirs), is_full in zip(zip(one, other, strict=True), (True, False, False, True, False), strict=True):
         first = 0 if is_full else len(full)
-        lengths = full if is_full else np.repeat(filled[taken.snapshot.local], m)
+        lengths = full if is_full else np.repeat(local, loop.runner.layout.pages_per_slab)
         for row, length in enumerate(lengths.tolist(), start=first):
             assert mine[row, :length].tolist() == theirs[row, :length].tolist()
 
@@ -110,7 +108,7 @@ def test_a_loaded_page_is_there_before_it_is_read(
     other = Traffic(second, rng, list(traffic.texts))
     other.send(int(rng.integers(0, 4)), drain=False)
     cache = second.scheduler.cache
-    done = restore(cache, "", taken.snapshot)
+    done = restore(cache, "", taken.texts)
     second.runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
     writing = Writing(second.runner, second.runner.layout, done.slots, contents, done.rows, slots(second))
     second.before_launch = writing.before_launch

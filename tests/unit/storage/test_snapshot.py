@@ -1,4 +1,4 @@
-"""Snapshots of prefix trees, and restoring them (jswa/storage/snapshot.py, restore.py)."""
+"""Texts of prefix trees, and restoring them (jswa/storage/snapshot.py, restore.py)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from jaxtyping import Int
 
 from jswa.architecture import Reach
+from jswa.cache.host.texts import Pages
 from jswa.cache.manager import CacheManager
 from jswa.cache.moves import Move, origins
 from jswa.config import Limits
 from jswa.storage.restore import Restored, restore
-from jswa.storage.snapshot import CacheSnapshot, Captured, capture, check
+from jswa.storage.snapshot import Captured, Mark, SavedText, capture, check
 from tests.support.builders import LAYOUTS, make_layout, make_request, share
 from tests.support.loops.loop import Loop
 from tests.support.text.model import TextModel
@@ -80,10 +81,10 @@ def read(loop: Loop, slots: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, "n p"
 
 
 def load(loop: Loop, taken: Captured, contents: list[Int[np.ndarray, "n p"]], salt: str = "") -> Restored:
-    """Restore a snapshot and its contents into another loop."""
+    """Restore texts and their contents into another loop."""
     cache = loop.scheduler.cache
-    check(taken.snapshot, loop.runner.layout, VOCAB)
-    done = restore(cache, salt, taken.snapshot)
+    check(taken.texts, loop.runner.layout, VOCAB)
+    done = restore(cache, salt, taken.texts)
     loop.runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
     for array, saved in zip(loop.runner.memory, contents, strict=True):
         array[done.slots] = saved[done.rows]
@@ -95,6 +96,11 @@ def resumes(cache: CacheManager, prompts: list[list[int]], salt: str = "") -> li
     """Return where rows with these prompts would start, and whether texts branch there."""
     matches = [cache.match(salt, np.array(prompt, np.int32), len(prompt) - 1) for prompt in prompts]
     return [(match.resume, match.branch, len(match.full), len(match.local)) for match in matches]
+
+
+def window_ends(texts: list[SavedText]) -> list[int]:
+    """Return where the windows of texts end."""
+    return sorted(end for text in texts for end, *_ in text.windows)
 
 
 def assert_no_worse(after: list[Any], before: list[Any], page: int) -> None:
@@ -135,8 +141,8 @@ def test_a_restored_cache_gives_the_same_hits(
     again = capture(second.scheduler.cache.prefix, "")
     assert again.tokens == taken.tokens
     assert len(again.slots) == len(taken.slots)
-    assert sorted(again.snapshot.window_end.tolist()) == sorted(taken.snapshot.window_end.tolist())
-    event(f"windows: {min(len(again.snapshot.window_end), 5)}, edges: {min(len(again.snapshot.parent), 5)}")
+    assert window_ends(again.texts) == window_ends(taken.texts)
+    event(f"windows: {min(len(window_ends(again.texts)), 5)}, texts: {min(len(again.texts), 5)}")
     Traffic(second, rng, traffic.texts).send(8)
     event(f"cached: {second.scheduler.cache.stats().cached_tokens > 0}")
 
@@ -223,7 +229,7 @@ def test_a_snapshot_contains_one_salt() -> None:
     prefix = first.scheduler.cache.prefix
     assert capture(prefix, "").tokens == 0
     taken = capture(prefix, "a")
-    assert set(taken.snapshot.tokens[:20].tolist()) == {1}
+    assert {*taken.texts[0].tokens[:20].tolist()} == {1}
     assert load(second, taken, read(first, taken.slots), salt="c").tokens == taken.tokens
     cache = second.scheduler.cache
     assert resumes(cache, [[1] * 20], "c")[0][0].full_to == 19
@@ -264,82 +270,79 @@ def test_contents_are_read_from_where_pages_were_before_pending_moves() -> None:
     assert origins(moves, np.array([25, 1, 2, 7], np.int32)).tolist() == [1, 2, 2, 7]
 
 
-def changed(name: str, change: Callable[[Any], Any]) -> Any:
-    """Return a test parameter: a snapshot with one wrong column."""
-    return pytest.param(name, change, id=name)
+def changed(change: Callable[[Any], Any], field: str) -> Callable[[SavedText], SavedText]:
+    """Return a change of one field of a text."""
+    return lambda text: text._replace(**{field: change(getattr(text, field))})
+
+
+def marks(*mark: Any) -> Callable[[SavedText], SavedText]:
+    """Return a change of the windows of a text."""
+    return changed(lambda _: [mark], "windows")
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    ("change", "reason"),
     [
-        changed("parent", lambda a: a + 1),
-        changed("parent", lambda a: np.where(a < 0, -2, a)),
-        changed("length", lambda a: a + 1),
-        changed("length", lambda a: -a),
-        changed("length", lambda a: np.roll(a, 1)),
-        changed("age", lambda a: a - 2**40),
-        changed("hits", lambda a: a + 2**62),
-        changed("tokens", lambda a: a + VOCAB),
-        changed("tokens", lambda a: a - 2**30),
-        changed("tokens", lambda a: a[1:]),
-        changed("local", lambda a: a[1:]),
-        changed("window_edge", lambda a: a + 1000),
-        changed("window_edge", lambda a: a - 1000),
-        changed("window_end", lambda a: a + 1000),
-        changed("window_end", lambda a: -a),
+        (changed(lambda n: n - 2**40, "age"), "a number out of range"),
+        (changed(lambda n: n + 2**62, "hits"), "a number out of range"),
+        (changed(lambda n: 1.5, "age"), "a number out of range"),
+        (changed(lambda n: True, "hits"), "a number out of range"),
+        (changed(lambda a: a[:0], "tokens"), "a text without tokens"),
+        (changed(lambda a: a + VOCAB, "tokens"), "a token that is not in the vocabulary"),
+        (changed(lambda a: a - 2**30, "tokens"), "a token that is not in the vocabulary"),
+        (changed(lambda a: Pages(np.zeros_like(a.full), a.local), "pages"), "a page is missing"),
+        (marks(1000, False, 0, 0), "a window beyond its text"),
+        (marks(0, False, 0, 0), "a window beyond its text"),
+        (marks(-1, False, 0, 0), "a number out of range"),
+        (marks(1, False, "0", 0), "a number out of range"),
+        (marks(1, 1, 0, 0), "a window that is no branch"),
     ],
 )
-def test_an_impossible_snapshot_is_refused(name: str, change: Callable[[Any], Any]) -> None:
-    """With values out of range or out of order, or columns of wrong lengths."""
+def test_impossible_texts_are_refused(change: Callable[[SavedText], SavedText], reason: str) -> None:
+    """With values out of range or of wrong types: each text in turn."""
     loop = make_loop((1, 1), (4, Reach(5)), 100)
     Traffic(loop, np.random.default_rng(3)).send(15)
-    snapshot = capture(loop.scheduler.cache.prefix, "").snapshot
-    layout = loop.runner.layout
-    check(snapshot, layout, VOCAB)
-    with pytest.raises(ValueError, match=" "):
-        check(dataclasses.replace(snapshot, **{name: change(getattr(snapshot, name))}), layout, VOCAB)
+    texts, layout = capture(loop.scheduler.cache.prefix, "").texts, loop.runner.layout
+    check(texts, layout, VOCAB)
+    for number, text in enumerate(texts):
+        without = text._replace(windows=[]) if reason == "a text without tokens" else text
+        with pytest.raises(ValueError, match=reason):
+            check([*texts[:number], change(without), *texts[number + 1 :]], layout, VOCAB)
+    alone = make_layout(4, Reach(5), num_full=1, num_local=0)
+    with pytest.raises(ValueError, match="local pages for a model without local layers"):
+        check(texts, alone, VOCAB)
 
 
 @share(2)
 @given(data=st.data(), layers=st.sampled_from(list(LAYOUTS.values())), shape=st.sampled_from(SHAPES))
-def test_restoring_any_snapshot_that_passes_the_check_keeps_the_laws(
+def test_restoring_any_texts_that_pass_the_check_keeps_the_laws(
     data: st.DataObject, layers: tuple[int, int], shape: tuple[int, Reach]
 ) -> None:
-    """Duplicate edges, windows with holes and unused pages are restored as far as possible."""
+    """Duplicate texts, windows with holes and unused pages are restored as far as possible."""
     loop, p = make_loop(layers, shape, data.draw(st.integers(4, 60))), shape[0]
     Traffic(loop, np.random.default_rng(0)).send(data.draw(st.integers(0, 3)), drain=data.draw(st.booleans()))
-    count = data.draw(st.integers(0, 6))
-    parent: list[int] = []
-    length: list[int] = []
-    for edge in range(count):
-        whole = [i for i in range(edge) if length[i] % p == 0]
-        parent.append(data.draw(st.sampled_from([-1, *whole])))
-        length.append(data.draw(st.integers(1, 14)))
-    entries = sum(-(-n // p) for n in length)
-    bits = st.lists(st.booleans(), min_size=entries, max_size=entries)
-    tokens = data.draw(st.lists(st.integers(0, 1), min_size=sum(length), max_size=sum(length)))
-    windows = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=5)) if count else []
-    ages = np.array([data.draw(st.integers(0, 9)) for _ in range(count)], np.int64)
-    snapshot = CacheSnapshot(
-        np.array(parent, np.int64),
-        np.array(length, np.int64),
-        ages,
-        ages,
-        np.array(tokens, np.int32),
-        np.array(data.draw(bits), bool) & (layers[1] > 0),
-        np.array([edge for edge, _ in windows], np.int64),
-        np.array([end for _, end in windows], np.int64),
-        np.array([end % 2 for _, end in windows], bool),
-        np.array([end for _, end in windows], np.int64),
-        np.array([edge for edge, _ in windows], np.int64),
-    )
+    texts, row, m = list[SavedText](), 1, loop.runner.layout.pages_per_slab
+    for number in range(data.draw(st.integers(0, 6))):
+        start = data.draw(st.sampled_from([[], *(text.tokens.tolist() for text in texts)]))
+        text = (start + data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=14)))[:40]
+        count = -(-len(text) // p)
+        held = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        full = row + np.arange(count) if layers[0] else np.zeros(count, np.int64)
+        local = np.where(held, row + count + m * np.arange(count), 0) * (layers[1] > 0)
+        row += count * (1 + m)
+        windows: list[Mark] = [
+            (end, end % 2 == 1, end, number) for end in data.draw(st.lists(st.integers(1, 30), max_size=3))
+        ]
+        age = data.draw(st.integers(0, 9))
+        texts.append(SavedText(np.array(text, np.int32), Pages(full, local), age, age, windows))
     cache = loop.scheduler.cache
     try:
-        check(snapshot, loop.runner.layout, VOCAB)
+        check(texts, loop.runner.layout, VOCAB)
     except ValueError:
         event("refused")
         return
-    done = restore(cache, "", snapshot)
+    done = restore(cache, "", texts)
     loop.scheduler.check()
     assert len(set(done.slots.tolist())) == len(done.slots)
+    assert all(0 <= number < row for number in done.rows.tolist())
     event(f"entered: {done.tokens > 0}")

@@ -15,7 +15,7 @@ from jswa.model.hf.quantization import parse_quantization
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.storage.convert import convert
-from jswa.storage.persist import weights_digest
+from jswa.storage.identity import weights_digest
 from tests.support.checkpoints.quantized import COMPRESSED, plain_tensors, write
 
 FLOAT32 = jnp.dtype("float32")
