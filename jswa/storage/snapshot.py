@@ -65,7 +65,7 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
         end, pages = min(leaf.end, count * tree.page_size), Pages(pages.full[:count], pages.local[:count])
         ends |= {node: max(ends.get(node, 0), min(node.end, end)) for node in path}
         if count:
-            own = [w for node in path for w in node.windows.values() if _has(pages, w, end, tree.page_size)]
+            own = [w for node in path for w in node.windows.values() if _has(pages, w, tree.page_size)]
             marks = [(w.end, w.branch, clock - w.last, w.hits) for w in own]
             tokens = np.concatenate([node.tokens for node in path])[:end]
             texts.append(SavedText(tokens, pages, clock - leaf.last, leaf.hits, marks))
@@ -73,10 +73,10 @@ def capture(prefix: PrefixCache, salt: str) -> Captured:
     return _numbered(texts, prefix.pool, tree.page_size, total)
 
 
-def _has(pages: Pages, window: Window, end: int, page_size: int) -> bool:
-    """Return whether a text up to `end` has the pages of a window."""
+def _has(pages: Pages, window: Window, page_size: int) -> bool:
+    """Return whether a text has the pages of a window."""
     last = -(-window.end // page_size)
-    return window.end <= end and np.array_equal(pages.local[last - len(window.slabs) : last], window.slabs)
+    return np.array_equal(pages.local[last - len(window.slabs) : last], window.slabs)
 
 
 def _numbered(texts: list[SavedText], pool: PagePool, page_size: int, total: int) -> Captured:

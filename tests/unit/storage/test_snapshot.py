@@ -218,6 +218,37 @@ def test_the_last_used_branch_is_restored_first() -> None:
     assert found[1] == resumes(first.scheduler.cache, [common + [3] * 20])[0]
 
 
+def test_a_page_that_moves_during_a_restore_is_written_where_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holes that appear while the second text is restored let the pool move the pages of the first."""
+    first, second = (make_loop((1, 6), (4, Reach(5)), 40) for _ in range(2))
+    prompts = [[1] * 9, [2] * 9]
+    for number, prompt in enumerate(prompts):
+        first.scheduler.add(make_request(f"r{number}", prompt, length=10))
+    while first.scheduler.has_work():
+        first.step()
+    taken = capture(first.scheduler.cache.prefix, "")
+    cache, calls = second.scheduler.cache, list[int]()
+    m = cache.pool.pages_per_slab
+    held, compact = cache.pool.alloc_full(m * m).reshape(m, m), cache.compact
+
+    def compact_later() -> None:
+        calls.append(len(cache.moves))
+        if len(calls) == 2:
+            cache.pool.free_full(held[:, 0])
+        compact()
+
+    monkeypatch.setattr(cache, "compact", compact_later)
+    done = restore(cache, "", taken.texts)
+    assert len(cache.moves) > calls[1] == 0, "no page has moved"
+    cache.pool.free_full(held[:, 1:].reshape(-1))
+    second.runner.move(np.array(cache.drain_moves(), np.int32).reshape(-1, 3))
+    for array, saved in zip(second.runner.memory, read(first, taken.slots), strict=True):
+        array[done.slots] = saved[done.rows]
+    second.scheduler.check()
+    assert all(match[0].full_to == 9 for match in resumes(cache, [[*prompt, 3] for prompt in prompts]))
+    Traffic(second, np.random.default_rng(0), [[*prompt, 3, 3, 3] for prompt in prompts]).send(8)
+
+
 def test_a_snapshot_contains_one_salt() -> None:
     """After a restore only requests of that salt find its texts."""
     first, second = (make_loop((1, 1), (4, Reach(5)), 60) for _ in range(2))
