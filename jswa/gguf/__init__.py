@@ -1,4 +1,9 @@
 """Checkpoints in GGUF, llama.cpp's file format, seen as the Hugging Face folders that they stand for.
 
-header          the checked header of one file: metadata and tensors
+file             the checked headers of the files; types and rows of tensors
+families         config.json of each architecture, from its metadata
+architectures    the table of architectures: configs, names of tensors, what a converter has changed
+made, tensors    transformers' tensors, made of rows of GGUF tensors
+checkpoint       all of it: config.json, generation_config.json and tensors of a file
+pointer, view    the folder in jswa's cache that stands for a file
 """

@@ -67,6 +67,8 @@ def find_model(
     folder = Path(model)
     if is_folder(folder):
         return folder
+    if folder.suffix == ".gguf" and os.path.isfile(folder):
+        return _view_of(folder, check)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         what = "is a file" if os.path.isfile(folder) else "there is no such folder"
         raise CheckpointError(
@@ -85,6 +87,15 @@ def find_model(
         commit = folder.name  # the same for all files, even if the branch moves meanwhile
         repository._replace(revision=commit).download(weight_files(folder))
         _require_weights(model, folder)
+    return folder
+
+
+def _view_of(path: Path, check: Callable[[Path], object]) -> Path:
+    """Return the folder that a GGUF file stands for. Raises CheckpointError, and what `check` raises."""
+    from jswa.gguf.view import view_of  # imports the gguf package, which takes a fifth of a second
+
+    folder = view_of(path)
+    check(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: their tensors, checked as a whole, and a reader of rows."""
+"""The tensors of a checkpoint folder, checked as a whole, and a reader of rows: safetensors files, or a GGUF's view."""
 
 import hashlib
 import os
@@ -12,6 +12,10 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
+from jswa.gguf.checkpoint import read_checkpoint
+from jswa.gguf.file.shards import shard_names
+from jswa.gguf.made import Made, Turned, read_made
+from jswa.gguf.pointer import pointed
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.safetensors_header import StoredTensor, open_weights, read_header
 from jswa.storage.checkpoint_files import open_file
@@ -36,11 +40,12 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Tensor(NamedTuple):
-    """One tensor of a safetensors file that is not read yet."""
+    """One tensor of a safetensors file that is not read yet; or, with `made`, one that is made of GGUF tensors."""
 
     path: Path
     key: str
     stored: StoredTensor
+    made: Made | None = None
 
     @property
     def where(self) -> str:
@@ -78,6 +83,9 @@ def stored_tensors(folder: Path, name_of: Callable[[str], str | None] = canonica
     Raises CheckpointError that names file and key if a header is invalid, if a tensor is stored twice, or if the index
     and the files disagree.
     """
+    gguf = pointed(folder)
+    if gguf is not None:
+        return _made_tensors(gguf, name_of)
     weight_map = _weight_map(folder)
     listed: dict[str, list[str]] = {} if weight_map else {SINGLE: []}
     for key, file in weight_map.items():
@@ -102,6 +110,17 @@ def stored_tensors(folder: Path, name_of: Callable[[str], str | None] = canonica
     return tensors
 
 
+def _made_tensors(gguf: Path, name_of: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Return the tensors of a GGUF checkpoint."""
+    found = {}
+    for key, made in read_checkpoint(gguf).tensors.items():
+        if (name := name_of(key)) is not None:
+            source = made.sources[0]
+            stored = StoredTensor(made.dtype, made.shape, source.begin, source.begin + source.size)
+            found[name] = Tensor(source.path, source.name, stored, made)
+    return found
+
+
 def weights_fingerprint(folder: Path) -> str:
     """Return a digest of the names, sizes and some bytes of the weight files, to check that hosts have the same files.
 
@@ -110,6 +129,9 @@ def weights_fingerprint(folder: Path) -> str:
     """
     digest = hashlib.sha256()
     files = [*folder.glob("*.safetensors"), *(folder / "weights").rglob("*")]  # `jswa convert` writes the latter
+    gguf = pointed(folder)
+    if gguf is not None:
+        files, folder = [gguf.with_name(name) for name in shard_names(gguf.name)], gguf.parent
     for path in sorted(path for path in files if path.is_file()):
         try:
             with open_file(path, folder) as file:
@@ -156,8 +178,12 @@ class TensorReader:
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._paths = sorted({tensor.path for tensor in tensors.values()})
+        self._paths = sorted({tensor.path for tensor in tensors.values() if tensor.made is None})
+        made = (tensor.made for tensor in tensors.values() if tensor.made is not None)
+        self._gguf_paths = sorted({source.path for one in made for source in one.sources})
         self._files: dict[Path, tuple[int, int]] = {}
+        self._gguf: dict[Path, int] = {}
+        self._turned: dict[Made, Turned] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> "TensorReader":
@@ -169,6 +195,8 @@ class TensorReader:
                 except OSError as error:
                     raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
                 self._files[path] = descriptor, 8 + length
+            for path in self._gguf_paths:
+                self._gguf[path] = stack.enter_context(open_file(path)).fileno()
             self._stack = stack.pop_all()
         return self
 
@@ -184,6 +212,8 @@ class TensorReader:
         Raises CheckpointError if the file is too short.
         """
         columns = columns or (tensor.shape[-1] if tensor.shape else 1)
+        if tensor.made is not None:
+            return read_made(tensor.made, self._gguf, begin, end, columns, self._turned)
         dtype = TYPES[tensor.dtype]
         size = dtype.itemsize * columns
         out = np.empty((end - begin) * size, np.uint8)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jswa.errors import CheckpointError
-from jswa.gguf.cursor import Cursor
-from jswa.gguf.types import BLOCKS
+from jswa.gguf.file.cursor import Cursor
+from jswa.gguf.file.types import blocks
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import label, shown
 
@@ -128,10 +128,10 @@ def _tensor(cursor: Cursor, path: Path) -> GgufTensor:
         raise CheckpointError(f"{where} has {rank} axes: must have 1 to {_MAX_RANK}")
     sizes = [cursor.number("Q", f"sizes of {label(name)}") for _ in range(rank)]
     kind, offset = cursor.number("I", f"type of {label(name)}"), cursor.number("Q", f"offset of {label(name)}")
-    if kind not in BLOCKS:
-        known = ", ".join(block.name for block in BLOCKS.values())
+    if kind not in blocks():
+        known = ", ".join(block.name for block in blocks().values())
         raise CheckpointError(f"{where} has type {kind}: must be one of {known}")
-    block = BLOCKS[kind]
+    block = blocks()[kind]
     if min(sizes) < 1 or math.prod(sizes) > _INT64_MAX // block.size:
         raise CheckpointError(f"{where}: shape = {shown(sizes)}: must be sizes from 1, of less than 2^63 bytes")
     if sizes[0] % block.numbers:

@@ -1,0 +1,1 @@
+"""config.json of each architecture, from its metadata."""

@@ -1,0 +1,46 @@
+"""Keys of config.json that nearly all architectures have, read from their metadata."""
+
+from typing import Any
+
+from jswa.gguf.families.keys import Model
+from jswa.gguf.families.rope import rope
+
+Config = dict[str, Any]
+
+
+def usual(m: Model, *, heads: bool = True) -> Config:
+    """Return the keys that nearly all architectures have; `heads`: also the heads of attention, alike in all layers."""
+    m.requires("attention.causal", True)
+    m.requires("pooling_type", 0)
+    found: Config = {
+        "vocab_size": m.shape("token_embd.weight", 2)[0],
+        "hidden_size": m.integer("embedding_length"),
+        "num_hidden_layers": m.layers,
+        "max_position_embeddings": m.integer("context_length"),
+        "num_attention_heads": m.same("attention.head_count"),
+        "tie_word_embeddings": "output.weight" not in m.tensors,
+    }
+    if heads:
+        head_dim = m.integer("attention.key_length", found["hidden_size"] // found["num_attention_heads"] or 1)
+        m.requires("attention.value_length", head_dim)
+        found |= {
+            "num_key_value_heads": m.same("attention.head_count_kv", found["num_attention_heads"]),
+            "head_dim": head_dim,
+        }
+    return found
+
+
+def plain(m: Model) -> Config:
+    """Return the keys of a model with whole heads rotated alike, one feed-forward width, and RMS norms."""
+    found = usual(m)
+    found |= rope(m, found["head_dim"])
+    found["rms_norm_eps"] = m.number("attention.layer_norm_rms_epsilon")
+    return found | {"intermediate_size": m.same("feed_forward_length")}
+
+
+def biases(m: Model) -> Config:
+    return {"attention_bias": m.has("attn_q.bias"), "mlp_bias": m.has("ffn_down.bias")}
+
+
+def types(slides: list[bool], local: str = "sliding_attention") -> list[str]:
+    return [local if one else "full_attention" for one in slides]

@@ -1,0 +1,1 @@
+"""One GGUF file, or its parts: headers, types and rows. Knows nothing of models."""
