@@ -206,6 +206,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _ROUTER,
         names={
             "attn_sinks.weight": "self_attn.attention_sink_bias",
+            "attn_sinks": "self_attn.attention_sink_bias",
             "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
         },
         experts=_QWEN_EXPERTS,

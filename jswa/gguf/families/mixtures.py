@@ -113,7 +113,7 @@ def mimo2(m: Model) -> Config:
     head_dim, value_dim = m.integer("attention.key_length"), m.integer("attention.value_length")
     rotated = m.integer("rope.dimension_count", head_dim, high=head_dim)
     m.requires("expert_gating_func", _SIGMOID)
-    sinks = [f"blk.{index}.attn_sinks.weight" in m.tensors for index in range(m.layers)]
+    sinks = [any(f"blk.{index}.attn_sinks{end}" in m.tensors for end in (".weight", "")) for index in range(m.layers)]
     sparse = [f"blk.{index}.ffn_gate_inp.weight" in m.tensors for index in range(m.layers)]
     local, full = kinds[True].pop(), kinds[False].pop()
     return found | {

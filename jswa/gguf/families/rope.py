@@ -1,5 +1,6 @@
 """Rotary embeddings: from llama.cpp's metadata and factors to the keys of config.json."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,9 @@ def _scaling(m: Model) -> dict[str, Any] | None:
         "original_max_position_embeddings": m.integer("rope.scaling.original_context_length"),
     }
     for key in ("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"):
-        if (attention := m.optional(key)) is not None:
+        attention = m.optional(key)
+        # What transformers computes itself is left to it: the file has it in float32 only.
+        if attention is not None and not math.isclose(attention, 0.1 * math.log(factor) + 1, rel_tol=_NEAR):
             found["attention_factor"] = attention
     return found
 
@@ -62,7 +65,7 @@ def _scaling(m: Model) -> dict[str, Any] | None:
 def _of_factors(factors: Float32[np.ndarray, " n"], theta: float, dim: int) -> dict[str, Any]:
     """Return the scaling that divides the frequencies by these factors: llama3's if it gives them, else the factors.
 
-    Llama 3's parameters are not in the file. Two blended frequencies give them up to one number, which has no effect.
+    Llama 3's parameters are not in the file. Two blended factors give them up to one number, which has no effect.
     """
     wavelengths = (2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)).astype(np.float32)
     factor = float(str(factors.max()))
@@ -79,18 +82,24 @@ def _of_factors(factors: Float32[np.ndarray, " n"], theta: float, dim: int) -> d
 def _fitted(
     factors: Float32[np.ndarray, " n"], wavelengths: Float32[np.ndarray, " n"], factor: float
 ) -> list[tuple[float, float, int]]:
-    """Return low, high and original length that give the blended factors, for low = 1 (a list of none or one)."""
+    """Return low, high and original length that give the blended factors, for low = 1 (a list of none or one).
+
+    One blended factor tells the original length only if high is the usual 4.
+    """
     blended = (factors > 1.0) & (factors < factor)
-    if not np.isfinite(factors).all() or np.count_nonzero(blended) < 2:
+    if not blended.any():
         return []
     # A blended frequency is 1 / f = (1 - s) / factor + s, where s = (original / wavelength - low) / (high - low).
     smooth = (1 / factors[blended].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
-    slope, intercept = np.polyfit(1 / wavelengths[blended].astype(np.float64), smooth, 1)
-    if not (slope > 0 and intercept < 0):
+    inverse = 1 / wavelengths[blended].astype(np.float64)
+    high = 4.0
+    if len(smooth) > 1:
+        _, intercept = np.polyfit(inverse, smooth, 1)
+        high = round(1 - 1 / intercept, 3) if intercept < 0 else 0.0
+    if not 1 < high < 1e6:
         return []
-    high = round(1 - 1 / intercept, 3)
-    original = slope * (high - 1)
-    return [(1.0, high, round(original))] if 1 < high < 1e6 and 1 <= original < 2**31 else []
+    original = float(np.median((smooth * (high - 1) + 1) / inverse))
+    return [(1.0, high, round(original))] if 1 <= original < 2**31 else []
 
 
 def _llama3(

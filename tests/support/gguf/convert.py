@@ -1,0 +1,188 @@
+"""Write a Hugging Face checkpoint as GGUF, as llama.cpp's convert_hf_to_gguf.py does it: the way that jswa undoes.
+
+Names of tensors come from the gguf package; what else the converter does to each family is here, as data and small
+functions, written from its facts and not from jswa's tables.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from tests.support.gguf.metadata import ARCHES, write_metadata
+
+Array = NDArray[Any]
+Config = Mapping[str, Any]
+Pairs = Iterator[tuple[str, Array]]
+# Matrices that the converter stacks: experts, and Gemma 3n's projections of streams.
+_STACKED = re.compile(r"(.*(?:\.experts|altup_projections|altup_unembed_projections))\.(\d+)\.(?:(\w+)\.)?weight")
+
+
+def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str = "F32") -> None:
+    """Write a checkpoint as one GGUF file, its matrices in a type of llama.cpp, its vectors in F32.
+
+    Norms of Gemma 2 and 3 get 1 added in float32, which not all numbers survive: round them first (`rounded`).
+    """
+    arch = ARCHES[config["model_type"]]
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    write_metadata(writer, config)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 8)
+    for name, data in _converted(config, tensors):
+        final = name.startswith(("blk.", "rope_"))
+        found = name if final else names.get_name(name, (".weight", ".bias"))
+        if found is None:
+            raise KeyError(f"{name}: the converter has no name for it")
+        wanted = GGMLQuantizationType[kind if data.ndim > 1 and not found.endswith("_norm.weight") else "F32"]
+        _add(writer, found, np.ascontiguousarray(data, np.float32), wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def rounded(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the tensors with norms of eight bits after the point, so that adding 1 and taking it away is exact."""
+    return {name: np.round(x * 256) / 256 if name.endswith("norm.weight") else x for name, x in tensors.items()}
+
+
+def _add(writer: GGUFWriter, name: str, data: Array, kind: GGMLQuantizationType) -> None:
+    if kind == GGMLQuantizationType.F32:
+        writer.add_tensor(name, data.astype(np.float32))
+    elif kind == GGMLQuantizationType.F16:
+        writer.add_tensor(name, data.astype(np.float16))
+    else:
+        writer.add_tensor(name, quantize(data, kind), raw_dtype=kind)
+
+
+def _converted(config: Config, tensors: Mapping[str, Array]) -> Pairs:
+    """Yield the tensors as the converter of the family has them before it names them."""
+    change = _CHANGES.get(config["model_type"], _unchanged)
+    stacks: dict[str, dict[int, Array]] = {}
+    for name, data in tensors.items():
+        match = _STACKED.fullmatch(name)
+        if match is not None:
+            merged = f"{match[1]}.{match[3]}.weight" if match[3] else f"{match[1]}.weight"
+            stacks.setdefault(merged, {})[int(match[2])] = data
+        elif "rotary_emb" not in name:
+            yield from change(config, name.replace("e_score_correction_bias", "e_score_correction.bias"), data)
+    for name, parts in stacks.items():
+        mixtral = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+        yield mixtral if "block_sparse_moe" in name else name, np.stack([parts[index] for index in range(len(parts))])
+    yield from _rope_tensors(config)
+
+
+def _unchanged(config: Config, name: str, data: Array) -> Pairs:
+    yield name, data
+
+
+def _permuted(config: Config, name: str, data: Array) -> Pairs:
+    """Put the two halves of each head of q and k beside each other."""
+    for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
+        if f".{part}." in name:
+            halves = data.reshape(heads, 2, data.shape[0] // heads // 2, *data.shape[1:])
+            data = halves.swapaxes(1, 2).reshape(data.shape)
+    yield name, data
+
+
+def _plus_one(config: Config, name: str, data: Array) -> Pairs:
+    yield name, data + np.float32(1) if name.endswith("norm.weight") else data
+
+
+def _gpt_oss(config: Config, name: str, data: Array) -> Pairs:
+    if name.endswith("sinks"):
+        yield f"{name}.weight", data
+    elif "gate_up_proj" in name:
+        one, other = (data[..., 0::2], data[..., 1::2]) if name.endswith("_bias") else _rows_apart(data)
+        end = "bias" if name.endswith("_bias") else "weight"
+        stem = name.removesuffix("_bias").removesuffix("gate_up_proj")
+        yield f"{stem}gate_proj.{end}", one
+        yield f"{stem}up_proj.{end}", other
+    elif name.endswith("down_proj_bias"):
+        yield name.replace("down_proj_bias", "down_proj.bias"), data
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", np.swapaxes(data, -1, -2)
+    else:
+        yield name, data
+
+
+def _rows_apart(data: Array) -> tuple[Array, Array]:
+    turned = np.swapaxes(data, -1, -2)
+    return turned[:, 0::2], turned[:, 1::2]
+
+
+def _llama4(config: Config, name: str, data: Array) -> Pairs:
+    if name.endswith("gate_up_proj"):
+        gate, up = np.split(np.swapaxes(data, -1, -2), 2, axis=-2)
+        yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+        yield name.replace("gate_up_proj", "up_proj.weight"), up
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", np.swapaxes(data, -1, -2)
+    else:
+        yield name, data
+
+
+def _gemma3n(config: Config, name: str, data: Array) -> Pairs:
+    yield (f"{name}.weight" if name.endswith("_scale") else name), data
+
+
+def _gemma4(config: Config, name: str, data: Array) -> Pairs:
+    layer = re.search(r"layers\.(\d+)\.", name)
+    if name.endswith("router.scale"):
+        assert layer is not None
+        yield f"blk.{layer[1]}.ffn_gate_inp.scale", data
+    elif name.endswith("per_expert_scale"):
+        assert layer is not None
+        yield f"blk.{layer[1]}.ffn_down_exps.scale", data
+    else:
+        ends = name.endswith("layer_scalar") or ".experts." in name
+        yield (f"{name}.weight" if ends else name), data
+
+
+_CHANGES: dict[str, Callable[[Config, str, Array], Pairs]] = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "ministral3", "smollm3"), _permuted),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _plus_one),
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    "gemma3n_text": _gemma3n,
+    "gemma4_text": _gemma4,
+}
+
+
+def _rope_tensors(config: Config) -> Pairs:
+    """Yield the factors of frequencies that the metadata cannot hold."""
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("long_factor"):
+        yield "rope_factors_long.weight", np.array(scaling["long_factor"], np.float32)
+        yield "rope_factors_short.weight", np.array(scaling["short_factor"], np.float32)
+    if config["model_type"] == "gemma4_text":
+        full = config["rope_parameters"]["full_attention"]
+        half = config["global_head_dim"] // 2
+        turned = int(config["global_head_dim"] * full["partial_rotary_factor"] / 2)
+        yield "rope_freqs.weight", np.array([1.0] * turned + [1e30] * (half - turned), np.float32)
+    if scaling.get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _llama3(config, scaling)
+
+
+def _llama3(config: Config, scaling: Mapping[str, Any]) -> Array:
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    freqs = np.float32(1) / np.float32(config["rope_theta"]) ** (
+        np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    )
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    factors = []
+    for wavelength in 2 * np.pi / freqs:
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
