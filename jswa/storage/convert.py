@@ -2,12 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import jax.numpy as jnp
 
 from jswa.errors import CheckpointError, ConfigError, JswaError
+from jswa.gguf.export import exporter
+from jswa.gguf.pointer import pointed
 from jswa.model.weights.converted import MANIFEST, WEIGHTS, is_converted, write_converted
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
@@ -23,7 +26,8 @@ _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.
 def convert(source: Path, target: Path, dtype: str = "auto", quantization: QuantizationMode = "auto") -> int:
     """Write `target`, a folder that `LLM` loads like `source` but faster. Return the bytes of the parameters.
 
-    All files except the weights are copied. A folder that an earlier call wrote is replaced as soon as the new one is
+    All files except the weights are copied. Of a GGUF file's view, `target` becomes a Hugging Face checkpoint with its
+    weights in safetensors. A folder that an earlier call wrote is replaced as soon as the new one is
     complete; any other folder that is not empty is refused.
 
     Args:
@@ -42,6 +46,9 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
     if source == target or source in target.parents or target in source.parents:
         raise CheckpointError(f"{target} must be neither inside the checkpoint {source} nor a parent of it")
     _require_replaceable(target)
+    gguf = pointed(source)
+    if gguf is not None:
+        return _convert_gguf(source, gguf, target, dtype, quantization)
     chosen = jnp.dtype(_own_dtype(source) if dtype == "auto" else dtype)
     # As for the kernel that reads most forms: a folder with a scale per block serves the others too.
     linear: Linear = "mosaic" if quantization == "fp8" else "xla"
@@ -54,6 +61,22 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
                     shutil.copyfileobj(file, copy)
         write_converted(folder, model, params)
 
+    _write(target, write)
+    return sum(value.nbytes for value in params.values())
+
+
+def _convert_gguf(view: Path, gguf: Path, target: Path, dtype: str, quantization: QuantizationMode) -> int:
+    """Write a GGUF checkpoint as safetensors. Raises ConfigError if another form than the file's is asked for."""
+    if quantization != "auto":
+        limit = "a GGUF file becomes a checkpoint in safetensors first: must be auto; convert its folder then"
+        raise ConfigError("quantization", quantization, limit)
+    write, size = exporter(view, gguf, _own_dtype(view) if dtype == "auto" else dtype)
+    _write(target, write)
+    return size
+
+
+def _write(target: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill the target. Raises CheckpointError that says why it cannot be written."""
     try:
         write_folder(target, write, mode=0o755)
     except JswaError:
@@ -61,7 +84,6 @@ def convert(source: Path, target: Path, dtype: str = "auto", quantization: Quant
     except Exception as error:  # orbax and the file system raise many types
         reason = str(error).strip().split("\n")[0][:200]
         raise CheckpointError(f"{target} cannot be written: {type(error).__name__}: {reason}") from error
-    return sum(value.nbytes for value in params.values())
 
 
 def _own_dtype(folder: Path) -> str:

@@ -1,6 +1,7 @@
-"""Models by name: a folder, "tiny", its draft head "tiny-draft", or a repository of the Hugging Face Hub.
+"""Models by name: a folder, a GGUF file, "tiny", its draft head "tiny-draft", or a repository of the Hugging Face Hub.
 
-Of a repository the files that are needed are downloaded.
+Of a repository the files that are needed are downloaded. A GGUF file, here or on the hub, becomes the folder that it
+stands for (`jswa.gguf.view`).
 
 huggingface_hub does the transfer. It reads HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE, and keeps
 files in its cache. When a connection breaks it continues the file where it stopped; a command that is run again
@@ -19,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from jswa.errors import CheckpointError, HubError
+from jswa.errors import CheckpointError, HubError, ModelError
+from jswa.gguf.hub_names import Asked, asked, files_for
 from jswa.storage.checkpoint_files import is_folder, is_there
 from jswa.storage.json_object import read_object
 
@@ -35,8 +37,8 @@ _SMALL = (
 )  # fmt: skip
 _OFFLINE = "HF_HUB_OFFLINE is set, and {} does not hold all files of the model: unset it once to download them"
 _OTHER_DISK = "name a folder on another disk with --download-dir or HF_HOME"
-_OTHER_WEIGHTS = {".bin", ".gguf", ".pt", ".pth", ".ckpt"}
-_NOT_READ = "; jswa reads weights in safetensors only, not in .bin or GGUF files"
+_OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt"}
+_NOT_READ = "; jswa reads weights in safetensors and GGUF files, not in .bin files"
 _GIB = 2**30
 _log = logging.getLogger("jswa")
 
@@ -51,7 +53,8 @@ def find_model(
 ) -> Path:
     """Return the folder of a model, downloaded if `model` is the id of a repository on the hub, OWNER/NAME.
 
-    A folder on this machine is preferred to a repository of the same name.
+    A folder on this machine is preferred to a repository of the same name. A GGUF file, here or on the hub
+    (OWNER/NAME:TYPE or OWNER/NAME/FILE.gguf), becomes a folder of jswa's own.
 
     Args:
         revision: branch, tag or commit of the repository; the main branch if None.
@@ -69,18 +72,21 @@ def find_model(
         return folder
     if folder.suffix == ".gguf" and os.path.isfile(folder):
         return _view_of(folder, check)
+    wanted = asked(str(model))
+    if wanted is not None:
+        return _view_of(_Repository(wanted.repository, revision, download_dir).gguf(wanted, needed == "config"), check)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         what = "is a file" if os.path.isfile(folder) else "there is no such folder"
         raise CheckpointError(
             f"model = {str(model)!r}: {what}: must be the folder of a checkpoint, OWNER/NAME of a model on the Hugging "
-            f"Face Hub, or 'tiny'{_NOT_READ if folder.suffix in _OTHER_WEIGHTS else ''}"
+            f"Face Hub, a GGUF file, or 'tiny'{_NOT_READ if folder.suffix in _OTHER_WEIGHTS else ''}"
         )
     repository = _Repository(model, revision, download_dir)
     folder = repository.download(("config.json", "hf_quant_config.json") if needed == "config" else _SMALL)
     if not (folder / "config.json").exists():
         raise HubError(
-            f"{model} has no config.json, so it is not a checkpoint that jswa can run. Repositories of GGUF files are "
-            "not read: choose the one that has the model in safetensors"
+            f"{model} has no config.json, so it is not a checkpoint that jswa can run. If it has GGUF files, name one "
+            f"by its type or its name: {model}:Q8_0, or {model}/FILE.gguf"
         )
     check(folder)
     if needed == "all":
@@ -100,8 +106,9 @@ def _view_of(path: Path, check: Callable[[Path], object]) -> Path:
 
 
 def names_model(word: str) -> bool:
-    """Return whether a word names a model: one that ships with jswa, a path on this machine, or OWNER/NAME."""
-    return word in _SHIPPED or is_folder(Path(word)) or os.path.isfile(word) or _HUB_ID.fullmatch(word) is not None
+    """Return whether a word names a model: one that ships with jswa, a path on this machine, or one of the hub."""
+    here = word in _SHIPPED or is_folder(Path(word)) or os.path.isfile(word)
+    return here or _HUB_ID.fullmatch(word) is not None or asked(word) is not None
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -122,7 +129,8 @@ def _require_weights(model: str, folder: Path) -> None:
         raise HubError(f"{model}: {_OFFLINE.format(folder)}")
     if missing:
         raise HubError(
-            f"{model} has no {missing[0]}: jswa reads weights in safetensors only, not in .bin or GGUF files"
+            f"{model} has no {missing[0]}: jswa reads weights in safetensors, and in GGUF files by their names "
+            f"({model}/FILE.gguf), not in .bin files"
         )
 
 
@@ -152,6 +160,34 @@ class _Repository(NamedTuple):
         with self._explained():
             self._require_space(where)
             return Path(snapshot_download(**where))
+
+    def gguf(self, wanted: Asked, cached: bool) -> Path:
+        """Download a GGUF file with all its parts, and return its path; `cached`: only if it is in the cache."""
+        with self._explained():
+            files = files_for(wanted, self._names())
+        if cached and not all(map(self._has, files)):
+            raise HubError(f"{self.name}: {files[0]} is not downloaded, and its config comes with its weights")
+        return self.download(files) / files[0]
+
+    def _names(self) -> list[str]:
+        """Return the names of the repository's files: of those in the cache if there is no connection."""
+        from huggingface_hub import HfApi, errors, snapshot_download
+
+        try:
+            api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+            return sorted(api.list_repo_files(self.name, revision=self.revision))
+        except (errors.OfflineModeIsEnabled, ConnectionError):
+            folder = Path(
+                snapshot_download(self.name, revision=self.revision, cache_dir=self.cache, local_files_only=True)
+            )
+            return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
+
+    def _has(self, file: str) -> bool:
+        """Return whether a file is in the cache."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.name, file, cache_dir=self.cache, revision=self.revision)
+        return isinstance(found, str)
 
     def _require_space(self, where: Mapping[str, Any]) -> None:
         """Raise HubError if the disk has not enough room for the files that are not in the cache."""
@@ -184,7 +220,7 @@ class _Repository(NamedTuple):
         """Turn each error of a download into a HubError that says what to do."""
         try:
             yield
-        except HubError:
+        except ModelError:
             raise
         except Exception as error:  # errors of HTTP, of JSON, and of the disk
             raise HubError(f"{self.name}: {self._advice(error)}") from error

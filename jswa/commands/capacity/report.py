@@ -95,12 +95,12 @@ def _dtype(itemsize: int) -> str:
 
 
 def config_file(model: str, revision: str | None = None) -> Path:
-    """Return the path of a model's config.json: a file, in a folder, shipped with jswa, or downloaded.
+    """Return the path of a model's config.json: a file, in a folder, of a GGUF file, shipped with jswa, or downloaded.
 
     Raises CheckpointError if there is none and the name is no hub id, and HubError if a download fails.
     """
     path = Path(model)
-    if path.suffix == ".json" or path.is_file():
+    if path.suffix == ".json" or (path.is_file() and path.suffix != ".gguf"):
         return Path(os.path.realpath(path))  # the user has named the file, so it may be a link to anywhere
     shipped = _CONFIGS / model / "config.json"
     if revision is None and not is_folder(path) and model.count("/") == 1 and shipped.is_file():

@@ -152,6 +152,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
         if not os.path.lexists(folder / SINGLE):
             found = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".gguf", ".pt", ".pth")]
             also = f": it has {found[0]}, and jswa reads weights in safetensors only" if found else ""
+            if found and found[0].endswith(".gguf"):
+                also = f": it has {found[0]}: name that file in place of its folder"
             raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}{also}")
         return {}
     weight_map = read_object(index).get("weight_map")
