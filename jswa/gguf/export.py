@@ -57,7 +57,7 @@ def exporter(view: Path, gguf: Path, dtype: str) -> tuple[Write, int]:
 
 
 def _dtype(kind: str) -> np.dtype:
-    return PLAIN.get(kind, np.dtype(np.uint8))
+    return PLAIN[kind] if kind in PLAIN else np.dtype(np.uint8)
 
 
 def _shards(sizes: dict[str, int]) -> list[list[str]]:

@@ -43,7 +43,7 @@ class Made(NamedTuple):
 class Turned(NamedTuple):
     """The matrix of a stack that was read last, with rows and columns exchanged, and its number."""
 
-    index: int
+    number: int
     matrix: Shaped[np.ndarray, "rows columns"]
 
 
@@ -74,7 +74,7 @@ def read_made(
 
 def _turned(made: Made, files: Mapping[Path, int], index: int, last: dict[Made, Turned]) -> Shaped[np.ndarray, "R C"]:
     known = last.get(made)
-    if known is None or known.index != index:
+    if known is None or known.number != index:
         width = made.shape[-1]
         stored = _gathered(made, files, np.arange(index * width, (index + 1) * width))
         known = last[made] = Turned(index, np.ascontiguousarray(stored.T))

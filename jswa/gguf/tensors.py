@@ -144,9 +144,9 @@ def _experts(experts: Experts, folder: str, stack: Mapping[str, GgufTensor]) -> 
     for one in weights.values():
         _count(one)
     if (biases and experts.stored != "interleaved") or (joined is not None and experts.stored != "rows"):
-        one = next(iter(biases.values()), joined)
-        assert one is not None
-        raise CheckpointError(f"{one.where} is not a tensor that this architecture has")
+        unknown = next(iter(biases.values()), joined)
+        assert unknown is not None
+        raise CheckpointError(f"{unknown.where} is not a tensor that this architecture has")
     down = weights["ffn_down_exps"]
     if experts.stored == "each":
         names = (("ffn_gate_exps", experts.gate), ("ffn_up_exps", experts.up), ("ffn_down_exps", experts.down))
@@ -158,6 +158,7 @@ def _experts(experts: Experts, folder: str, stack: Mapping[str, GgufTensor]) -> 
     _require_alike(pair)
     count, rows, columns = pair[0].shape
     height = rows * len(pair)
+    order: Order
     if experts.stored == "rows":
         order = partial(_from, 0) if joined is not None else partial(_halves, rows)
         yield f"{folder}.gate_up_proj", Made(_dtype(*pair), (count, height, columns), pair, columns, order)

@@ -171,16 +171,26 @@ class _Repository(NamedTuple):
 
     def _names(self) -> list[str]:
         """Return the names of the repository's files: of those in the cache if there is no connection."""
-        from huggingface_hub import HfApi, errors, snapshot_download
+        from huggingface_hub import HfApi, errors, scan_cache_dir
 
         try:
             api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
             return sorted(api.list_repo_files(self.name, revision=self.revision))
-        except (errors.OfflineModeIsEnabled, ConnectionError):
-            folder = Path(
-                snapshot_download(self.name, revision=self.revision, cache_dir=self.cache, local_files_only=True)
-            )
-            return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
+        except errors.HfHubHTTPError:
+            raise
+        except Exception:  # no connection, or HF_HUB_OFFLINE is set
+            wanted = self.revision or "main"
+            found = [
+                file.file_path.relative_to(revision.snapshot_path).as_posix()
+                for repository in (scan_cache_dir(self._folder).repos if self._folder.is_dir() else ())
+                if repository.repo_id == self.name
+                for revision in repository.revisions
+                if wanted in revision.refs or wanted == revision.commit_hash
+                for file in revision.files
+            ]
+            if not found:
+                raise
+            return sorted(found)
 
     def _has(self, file: str) -> bool:
         """Return whether a file is in the cache."""

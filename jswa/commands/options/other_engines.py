@@ -56,7 +56,8 @@ SGLANG: Mapping[str, str] = {
     "--speculative-draft-model-path": _DRAFTS,
 }
 LLAMA_CPP: Mapping[str, str] = {
-    "-m": "has no counterpart: the model is the first argument, a checkpoint in safetensors; GGUF files are not read",
+    "-m": "has no counterpart: the model is the first argument, a folder or a GGUF file",
+    "-hf": "has no counterpart: the model is the first argument, OWNER/NAME or OWNER/NAME:Q8_0",
     "-c": "is --max-model-len here",
     "--ctx-size": "is --max-model-len here",
     "-np": "is --max-num-seqs here",

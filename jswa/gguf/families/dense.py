@@ -47,7 +47,10 @@ def qwen3(m: Model) -> Config:
 
 
 def phi3(m: Model) -> Config:
-    """Return the config of phi3: a part of each head is rotated, by LongRoPE if the file has its factors."""
+    """Return the config of phi3: a part of each head is rotated, by LongRoPE if the file has its factors.
+
+    Raises CheckpointError if so much of a head cannot be rotated, or a factor is there without its factors.
+    """
     found = usual(m)
     head_dim, rotated = found["head_dim"], m.integer("rope.dimension_count", found["head_dim"])
     if rotated % 2 or rotated > head_dim:

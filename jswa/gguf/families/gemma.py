@@ -53,7 +53,10 @@ def gemma3(m: Model) -> Config:
 
 
 def gemma3n(m: Model) -> Config:
-    """Return the config of gemma3n. llama.cpp has the softcap in its program."""
+    """Return the config of gemma3n. llama.cpp has the softcap in its program.
+
+    Raises CheckpointError if the cuts of activations are no numbers.
+    """
     found = usual(m)
     cuts = m.each("activation_sparsity_scale", -math.inf)
     if not all(isinstance(cut, float) and not math.isnan(cut) for cut in cuts):
@@ -83,7 +86,10 @@ def gemma3n(m: Model) -> Config:
 
 
 def gemma4(m: Model) -> Config:
-    """Return the config of gemma4: full layers have their own heads, and `rope_freqs` tells which numbers rotate."""
+    """Return the config of gemma4: full layers have their own heads, and `rope_freqs` tells which numbers rotate.
+
+    Raises CheckpointError if feed-forwards or heads differ in another way.
+    """
     found = usual(m, heads=False)
     slides = m.sliding(6)
     full, local = m.integer("attention.key_length"), m.integer("attention.key_length_swa")

@@ -94,7 +94,10 @@ class Model:
         return values[0]
 
     def sliding(self, period: int) -> list[bool]:
-        """Return which layers slide: as the file says, or all but every `period`-th (none if it is 1)."""
+        """Return which layers slide: as the file says, or all but every `period`-th (none if it is 1).
+
+        Raises CheckpointError for any other value.
+        """
         key = "attention.sliding_window_pattern"
         value = self._take(key, period)
         if isinstance(value, list):

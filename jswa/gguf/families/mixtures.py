@@ -103,7 +103,10 @@ def llama4(m: Model) -> Config:
 
 
 def mimo2(m: Model) -> Config:
-    """Return the config of mimo_v2_flash: sliding layers have their own KV heads, and values their own width."""
+    """Return the config of mimo_v2_flash: sliding layers have their own KV heads, and values their own width.
+
+    Raises CheckpointError if KV heads differ in another way.
+    """
     found = usual(m, heads=False)
     slides = m.sliding(6)
     counts = m.widths("attention.head_count_kv")

@@ -13,7 +13,7 @@ _MAX_HEADER = 2**28  # bytes; a vocabulary of 256k tokens with 512k merges takes
 _MAX_VALUES = 2**22  # in all arrays together: a string takes about 60 bytes once read
 _FIRST = 2**20
 # By llama.cpp's number of a type of metadata.
-_SCALARS = {
+_SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
     5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("u1"), 10: np.dtype("<u8"), 11: np.dtype("<i8"),
     12: np.dtype("<f8"),
@@ -30,7 +30,7 @@ class Cursor:
         self._file, self._size = file, size
         self._data, self._values = bytearray(), 0
 
-    def bytes(self, count: int, what: str) -> bytes:
+    def take(self, count: int, what: str) -> bytes:
         """Return the next bytes. Raises CheckpointError if the file or the longest header ends before."""
         self._need(count, what)
         self.at += count
@@ -49,7 +49,7 @@ class Cursor:
         length = self.number("Q", f"length of {what}")
         if most is not None and length > most:
             raise CheckpointError(f"{self.where}: {what} has {length} bytes: must have at most {most}")
-        return self._decoded(self.bytes(length, what), what)
+        return self._decoded(self.take(length, what), what)
 
     def strings(self, count: int, what: str) -> list[str]:
         """Return the next strings."""
@@ -69,12 +69,15 @@ class Cursor:
         return found
 
     def scalars(self, kind: int, count: int, what: str) -> list[Any]:
-        """Return the next numbers or booleans of a type of metadata."""
+        """Return the next numbers or booleans of a type of metadata.
+
+        Raises CheckpointError for another type, a boolean that is neither 0 nor 1, and more than the file holds.
+        """
         if kind not in _SCALARS:
             raise CheckpointError(f"{self.where}: {what} has type {kind}: must be one of {sorted(_SCALARS)}, 8 and 9")
         dtype = _SCALARS[kind]
         self._count(count, dtype.itemsize, what)
-        values = np.frombuffer(self.bytes(count * dtype.itemsize, what), dtype)
+        values = np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
         if kind == _BOOL:
             if count and values.max() > 1:
                 raise CheckpointError(f"{self.where}: {what} has a byte of {values.max()}: booleans must be 0 or 1")
@@ -84,7 +87,7 @@ class Cursor:
             return [float(str(one)) for one in values] if count < 4096 else list(values.tolist())
         return list(values.tolist())
 
-    def _decoded(self, data: "bytes", what: str) -> str:
+    def _decoded(self, data: bytes, what: str) -> str:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -96,7 +99,9 @@ class Cursor:
             raise CheckpointError(f"{self.where}: {what} has {count} entries, more than the rest of the file can hold")
         self._values += count
         if self._values > _MAX_VALUES:
-            raise CheckpointError(f"{self.where}: arrays of more than {_MAX_VALUES} values together: {what} is too long")
+            raise CheckpointError(
+                f"{self.where}: arrays of more than {_MAX_VALUES} values together: {what} is too long"
+            )
 
     def _need(self, count: int, what: str) -> None:
         """Read until `count` bytes follow the position."""

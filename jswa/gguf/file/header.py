@@ -90,7 +90,7 @@ def read_gguf(path: Path) -> Gguf:
 
 def _counts(cursor: Cursor) -> tuple[int, int]:
     """Return the numbers of tensors and of metadata entries."""
-    magic = cursor.bytes(4, "the magic")
+    magic = cursor.take(4, "the magic")
     if magic != b"GGUF":
         raise CheckpointError(f"{cursor.where} is not a GGUF file: it starts with {shown(magic)}: must be b'GGUF'")
     version = cursor.number("I", "version")
@@ -111,8 +111,8 @@ def _value(cursor: Cursor, key: str) -> Value:
     if kind == _STRING:
         return cursor.string(None, label(key))
     if kind != _ARRAY:
-        (value,) = cursor.scalars(kind, 1, label(key))
-        return value
+        found: list[Value] = cursor.scalars(kind, 1, label(key))
+        return found[0]
     inner, count = cursor.number("I", f"type of {label(key)}"), cursor.number("Q", f"length of {label(key)}")
     if inner == _ARRAY:
         raise CheckpointError(f"{cursor.where}: {label(key)} is an array of arrays: these are not read")

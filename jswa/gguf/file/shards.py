@@ -62,7 +62,7 @@ def read_shards(path: Path) -> Shards:
 def _require(gguf: Gguf, key: str, wanted: int, default: int | None) -> None:
     """Raise CheckpointError unless a key of the metadata has the value that the files' names and tensors give."""
     value = gguf.metadata.get(key, default)
-    allowed = (wanted, 0) if wanted == 1 else (wanted,)
+    allowed = (1, 0) if (key, wanted) == ("split.count", 1) else (wanted,)
     if value not in allowed or isinstance(value, bool):
         raise CheckpointError(
             f"{gguf.path.name}: {key} = {shown(value)}: must be {wanted}, as the checkpoint's files are"

@@ -17,7 +17,7 @@ class Block(NamedTuple):
 
 
 # Types whose numbers NumPy has, by safetensors' name.
-PLAIN = {
+PLAIN: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -65,8 +65,8 @@ def numbers(kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Shaped[np.ndarr
 
 
 def _numbers(dtype: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Shaped[np.ndarray, "rows columns"]:
-    found = numbers(kind, data)
-    return found.astype(PLAIN[dtype], copy=False)
+    found: Shaped[np.ndarray, "rows columns"] = numbers(kind, data).astype(PLAIN[dtype], copy=False)
+    return found
 
 
 def _mxfp4_codes(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> UInt8[np.ndarray, "rows codes"]:
@@ -75,7 +75,8 @@ def _mxfp4_codes(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> UI
     bytes_ = data.reshape(len(data), -1, 17)[..., 1:]
     first, second = bytes_ & 15, bytes_ >> 4  # numbers 0 to 15 of the block, and 16 to 31
     codes = np.concatenate([first, second], axis=-1)
-    return (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(len(data), -1)
+    pairs: UInt8[np.ndarray, "rows codes"] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(len(data), -1)
+    return pairs
 
 
 def _mxfp4_scales(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> UInt8[np.ndarray, "rows groups"]:

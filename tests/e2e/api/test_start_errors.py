@@ -60,9 +60,9 @@ def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
     ("command", "said"),
     [
         ("serve no/such/folder", "there is no such folder: must be the folder of a checkpoint, OWNER/NAME"),
-        ("serve model.gguf", "is a file: must be the folder of a checkpoint"),
+        ("serve model.gguf", "model.gguf: version ends at byte 8: the file has 4 bytes"),
         ("serve torch", "it has pytorch_model.bin, and jswa reads weights in safetensors only"),
-        ("serve gguf", "it has model.gguf, and jswa reads weights in safetensors only"),
+        ("serve gguf", "it has model.gguf: name that file in place of its folder"),
         ("serve empty", "config.json is missing in empty"),
         ("serve unknown", "model_type = 'mamba': must be one of afmoe, "),
         ("serve stranger --load-format dummy", "1,024 tokens, the model 100: they do not belong together"),

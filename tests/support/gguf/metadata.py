@@ -63,13 +63,15 @@ def write_metadata(w: GGUFWriter, c: Config) -> None:
             w.add_value_length(c["head_dim"])
     w.add_file_type(0)
     w.add_eos_token_id(c["eos_token_id"])
-    _EXTRA.get(c["model_type"], lambda w, c: None)(w, c)
+    extra = _EXTRA.get(c["model_type"])
+    if extra is not None:
+        extra(w, c)
 
 
 def _rope(w: GGUFWriter, c: Config) -> None:
-    nested = c.get("rope_parameters") or {}
-    full = nested.get("full_attention", nested)
-    scaling = c.get("rope_scaling") or full
+    nested: Mapping[str, Any] = c.get("rope_parameters") or {}
+    full: Mapping[str, Any] = nested.get("full_attention", nested)
+    scaling: Mapping[str, Any] = c.get("rope_scaling") or full
     w.add_rope_freq_base(c.get("rope_theta", full.get("rope_theta")))
     local = c.get(
         "rope_local_base_freq", c.get("swa_rope_theta", nested.get("sliding_attention", {}).get("rope_theta"))

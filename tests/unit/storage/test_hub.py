@@ -1,6 +1,7 @@
 """Models of the Hugging Face Hub (jswa/storage/hub.py), from a server that speaks its protocol."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from jswa.exec import sizing
 from jswa.llm import LLM
 from jswa.model.weights.converted import MANIFEST
 from jswa.storage.hub import TINY, find_model
+from tests.parity.load import load_fixture
+from tests.support.gguf.convert import convert
 from tests.support.server.hub import COMMIT, TOKEN, Hub, serving
 from tests.support.tiny import SHAPES
 
@@ -187,15 +190,47 @@ def test_names_and_revisions_that_are_not_there_are_named(hub: Hub, tmp_path: Pa
 
 
 def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -> None:
-    """And one without a config, such as a repository of GGUF files."""
+    """And one without a config: one of GGUF files needs a type or a file."""
     (hub.folders["acme/shards"] / "model-00001-of-00002.safetensors").unlink()
-    assert "reads weights in safetensors only" in refused("acme/shards", tmp_path)
+    assert "reads weights in safetensors, and in GGUF files by their names" in refused("acme/shards", tmp_path)
     hub.folders["acme/gguf"] = tmp_path / "gguf"
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "model.gguf").write_bytes(b"GGUF")
     said = refused("acme/gguf", tmp_path)
     assert "has no config.json" in said
-    assert "GGUF files are not read" in said
+    assert "name one by its type or its name: acme/gguf:Q8_0" in said
+
+
+def test_gguf_files_are_found_by_type_and_by_name(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's -hf does it. Offline they come from the cache, and for a config nothing is downloaded."""
+    monkeypatch.setenv("JSWA_COMPILATION_CACHE", str(tmp_path / "views"))
+    hub.folders["acme/gguf"] = tmp_path / "gguf"
+    (tmp_path / "gguf").mkdir()
+    fixture = load_fixture("llama_one_layer")
+    convert(tmp_path / "gguf" / "it-Q8_0.gguf", {**fixture.config, **(fixture.old_config or {})}, fixture.tensors)
+    for name in ("it-Q4_K_M.gguf", "mmproj-Q8_0.gguf", "it-F16-00001-of-00002.gguf", "README.md"):
+        (tmp_path / "gguf" / name).write_bytes(b"x")
+    monkeypatch.setattr("jswa.gguf.view._tokenizer", lambda metadata: {})
+    with pytest.raises(HubError, match="is not downloaded, and its config comes with its weights"):
+        find("acme/gguf:Q8_0", tmp_path, needed="config")
+    folder = find("acme/gguf:q8_0", tmp_path)
+    assert hub.got() == {"it-Q8_0.gguf"}
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    assert find("acme/gguf/it-Q8_0.gguf", tmp_path) == folder
+    for name, said in (
+        (
+            "acme/gguf:Q5_0",
+            "acme/gguf has no Q5_0. GGUF files: it-F16-00001-of-00002.gguf, it-Q4_K_M.gguf, it-Q8_0.gguf",
+        ),
+        ("acme/gguf:F16", "has it-F16-00001-of-00002.gguf, but not it-F16-00002-of-00002.gguf"),
+        ("acme/gguf/other.gguf", "has no other.gguf"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(said)):
+            find(name, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert find("acme/gguf:Q8_0", tmp_path) == folder
+    assert not hub.requests
 
 
 def test_wrong_answers_of_a_proxy_are_no_model(hub: Hub, tmp_path: Path) -> None:

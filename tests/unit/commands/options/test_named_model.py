@@ -9,9 +9,9 @@ from jswa.commands.options.named_model import asked
 from jswa.errors import ConfigError
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-draft", "OWNER/NAME", "folder", "model.gguf"])
+@pytest.mark.parametrize("model", ["tiny", "OWNER/NAME", "OWNER/NAME:Q8_0", "folder", "model.gguf"])
 def test_a_model_that_comes_first_is_no_text(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built in, of the hub, a folder, and a file, which the engine then refuses with its reason."""
+    """Built in, of the hub, a folder, and a file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "model.gguf").touch()

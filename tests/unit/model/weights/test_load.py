@@ -216,7 +216,7 @@ def test_the_error_names_a_folder_without_weights(folder: Path) -> None:
     """The error has both file names that were tried."""
     (folder / FILE).unlink()
     (folder / "it.gguf").write_bytes(b"GGUF")
-    said = r"has neither model\.safetensors nor .*index\.json: it has it\.gguf, and jswa reads weights in safetensors"
+    said = r"has neither model\.safetensors nor .*index\.json: it has it\.gguf: name that file"
     with pytest.raises(CheckpointError, match=f"{folder} {said}"):
         load(folder)
     for name in ("nowhere", "0" * 300):  # a name may have 255 bytes
