@@ -67,8 +67,9 @@ def read_tokens(metadata: Metadata, *, spaces_are_marks: bool) -> Tokens:
             texts = ["\t" if text == "<0x09>" else text for text in texts]
     named = {name: id_of(metadata, f"tokenizer.ggml.{key}", len(texts)) for name, key in _NAMED.items()}
     found = {name: token_id for name, token_id in named.items() if token_id is not None}
-    if UNKNOWN in kinds:
-        found.setdefault("unk_token", kinds.index(UNKNOWN))
+    unknown = (at for at, kind in enumerate(kinds) if kind == UNKNOWN and not _fills(texts[at], kind, at))
+    if "unk_token" not in found and (token_id := next(unknown, None)) is not None:
+        found["unk_token"] = token_id
     return Tokens(texts, kinds, _ids(texts, kinds, frozenset(found.values())), found)
 
 
@@ -84,5 +85,5 @@ def _ids(texts: Sequence[str], kinds: Sequence[int], named: frozenset[int]) -> d
 
 
 def _fills(text: str, kind: int, token_id: int) -> bool:
-    """Whether a token only fills a row of the embedding. Old converters marked these as defined by users."""
-    return kind in (UNUSED, USER_DEFINED) and text == f"[PAD{token_id}]"
+    """Whether a token only fills a row of the embedding. The kind that converters give these has changed twice."""
+    return kind in (UNUSED, USER_DEFINED, UNKNOWN) and text == f"[PAD{token_id}]"
