@@ -1,7 +1,7 @@
 """Texts that tokenizers may split in unusual ways, drawn at random."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 _SCRIPTS = (
     *("abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "äöüßéèñçøåœæ", "ǅǈʰˠ", "ΑΒΓ", "αβγδεζηθ"),
@@ -41,7 +41,7 @@ def texts(special: Sequence[str], seed: int, count: int) -> Iterator[str]:
         letters = pick(_SCRIPTS)
         return "".join(pick(letters) for _ in range(draw.randint(1, 9)))
 
-    kinds = [
+    kinds: list[Callable[[], str]] = [
         *(word, word, word, lambda: word().capitalize()),
         *(lambda: word() + pick(_ENDINGS), lambda: word() + pick(_MARKS), lambda: pick(_EMOJI), lambda: pick(_CODE)),
         lambda: str(draw.randrange(10 ** draw.randint(1, 9))),

@@ -1,6 +1,6 @@
 """The merges of a vocabulary in their order, listed in a GGUF file or found from the scores of its tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jswa.gguf.vocabulary.fields import Metadata, numbers_of, refused, texts_of
 from jswa.gguf.vocabulary.tokens import BYTE, CONTROL, TOKENS, UNKNOWN, USER_DEFINED, Tokens
@@ -44,14 +44,12 @@ def scored_merges(metadata: Metadata, tokens: Tokens) -> list[Merge]:
         for token_id in _mergeable(tokens)
         for left, right in _parts(tokens, tokens.texts[token_id])
     ]
-    if len(found) > 1 and len({tokens.ids[left + right] for *_, left, right in found}) > 1 and _constant(found):
-        raise refused(SCORES, scores, f"{found[0][0]:g} for all merged tokens: must tell which merges come first")
+    made = {tokens.ids[left + right] for *_, left, right in found}
+    stated = [scores[token_id] for token_id in made if tokens.kinds[token_id] != USER_DEFINED]
+    if len(stated) > 1 and len(set(stated)) == 1:
+        raise refused(SCORES, scores, f"{stated[0]:g} for all merged tokens: must tell which merges come first")
     found.sort(key=lambda one: one[:3], reverse=True)
     return [(left, right) for *_, left, right in found]
-
-
-def _constant(found: Sequence[tuple[float, int, int, str, str]]) -> bool:
-    return all(score == found[0][0] for score, *_ in found)
 
 
 def _mergeable(tokens: Tokens) -> Iterator[int]:

@@ -53,11 +53,7 @@ def read_tokens(metadata: Metadata, *, spaces_are_marks: bool) -> Tokens:
     texts = texts_of(metadata, TOKENS, _MOST, _MOST_CHARACTERS)
     if not texts:
         raise refused(TOKENS, texts, "must have at least one token")
-    kinds = numbers_of(metadata, TYPES, len(texts)) or [NORMAL] * len(texts)
-    for at, kind in enumerate(kinds):
-        if kind not in range(7):
-            raise refused(f"{TYPES}[{at}]", kind, "must be a whole number from 0 to 6")
-    kinds = [int(kind) for kind in kinds]
+    kinds = _kinds(metadata, len(texts))
     if spaces_are_marks:
         texts = [
             "\u2581" * len(text) if kind == USER_DEFINED and text and not text.strip(" ") else text
@@ -71,6 +67,14 @@ def read_tokens(metadata: Metadata, *, spaces_are_marks: bool) -> Tokens:
     if "unk_token" not in found and (token_id := next(unknown, None)) is not None:
         found["unk_token"] = token_id
     return Tokens(texts, kinds, _ids(texts, kinds, frozenset(found.values())), found)
+
+
+def _kinds(metadata: Metadata, count: int) -> list[int]:
+    kinds = numbers_of(metadata, TYPES, count) or [NORMAL] * count
+    for at, kind in enumerate(kinds):
+        if kind not in range(7):
+            raise refused(f"{TYPES}[{at}]", kind, "must be a whole number from 0 to 6")
+    return [int(kind) for kind in kinds]
 
 
 def _ids(texts: Sequence[str], kinds: Sequence[int], named: frozenset[int]) -> dict[str, int]:
