@@ -10,7 +10,7 @@ from jswa.gguf.families.keys import Model
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.shards import Shards, read_shards
 from jswa.gguf.made import Made
-from jswa.gguf.tensors import tensors_of
+from jswa.gguf.tensors import held_packed, is_packed, tensors_of
 from jswa.storage.json_object import shown
 
 # Tokens that end a turn, by their text: llama.cpp looks for these too, because files name only one end token.
@@ -19,6 +19,12 @@ _ENDS = frozenset({
     "<|end_of_text|>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]", "<|eot|>",
 })  # fmt: skip
 _CONTROL = 3
+_PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"all": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
+_MOST_PLAIN = 2**16  # names that a config may list
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -40,8 +46,11 @@ class Checkpoint(NamedTuple):
     tensors: dict[str, Made]
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path, *, packed: bool = True) -> Checkpoint:
     """Read the headers of a GGUF checkpoint, of which one file is given.
+
+    Args:
+        packed: matrices in Q4_0 are tensors of packed integers, as compressed-tensors has them, not of numbers.
 
     Raises CheckpointError that names file and key if a file is malformed, and UnsupportedModel if jswa does not read
     the architecture, or a feature of it.
@@ -61,6 +70,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     tensors = tensors_of(architecture, shards.tensors, model.layers, config["head_dim"])
     if any(one.part == "codes" for one in tensors.values()):
         config["quantization_config"] = {"quant_method": "mxfp4"}
+    elif packed and any(is_packed(key, made) for key, made in tensors.items()):
+        plain = [key.removesuffix(".weight") for key, made in tensors.items() if not is_packed(key, made)]
+        if len(plain) <= _MOST_PLAIN:
+            config["quantization_config"] = {**_PACKED, "ignore": plain}
+            tensors = held_packed(tensors)
     return Checkpoint(shards.paths, metadata, config, _generation(metadata, where), tensors)
 
 

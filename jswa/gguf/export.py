@@ -14,7 +14,6 @@ from jswa.gguf.file.types import PLAIN
 from jswa.gguf.made import Made, Turned, read_made
 from jswa.gguf.pointer import POINTER
 from jswa.storage.checkpoint_files import open_file, read_file
-from jswa.storage.json_object import read_object
 
 _SHARD = 2**31  # bytes, all of which are in memory at once
 _CHUNK = 2**24  # numbers that are read at a time
@@ -32,7 +31,8 @@ def exporter(view: Path, gguf: Path, dtype: str) -> tuple[Write, int]:
 
     Raises CheckpointError as `read_checkpoint` does; the function raises it too, and OSError.
     """
-    tensors = read_checkpoint(gguf).tensors
+    checkpoint = read_checkpoint(gguf, packed=False)
+    tensors = checkpoint.tensors
     kinds = {key: made.dtype if made.part != "numbers" else _SHORT[dtype] for key, made in tensors.items()}
     sizes = {key: int(np.prod(made.shape)) * _dtype(kinds[key]).itemsize for key, made in tensors.items()}
     shards = _shards(sizes)
@@ -41,7 +41,7 @@ def exporter(view: Path, gguf: Path, dtype: str) -> tuple[Write, int]:
         for path in sorted(view.iterdir()):
             if path.name not in (POINTER, "config.json"):
                 (folder / path.name).write_bytes(read_file(path, _MOST_JSON))
-        config = {**read_object(view / "config.json"), "dtype": dtype}
+        config = {**checkpoint.config, "dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         named = [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
         named = ["model.safetensors"] if len(shards) == 1 else named

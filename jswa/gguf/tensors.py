@@ -57,11 +57,32 @@ def tensors_of(
     return found
 
 
+def held_packed(tensors: Mapping[str, Made]) -> dict[str, Made]:
+    """Return the tensors with matrices of layers in Q4_0 as compressed-tensors packs them: words and scales."""
+    found: dict[str, Made] = {}
+    for key, made in tensors.items():
+        if is_packed(key, made):
+            out, columns = made.shape
+            words = made._replace(dtype="I32", shape=(out, columns // 8), part="words")
+            found[f"{key}_packed"] = words
+            found[f"{key}_scale"] = words._replace(dtype="F16", shape=(out, columns // 32), part="word_scales")
+        else:
+            found[key] = made
+    return found
+
+
+def is_packed(key: str, made: Made) -> bool:
+    """Return whether `held_packed` packs a tensor."""
+    in_layer = key.startswith("model.layers.") and key.endswith(".weight") and len(made.shape) == 2
+    return in_layer and made.part == "numbers" and {one.type for one in made.sources} == {"Q4_0"} and not made.turned
+
+
 def _require_weights(tensor: GgufTensor) -> None:
-    """Raise CheckpointError unless the type is one of weights, and a vector's has no blocks."""
-    allowed = weight_types() if len(tensor.shape) > 1 else tuple(PLAIN)
+    """Raise CheckpointError unless the type is one of weights, and that of a vector or of biases has no blocks."""
+    is_matrix = len(tensor.shape) > 1 and not tensor.name.endswith(".bias")
+    allowed = weight_types() if is_matrix else tuple(PLAIN)
     if tensor.type not in allowed:
-        what = "a matrix" if len(tensor.shape) > 1 else "a vector"
+        what = "a matrix" if is_matrix else "a vector"
         raise CheckpointError(f"{tensor.where} has type {tensor.type}: {what} must be one of {', '.join(allowed)}")
 
 

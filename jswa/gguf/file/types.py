@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Float16, Int32, Shaped, UInt8
 
 
 class Block(NamedTuple):
@@ -84,5 +84,28 @@ def _mxfp4_scales(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> U
     return data.reshape(len(data), -1, 17)[..., 0]
 
 
+def _q4_words(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Int32[np.ndarray, "rows words"]:
+    """Return the numbers of Q4_0, with 8 added, eight in a word, as compressed-tensors packs them."""
+    assert kind == "Q4_0"
+    bytes_ = data.reshape(len(data), -1, 18)[..., 2:]
+    codes = np.concatenate([bytes_ & 15, bytes_ >> 4], axis=-1)
+    pairs = np.ascontiguousarray(codes[..., 0::2] | codes[..., 1::2] << 4)
+    words: Int32[np.ndarray, "rows words"] = pairs.reshape(len(data), -1).view(np.int32)
+    return words
+
+
+def _q4_scales(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Float16[np.ndarray, "rows groups"]:
+    assert kind == "Q4_0"
+    scales = np.ascontiguousarray(data.reshape(len(data), -1, 18)[..., :2])
+    found: Float16[np.ndarray, "rows groups"] = scales.reshape(len(data), -1).view(np.float16)
+    return found
+
+
 # What a tensor takes of the bytes of rows, given its own type and the rows' type.
-PARTS = {"numbers": _numbers, "codes": _mxfp4_codes, "scales": _mxfp4_scales}
+PARTS = {
+    "numbers": _numbers,
+    "codes": _mxfp4_codes,
+    "scales": _mxfp4_scales,
+    "words": _q4_words,
+    "word_scales": _q4_scales,
+}

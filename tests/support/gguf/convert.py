@@ -38,7 +38,8 @@ def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str 
         found = name if final else names.get_name(name, (".weight", ".bias"))
         if found is None:
             raise KeyError(f"{name}: the converter has no name for it")
-        wanted = GGMLQuantizationType[kind if data.ndim > 1 and not found.endswith("_norm.weight") else "F32"]
+        is_matrix = data.ndim > 1 and not found.endswith(("_norm.weight", ".bias"))
+        wanted = GGMLQuantizationType[kind if is_matrix else "F32"]
         _add(writer, found, np.ascontiguousarray(data, np.float32), wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from jswa.errors import CheckpointError, ConfigError, UnsupportedModel
+from jswa.gguf.architectures import ARCHITECTURES
 from jswa.gguf.file.shards import read_shards
 from jswa.gguf.pointer import pointed
+from jswa.gguf.tensors import tensors_of
 from jswa.gguf.view import view_of
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_files import weights_fingerprint
@@ -104,6 +106,18 @@ def test_numbers_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.asarray(params["layers.0.mlp.down"]).T, wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3_moe_base"])
+def test_q4_0_is_held_in_4_bits(name: str, tmp_path: Path) -> None:
+    """The same numbers as widened ones; a converted folder has them widened."""
+    view = view_of(written(tmp_path / "it.gguf", name, "Q4_0"))
+    _, held = load_checkpoint(view, jnp.dtype("float32"), quantization="auto")
+    assert {str(x.dtype) for key, x in held.items() if ".attention.qkv" in key} & {"uint8", "int8", "int32", "uint32"}
+    _, wide = load_checkpoint(view, jnp.dtype("float32"), quantization="none")
+    convert_folder(view, tmp_path / "out", "float32")
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    same(load_checkpoint(tmp_path / "out", jnp.dtype("float32"), quantization="auto")[1], wide)
+
+
 def test_other_architectures_and_keys_are_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "it.gguf", "mamba")
     writer.write_header_to_file()
@@ -116,6 +130,21 @@ def test_other_architectures_and_keys_are_refused_by_name(tmp_path: Path) -> Non
     (tmp_path / "it.gguf").write_bytes(data)
     with pytest.raises(UnsupportedModel, match=r"metadata that jswa does not know for llama: llama\.some_thing"):
         view_of(tmp_path / "it.gguf")
+
+
+def test_biases_in_blocks_are_refused(tmp_path: Path) -> None:
+    """Of experts, which have two axes: a block does not fit a number."""
+    writer = gguf.GGUFWriter(tmp_path / "it.gguf", "llama")
+    writer.add_block_count(1)
+    data = gguf.quantize(np.ones((2, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blk.0.ffn_gate_exps.bias", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shards = read_shards(tmp_path / "it.gguf")
+    with pytest.raises(CheckpointError, match="has type Q8_0: a vector must be one of F64, F32, F16, BF16"):
+        tensors_of(ARCHITECTURES["gpt-oss"], shards.tensors, 1, 32)
 
 
 def split(folder: Path, **changes: Any) -> Path:
