@@ -48,8 +48,8 @@ class LLM:
     """An engine with its tokenizer. Use it as a context manager, or `close` it, to free the device's memory.
 
     Args:
-        model: a folder with a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the embedded
-            model.
+        model: a folder with a Hugging Face checkpoint, a GGUF file, OWNER/NAME on the Hugging Face Hub (with :TYPE or
+            /FILE.gguf for a GGUF file), or "tiny", the embedded model.
         options: fields of `jswa.EngineConfig`, by name. Raises ConfigError for an unknown name.
 
     Several threads may call all methods at the same time; their requests share the engine's steps. A thread holds the

@@ -47,8 +47,8 @@ def serve(
     Parameters
     ----------
     model
-        Folder of a Hugging Face checkpoint, OWNER/NAME on the Hugging Face Hub, or "tiny", the small model that ships
-        with jswa.
+        Folder of a Hugging Face checkpoint, a GGUF file, OWNER/NAME on the Hugging Face Hub, or "tiny", the small
+        model that ships with jswa.
     config
         YAML file with the model and any of these options by name. The command line overrides the environment
         (JSWA_PORT=8000), and the environment overrides the file.

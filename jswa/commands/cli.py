@@ -241,7 +241,8 @@ def convert(
     Parameters
     ----------
     source
-        Folder of a Hugging Face checkpoint, or OWNER/NAME on the Hugging Face Hub.
+        Folder of a Hugging Face checkpoint, a GGUF file, or OWNER/NAME on the Hugging Face Hub. A GGUF file becomes a
+        Hugging Face checkpoint in safetensors.
     target
         Folder to write, used as the model from then on. A folder that `jswa convert` wrote before is replaced.
     dtype

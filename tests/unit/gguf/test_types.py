@@ -38,7 +38,7 @@ def test_experts_of_gpt_oss_stay_in_mxfp4(tmp_path: Path, monkeypatch: pytest.Mo
     tensors = dict(fixture.tensors)
     for name, x in fixture.tensors.items():
         if ".experts." in name:
-            shape = [{48: 64, 96: 128}.get(size, size) for size in x.shape]
+            shape = tuple({48: 64, 96: 128}.get(size) or size for size in x.shape)
             tensors[name] = wide.standard_normal(shape).astype(np.float32)
     path = tmp_path / "it.gguf"
     convert(path, {**fixture.config, "intermediate_size": 64}, tensors, "MXFP4")
