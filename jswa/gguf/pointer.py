@@ -4,7 +4,9 @@ A folder elsewhere points nowhere, whatever it has: otherwise a checkpoint could
 itself.
 """
 
+import hashlib
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,13 @@ from jswa.storage.checkpoint_files import is_there, open_file
 from jswa.storage.json_object import read_object
 
 POINTER = "gguf.json"
-FORMAT = 1  # of views: one of another format is made anew
+
+
+@cache
+def maker() -> str:
+    """Return what tells this version of jswa's readers of GGUF files from another: views of others are made anew."""
+    found = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.rglob("*.py"))]
+    return hashlib.sha256(repr([(name, one.st_size, one.st_mtime_ns) for name, one in found]).encode()).hexdigest()
 
 
 def home() -> Path:
@@ -47,8 +55,8 @@ def identity(path: Path) -> dict[str, object]:
 
 
 def pointer_of(folder: Path) -> dict[str, Any] | None:
-    """Return what a view was made of; None if there is no view, or one of another format."""
+    """Return what a view was made of; None if there is no view, or one of another version of jswa."""
     if not is_there(folder / POINTER):
         return None
     pointer = read_object(folder / POINTER)
-    return pointer if pointer.get("format") == FORMAT else None
+    return pointer if pointer.get("maker") == maker() else None

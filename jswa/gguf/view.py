@@ -14,7 +14,7 @@ from jswa.errors import CheckpointError
 from jswa.gguf.checkpoint import Checkpoint, read_checkpoint
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.shards import shard_names
-from jswa.gguf.pointer import FORMAT, POINTER, home, identity, pointer_of
+from jswa.gguf.pointer import POINTER, home, identity, maker, pointer_of
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.folders import write_folder
 
@@ -27,7 +27,7 @@ def view_of(path: Path) -> Path:
     """
     path = _reachable(path)
     paths = [path.with_name(name) for name in shard_names(path.name)]
-    pointer = {"format": FORMAT, "files": [identity(one) for one in paths]}
+    pointer = {"maker": maker(), "files": [identity(one) for one in paths]}
     name = f"{path.stem[:64]}-{hashlib.sha256(os.fsencode(paths[0])).hexdigest()[:16]}"
     folder = home() / name
     if pointer_of(folder) != pointer:

@@ -74,6 +74,18 @@ def test_a_view_is_made_anew_when_the_file_changes(tmp_path: Path) -> None:
     assert weights_fingerprint(view) != first
 
 
+def test_a_view_of_another_version_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "it.gguf")
+    view = view_of(path)
+    (view / "config.json").write_text("{}")
+    assert view_of(path) == view
+    assert (view / "config.json").read_text() == "{}"
+    monkeypatch.setattr("jswa.gguf.pointer.maker", lambda: "another")
+    monkeypatch.setattr("jswa.gguf.view.maker", lambda: "another")
+    view_of(path)
+    assert json.loads((view / "config.json").read_text())["model_type"] == "llama"
+
+
 def test_a_link_leads_to_its_file(tmp_path: Path) -> None:
     """The user has named it, so it may lead anywhere."""
     (tmp_path / "elsewhere").mkdir()
