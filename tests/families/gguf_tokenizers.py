@@ -9,12 +9,15 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from jswa.gguf.tokenizer import tokenizer_files
+from jswa.text.tokenizer import Tokenizer
 from tests.families.gguf_metadata import converted, read_metadata
 from tests.families.material import FOLDER
 from tests.families.texts import texts
@@ -53,23 +56,29 @@ def differences(ours: tokenizers.Tokenizer, theirs: tokenizers.Tokenizer, given:
     yield from (f"{one}: {our!r} and {their!r}" for one, our, their in both_texts if our != their)
 
 
-def _loaded(path: Path) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+def _read(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer that jswa reads from the files."""
+    files = tokenizer_files(metadata)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "tokenizer.json").write_text(files.tokenizer, encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(files.config), encoding="utf-8")
+        tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    return tokenizer.backend
 
 
 def _of_packages(only: str) -> Iterator[tuple[str, list[str], int]]:
     for name, (model, pre) in CASES.items():
         if only not in name:
             continue
-        theirs = _loaded(FOLDER / name / "tokenizer.json")
+        theirs = tokenizers.Tokenizer.from_file(str(FOLDER / name / "tokenizer.json"))
+        theirs.no_truncation()
+        theirs.no_padding()
         content, config = (
             json.loads((FOLDER / name / file).read_text()) for file in ("tokenizer.json", "tokenizer_config.json")
         )
-        files = tokenizer_files(converted(content, config, model, pre))
-        ours = tokenizers.Tokenizer.from_str(files.tokenizer)
+        ours = _read(converted(content, config, model, pre))
         special = [one["content"] for one in content["added_tokens"]]
         given = texts(special, 67, TEXTS)
         chosen = [text for text in given if name not in OLDER or not _LONG_RUN.search(text)]
@@ -80,7 +89,7 @@ def _of_llama_cpp(only: str) -> Iterator[tuple[str, list[str], int]]:
     for path in sorted((FOLDER / "gguf").glob("*.gguf")):
         if only not in path.name:
             continue
-        ours = tokenizers.Tokenizer.from_str(tokenizer_files(read_metadata(path)).tokenizer)
+        ours = _read(read_metadata(path))
         given = path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split(_BETWEEN)
         lines = path.with_suffix(".gguf.out").read_text(encoding="utf-8").split("\n")
         both = zip(given, lines, strict=False)  # one of the files ends with a newline

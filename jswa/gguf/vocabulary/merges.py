@@ -8,7 +8,7 @@ from jswa.gguf.vocabulary.tokens import BYTE, CONTROL, TOKENS, UNKNOWN, USER_DEF
 MERGES, SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 _MOST = 2**20  # merges: nearly twice what the largest known vocabularies have
 _MOST_CHARACTERS = 2**25
-_MOST_WORK = 2**28  # characters of the parts of all tokens; Gemma's tokens have 2^24
+_MOST_WORK = 2**26  # of cutting tokens in two at each place, in characters: six times Gemma's
 Merge = tuple[str, str]
 
 
