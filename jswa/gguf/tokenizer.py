@@ -20,6 +20,7 @@ from jswa.gguf.vocabulary.tokens import CONTROL, TOKENS, UNKNOWN, USER_DEFINED, 
 
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 _PREFIX, _TEMPLATE = "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template"
+_NORMALIZERS = ("tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.remove_extra_whitespaces")
 _MOST_BYTES = 2**26  # of tokenizer.json: what the reader of folders accepts
 _MARK = "\u2581"  # stands for a space in SentencePiece's tokens
 _ADDED = (UNKNOWN, CONTROL, USER_DEFINED)
@@ -56,6 +57,9 @@ def tokenizer_files(metadata: Mapping[str, object]) -> TokenizerFiles:
         scheme = _byte_level(metadata, pre)
     else:
         raise refused(MODEL, model, "must be gpt2, llama or gemma4")
+    for key in _NORMALIZERS:
+        if metadata.get(key) not in (None, False):
+            raise refused(key, metadata[key], "must be absent or false: jswa does not normalize text in this way")
     tokens = read_tokens(metadata, spaces_are_marks=scheme.spaces_are_marks)
     scored = model == "llama" and MERGES not in metadata
     merges = scored_merges(metadata, tokens) if scored else listed_merges(metadata, tokens)

@@ -173,6 +173,24 @@ def test_chat_templates_are_read_by_name(tmp_path: Path) -> None:
             byte_level(bos_token_id=None, add_bos_token=True),
             r"add_bos_token = True: needs tokenizer\.ggml\.bos_token_id",
         ),
+        (
+            sentencepiece(WORDS, remove_extra_whitespaces=True),
+            r"remove_extra_whitespaces = True: must be absent or false",
+        ),
+        (
+            sentencepiece(WORDS, precompiled_charsmap=[0, 1]),
+            r"precompiled_charsmap = \[0, 1\]: must be absent or false",
+        ),
+        (
+            byte_level(
+                tokens=[*BYTES, "\x01" * 2**23 + "x", "\x02" * 2**22],
+                token_type=None,
+                merges=[],
+                bos_token_id=None,
+                eos_token_id=None,
+            ),
+            r"tokenizer\.json of 7550\d{4} bytes, at most 67108864 fit",
+        ),
         (byte_level() | {"tokenizer.chat_template": 1}, r"tokenizer\.chat_template = 1: must be a text"),
         (byte_level() | {"tokenizer.chat_template.x": ["a"]}, r"tokenizer\.chat_template\.x = \['a'\]: must be a text"),
         (sentencepiece(WORDS, token_type=[1] * 266), r"unknown_token_id = None: must be the id of a token"),
