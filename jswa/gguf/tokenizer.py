@@ -32,7 +32,8 @@ class TokenizerFiles(NamedTuple):
 
     Attributes:
         tokenizer: the text of tokenizer.json; it has all added tokens.
-        config: the object of tokenizer_config.json: special tokens by name, `add_bos_token`, and `chat_template`.
+        config: the object of tokenizer_config.json: special tokens by name, each a text or an object with flags,
+            `add_bos_token`, and `chat_template`.
     """
 
     tokenizer: str
@@ -67,11 +68,12 @@ def tokenizer_files(metadata: Mapping[str, object]) -> TokenizerFiles:
     bos = _added_id(metadata, tokens, "bos_token", scheme.add_bos) if model != "gemma4" else None
     eos = _added_id(metadata, tokens, "eos_token", default=False)
     spaces_after = model == "llama" and text_of(metadata, "general.architecture") == "phi3"
+    added = _added_tokens(tokens, spaces_after=spaces_after)
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(tokens, spaces_after=spaces_after),
+        "added_tokens": added,
         "normalizer": scheme.normalizer,
         "pre_tokenizer": scheme.pre_tokenizer,
         "post_processor": _post_processor(tokens, bos, eos),
@@ -81,7 +83,8 @@ def tokenizer_files(metadata: Mapping[str, object]) -> TokenizerFiles:
     text = json.dumps(content, ensure_ascii=False)
     if (size := len(text.encode("utf-8"))) > _MOST_BYTES:
         raise CheckpointError(f"{TOKENS}, {MERGES}: make a tokenizer.json of {size} bytes, at most {_MOST_BYTES} fit")
-    named = {name: tokens.texts[token_id] for name, token_id in tokens.named.items()}
+    objects = {one["id"]: one for one in added if one["rstrip"]}  # a text would lose this flag
+    named = {name: objects.get(token_id, tokens.texts[token_id]) for name, token_id in tokens.named.items()}
     return TokenizerFiles(text, {**named, "add_bos_token": bos is not None, **_chat_templates(metadata)})
 
 
@@ -165,7 +168,7 @@ def _added_tokens(tokens: Tokens, *, spaces_after: bool) -> list[Part]:
             "lstrip": False,
             "rstrip": spaces_after and text not in _NO_SPACES,
             "normalized": False,
-            "special": tokens.kinds[token_id] != USER_DEFINED or token_id in named,
+            "special": tokens.kinds[token_id] != USER_DEFINED,
         }
         for text, token_id in tokens.ids.items()
         if tokens.kinds[token_id] in _ADDED or token_id in named

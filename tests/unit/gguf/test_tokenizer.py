@@ -109,8 +109,11 @@ def test_gemma_keeps_spaces_and_gives_their_runs_the_first_merges(tmp_path: Path
 
 
 def test_phi_3_takes_the_spaces_after_special_tokens(tmp_path: Path) -> None:
-    metadata = sentencepiece(WORDS, users=("<x>",)) | {"general.architecture": "phi3"}
-    assert pieces(loaded(metadata, tmp_path), "<x>  ab<s> ab") == ["<x>", "▁", "ab", "<s>", "▁", "▁", "ab"]
+    metadata = sentencepiece(WORDS, users=("<x>", "<|endoftext|>"), eos_token_id=2) | {"general.architecture": "phi3"}
+    tokenizer = loaded(metadata, tmp_path)
+    assert pieces(tokenizer, "<x>  ab</s>  ab") == ["<x>", "▁", "ab", "</s>", "▁", "ab"], "named or not"
+    assert pieces(tokenizer, "<s> ab<|endoftext|> ab") == ["<s>", "▁", "▁", "ab", "<|endoftext|>", "▁", "▁", "ab"]
+    assert tokenizer.token_id("eos_token") == 2
 
 
 def test_a_filler_that_a_key_names_is_a_token(tmp_path: Path) -> None:
