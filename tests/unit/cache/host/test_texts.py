@@ -6,6 +6,7 @@ from jswa.architecture import Reach
 from jswa.cache.host.texts import Pages, Taken, take
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import PrefixCache
+from jswa.cache.prefix.lru import LRU
 from tests.support.builders import make_layout
 
 LAYOUT = make_layout(4, Reach(5), num_full=1, num_local=6)
@@ -27,7 +28,7 @@ def taken(prefix: PrefixCache, tokens: int, wanted: list[bool]) -> Taken | None:
 
 def test_a_tree_takes_the_pages_that_it_lacks() -> None:
     """Each slot gets the contents of its own: those of a local page follow each other, here and elsewhere."""
-    prefix = PrefixCache(LAYOUT, PagePool(20, LAYOUT.pages_per_slab))
+    prefix = PrefixCache(LAYOUT, PagePool(20, LAYOUT.pages_per_slab), LRU)
     found = taken(prefix, 10, [True, True, False])
     assert found is not None
     path, agreed = prefix.tree.walk("", TOKENS)
@@ -44,7 +45,7 @@ def test_a_tree_takes_the_pages_that_it_lacks() -> None:
 
 def test_a_partly_filled_local_page_is_replaced_though_nobody_wants_it() -> None:
     """A window of the tree needs it."""
-    prefix = PrefixCache(LAYOUT, PagePool(20, LAYOUT.pages_per_slab))
+    prefix = PrefixCache(LAYOUT, PagePool(20, LAYOUT.pages_per_slab), LRU)
     found = taken(prefix, 6, [False, True])
     assert found is not None
     prefix.retention.add_window(found.node, 6)
@@ -56,7 +57,7 @@ def test_a_partly_filled_local_page_is_replaced_though_nobody_wants_it() -> None
 
 def test_a_text_without_room_is_left_where_it_is() -> None:
     """Nothing changes, also where the beginning of the text would fit."""
-    prefix = PrefixCache(LAYOUT, PagePool(2, LAYOUT.pages_per_slab))
+    prefix = PrefixCache(LAYOUT, PagePool(2, LAYOUT.pages_per_slab), LRU)
     assert taken(prefix, 10, [False, True, False]) is None
     assert not prefix.tree.roots
     assert prefix.pool.free_slots == 6
