@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jswa.errors import CheckpointError
-from jswa.gguf.file.shards import shard_names
+from jswa.gguf.file.names import shard_names
 
 _ID = r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})"
 _KINDS = r"(?:[a-z]{1,4}-)?(?:[it]?q\d\w{0,16}|bf16|f16|f32|mxfp4\w{0,16})"

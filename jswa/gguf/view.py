@@ -13,7 +13,7 @@ from pathlib import Path
 from jswa.errors import CheckpointError
 from jswa.gguf.checkpoint import Checkpoint, read_checkpoint
 from jswa.gguf.file.header import Value
-from jswa.gguf.file.shards import shard_names
+from jswa.gguf.file.names import shard_names
 from jswa.gguf.pointer import POINTER, home, identity, maker, pointer_of
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.folders import write_folder

@@ -13,7 +13,7 @@ from jaxtyping import Shaped
 
 from jswa.errors import CheckpointError
 from jswa.gguf.checkpoint import read_checkpoint
-from jswa.gguf.file.shards import shard_names
+from jswa.gguf.file.names import shard_names
 from jswa.gguf.made import Made, Turned, read_made
 from jswa.gguf.pointer import pointed
 from jswa.model.hf.tensor_map import canonical_name
