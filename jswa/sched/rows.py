@@ -193,12 +193,6 @@ class Rows:
         found: Int[np.ndarray, " n"] = self._recent[row, np.arange(first, self.known[row]) % RECENT]
         return found
 
-    def last_several(self, row_ids: Int[np.ndarray, " R"], count: int) -> Int[np.ndarray, "R count"]:
-        """Return the last known tokens of each row, at most `RECENT`; any token where a row has fewer."""
-        positions = self.known[row_ids, None] - np.arange(count, 0, -1)
-        found: Int[np.ndarray, "R count"] = self._recent[row_ids[:, None], positions % RECENT]
-        return found
-
     def last_tokens(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, " R"]:
         """Return the last known token of each row."""
         found: Int[np.ndarray, " R"] = self._recent[row_ids, (self.known[row_ids] - 1) % RECENT]

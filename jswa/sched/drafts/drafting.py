@@ -23,7 +23,7 @@ from jswa.speculation import PROGRAMS
 
 _BEHIND = 512  # positions
 _NOTED = 64  # steps whose drafts are counted together: numpy calls cost as much for one
-_WATCHED = 64  # rows for each choice, by turns
+_WATCHED = 16  # rows for each choice, by turns
 
 
 @runtime_checkable
@@ -106,7 +106,6 @@ class Drafting:
         refers = limits.speculation is not None and limits.speculation.reference > 0
         self.earlier = EarlierTexts() if refers else None
         self._counts = _Counts()
-        self._finding = 1.0  # share of the rows for which the device had drafts, in the last step that is known
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
         self._features = False, PLAIN  # of the steps for which lengths were asked last
@@ -173,23 +172,22 @@ class Drafting:
 
     def _length(self, batch: Batch, *, split: bool) -> int:
         """Return the number of drafts per row of the program in which the planned step runs."""
-        if self.lengths is None or self._speculation is None:
+        lengths, rows, row_ids = self.lengths, self._rows, batch.decode
+        if lengths is None or self._speculation is None:
             return self._most
-        rows, row_ids = self._rows, batch.decode
         if not len(row_ids):
             return 0
         if _runs_prompts(batch) and not self._one_bucket:
-            return self._length_beside_prompts(batch, self.lengths, split=split)
+            return self._length_beside_prompts(batch, lengths, split=split)
         features = split, VARIANTS[rows.variant()].finish
         kept = self.choice.kept(len(row_ids)) if features == self._features else None
         if kept is not None:
-            return self._fitting(kept, len(row_ids))
+            return kept
         self._features = features
-        lengths = self.lengths(len(row_ids), tokens=0, split=features[0], variant=features[1])
-        if not self.choice.last:
-            self._finding = 1.0  # since no step has looked for drafts for a while
         drafting = row_ids[rows.speculative[row_ids] > 0]
-        return self._fitting(self.choice.choose(drafting, len(row_ids), lengths), len(row_ids))
+        return self.choice.choose(
+            drafting, len(row_ids), lambda: lengths(len(row_ids), tokens=0, split=split, variant=features[1])
+        )
 
     def watch(self) -> None:
         """Compare the tokens of rows without drafts with what a lookup would have drafted, if the next step chooses.
@@ -198,18 +196,11 @@ class Drafting:
         """
         if self._watch is None or self.choice.last or not self.choice.is_due:
             return
-        rows = self._rows
-        drafting = np.flatnonzero(rows.speculative)
-        self._watched = (self._watched + _WATCHED) % max(1, len(drafting))
-        if len(drafting) > _WATCHED:
-            drafting = np.roll(drafting, -self._watched)[:_WATCHED]
-        self.choice.watched(self._watch.hits(rows, drafting))
-
-    def _fitting(self, length: int, rows: int) -> int:
-        """Return the number of drafts per row of a step that is to have some; a trial stays as it is."""
-        if not length or not self._shares or length != self.choice.last:
-            return length
-        return self.choice.fitting(rows, self._finding)
+        row_ids = self._rows.speculative.nonzero()[0].tolist()
+        if len(row_ids) > _WATCHED:
+            self._watched = (self._watched + _WATCHED) % len(row_ids)
+            row_ids = (row_ids + row_ids)[self._watched :][:_WATCHED]
+        self.choice.watched(self._watch.hits(self._rows, row_ids))
 
     def _length_beside_prompts(self, batch: Batch, lengths: Lengths, *, split: bool) -> int:
         """Return the number of drafts per row of a step that runs prompts too: the one that pays most without these.
@@ -220,7 +211,7 @@ class Drafting:
         variant = rows.variant()
         if VARIANTS[variant].every:
             return 0  # such programs have no drafts
-        best = self.choice.best(row_ids[rows.speculative[row_ids] > 0], len(row_ids))
+        best = self.choice.best(row_ids[rows.speculative[row_ids] > 0], len(row_ids), PROGRAMS, beside_prompts=True)
         if not best:
             return 0
         prompts = [count for count in batch.prompts.values() if count]
@@ -237,7 +228,7 @@ class Drafting:
         preempt no row: a row that finds no page for them runs fewer. `split`: the step may run in two halves.
         """
         rows, row_ids, covered = self._rows, batch.decode, self._cache.table.covered
-        if not rows.unsettled and self.choice.rests(len(row_ids)):
+        if not (rows.unsettled or self.choice.last) and self.choice.kept(len(row_ids)) is not None:
             return
         length = self._length(batch, split=split)
         if not length and not rows.unsettled:
@@ -268,8 +259,6 @@ class Drafting:
         if np.count_nonzero(ran) < len(ran):
             row_ids, counts, drafted = (array[ran] for array in (row_ids, counts, drafted))
         right = counts - 1
-        if len(drafted):
-            self._finding = np.count_nonzero(drafted) / len(drafted)
         self._counts.noted.append((drafted, right))
         if len(self._counts.noted) >= _NOTED:
             self._counts.count_noted()

@@ -1,12 +1,12 @@
 """The number of drafts of each step, drawn: all step programs run, and after each other."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int
 
 from jswa.sched.drafts.choice import DraftChoice
-from jswa.speculation import PROGRAMS
 
 
 class Drawn(DraftChoice):
@@ -19,14 +19,12 @@ class Drawn(DraftChoice):
     def kept(self, rows: int) -> None:
         """No choice holds."""
 
-    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...]) -> int:
+    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: Callable[[], tuple[int, ...]]) -> int:
         """Return any."""
-        return self._chance.choice((0, *lengths))
+        return self._chance.choice((0, *lengths()))
 
-    def best(self, row_ids: Int[np.ndarray, " E"], rows: int) -> int:
+    def best(
+        self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...], *, beside_prompts: bool = False
+    ) -> int:
         """Return any, for a step that runs prompts."""
-        return self._chance.choice((0, *PROGRAMS))
-
-    def rests(self, rows: int) -> bool:
-        """No choice holds."""
-        return False
+        return self._chance.choice((0, *lengths))

@@ -123,7 +123,7 @@ class Pair:
         engine = self.drafting if drafts or self.plain is None else self.plain
         if engine is self.drafting:
             choice = self.drafting.scheduler.drafting.choice
-            choice.choose = lambda row_ids, rows, lengths: max(lengths, default=0) * drafts  # type: ignore[method-assign]
+            choice.choose = lambda row_ids, rows, lengths: max(lengths(), default=0) * drafts  # type: ignore[method-assign]
         params = SamplingParams(
             max_tokens=count, **{"temperature": TEMPERATURE, "seed": SEED, "ignore_eos": True, **values}
         )

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.sched.drafts.choice import Chances, DraftChoice, best_length
-from jswa.sched.drafts.watch import Hits
+from jswa.sched.drafts.choice import DraftChoice
+from jswa.speculation import PROGRAMS
 from tests.support.builders import share
 
 # Milliseconds of a step by drafts: `tiny` on two cores, and computed for an H200.
@@ -19,136 +19,170 @@ TIMES = {
 ROWS = {"tiny, 1 row": 1, "tiny, 16 rows": 16, "mixture, 1 row": 1, "dense, 64 rows": 64}
 
 
+def told(
+    averages: list[float], seconds: dict[int, float], *, rows: int = 0, most: int = 0, watched: bool = False
+) -> DraftChoice:
+    """Return a choice that knows the averages of some rows, and the times of a step of so many rows."""
+    choice = DraftChoice(len(averages), watched=watched, most=most)
+    choice.average[:] = averages
+    for drafts, time in seconds.items():
+        for _ in range(3):
+            choice.took(rows or len(averages), drafts, time)
+    return choice
+
+
+def tokens_of(averages: list[float], each: float) -> float:
+    """Return the tokens that a step gives besides one for each row, if each row has so many drafts."""
+    whole, part = int(each), each % 1
+    return sum(sum(a**place for place in range(1, whole + 1)) + part * a ** (whole + 1) for a in averages)
+
+
 @share(2)
 @given(
-    first=st.lists(st.floats(0, 1), min_size=1, max_size=9),
-    further=st.floats(0, 1),
-    seconds=st.dictionaries(st.sampled_from([1, 3, 7]), st.floats(0.1, 10)),
-    alone=st.integers(0, 5),
+    averages=st.lists(st.floats(0.05, 0.999), min_size=1, max_size=9),
+    seconds=st.fixed_dictionaries({drafts: st.floats(0.1, 10) for drafts in PROGRAMS}),
+    others=st.integers(0, 5),
 )
-def test_the_best_length_gives_most_tokens_a_second(
-    first: list[float], further: float, seconds: dict[int, float], alone: int
+def test_the_best_number_gives_most_tokens_a_second(
+    averages: list[float], seconds: dict[int, float], others: int
 ) -> None:
-    """And is 0 unless drafts give clearly more than none do."""
-    chances, rows = Chances(np.array(first), np.full(len(first), further)), len(first) + alone
+    """And is 0 unless drafts give more than none do; rows without drafts count too."""
+    rows = len(averages) + others
     seconds = {0: 1.0, **seconds}
-    best = best_length(chances.tokens(seconds), rows, seconds)
-
-    def speed(drafts: int) -> float:
-        each = sum(p * further**place for place in range(drafts) for p in first)
-        return (rows + each) / seconds[drafts]
-
-    assert best in seconds
-    if best:
-        assert speed(best) > 1.019 * speed(0)
-        assert speed(best) >= max(map(speed, seconds)) - 1e-9
-    else:
-        assert max(map(speed, seconds)) <= 1.021 * speed(0)
+    best = told(averages, seconds, rows=rows).best(np.arange(len(averages)), rows, PROGRAMS)
+    speed = {drafts: (rows + tokens_of(averages, drafts)) / time for drafts, time in seconds.items()}
+    assert speed[best] >= max(speed.values()) * (1 - 1e-6)
 
 
 def simulate(
-    name: str, first: float, further: float, steps: int, seed: int, changes: tuple[int, float] | None = None
+    name: str, right_of: float, steps: int, seed: int, changes: tuple[int, float] | None = None
 ) -> tuple[float, float]:
     """Run decode steps whose drafts are right by chance; return tokens a second, with drafts and without.
 
-    `changes`: from this step on, the chance of a first draft is another.
+    `changes`: from this step on the chance is another.
     """
     rng, rows, times = np.random.default_rng(seed), ROWS[name], TIMES[name]
     choice, ids = DraftChoice(rows), np.arange(rows)
     tokens = seconds = 0.0
     for step in range(steps):
         if changes is not None and step == changes[0]:
-            first = changes[1]
-        kept = 0 if choice.rests(rows) else choice.kept(rows)
-        drafts = choice.choose(ids, rows, (1, 3, 7)) if kept is None else kept
+            right_of = changes[1]
+        kept = choice.kept(rows)
+        drafts = choice.choose(ids, rows, lambda: PROGRAMS) if kept is None else kept
         took = times[drafts] * rng.lognormal(0, 0.1)
         right = np.zeros(rows, int)
         if drafts:
-            lucky = rng.random((rows, drafts)) < np.array([first, *[further] * (drafts - 1)])
-            right = np.cumprod(lucky, axis=1).sum(axis=1)
+            right = np.cumprod(rng.random((rows, drafts)) < right_of, axis=1).sum(axis=1)
             choice.note(ids, np.full(rows, drafts), right)
-        if not choice.unmeasured:
-            choice.took(rows, drafts, took / 1e3)
+        choice.took(rows, drafts, took / 1e3)
         tokens, seconds = tokens + rows + right.sum(), seconds + took
     return tokens / seconds, rows / times[0]
 
 
 @pytest.mark.parametrize("name", TIMES)
-@pytest.mark.parametrize("first", [0.0, 0.05, 0.2])
-def test_drafts_that_are_rarely_right_cost_little(name: str, first: float) -> None:
+@pytest.mark.parametrize("right_of", [0.0, 0.05, 0.2])
+def test_drafts_that_are_rarely_right_cost_little(name: str, right_of: float) -> None:
     """At most 3 %, over 4,000 steps, with the noise of measurements."""
-    found, without = simulate(name, first, 0.5, 4_000, seed=1)
+    found, without = simulate(name, right_of, 4_000, seed=1)
     assert found > 0.97 * without
 
 
 @pytest.mark.parametrize("name", TIMES)
-@pytest.mark.parametrize(("first", "further"), [(0.9, 0.95), (0.6, 0.9), (0.7, 0.6)])
-def test_the_choice_is_nearly_the_best(name: str, first: float, further: float) -> None:
+@pytest.mark.parametrize("right_of", [0.95, 0.8, 0.65])
+def test_the_choice_is_nearly_the_best(name: str, right_of: float) -> None:
     """Within 6 % of the best number of drafts, which nobody has told."""
-    found, _ = simulate(name, first, further, 4_000, seed=2)
-    chances = Chances(np.full(ROWS[name], first), np.full(ROWS[name], further))
-    tokens = chances.tokens(TIMES[name])
-    best = max((ROWS[name] + tokens[drafts]) / time for drafts, time in TIMES[name].items())
+    found, _ = simulate(name, right_of, 4_000, seed=2)
+    rows = ROWS[name]
+    best = max((rows + tokens_of([right_of] * rows, drafts)) / time for drafts, time in TIMES[name].items())
     assert found > 0.94 * best
 
 
 @pytest.mark.parametrize("name", ["tiny, 1 row", "dense, 64 rows"])
 def test_rows_that_begin_to_copy_are_noticed(name: str) -> None:
     """Nothing is right for 2,000 steps, then nearly everything."""
-    found, _ = simulate(name, 0.0, 0.9, 6_000, seed=3, changes=(2_000, 0.9))
-    without, _ = simulate(name, 0.0, 0.9, 6_000, seed=3)
+    found, _ = simulate(name, 0.0, 6_000, seed=3, changes=(2_000, 0.9))
+    without, _ = simulate(name, 0.0, 6_000, seed=3)
     assert found > 1.3 * without
 
 
-def test_the_counts_of_a_row_end_with_it() -> None:
-    """Another sequence in the row has the chances of all rows."""
-    choice = DraftChoice(2)
+def test_the_average_of_a_row_ends_with_it() -> None:
+    """Another sequence in the row begins with the average of all."""
+    choice = DraftChoice(2, watched=True)
     for _ in range(20):
         choice.note(np.array([0]), np.array([3]), np.array([3]))
         choice.note(np.array([1]), np.array([3]), np.array([0]))
-    before = choice.chances(np.arange(2)).first
-    assert before[0] > 0.85
-    assert before[1] < 0.15
+    assert choice.average[0] > 0.95
+    assert choice.average[1] < 0.05
     choice.begin(0)
-    assert 0.3 < choice.chances(np.arange(2)).first[0] < 0.7
+    assert 0.05 < choice.average[0] < 0.5
 
 
-@pytest.mark.parametrize(("finding", "wanted"), [(0.0, 1), (0.25, 1), (0.5, 3), (1.0, 7)])
-def test_a_step_has_room_for_the_rows_that_find_drafts(finding: float, wanted: int) -> None:
+def test_a_row_without_drafts_counts_like_one_whose_first_is_wrong() -> None:
+    """And drafts after a wrong one do not count."""
+    choice = DraftChoice(3)
+    choice.note(np.arange(3), np.array([0, 1, 7]), np.zeros(3, int))
+    assert (choice.average == choice.average[0]).all()
+    assert 0.4 < choice.average[0] < 0.5
+
+
+@pytest.mark.parametrize(("finding", "wanted"), [(0, 0), (4, 1), (8, 3), (16, 7)])
+def test_a_step_has_room_for_the_rows_that_find_drafts(finding: int, wanted: int) -> None:
     """Right drafts for a quarter of the rows fit in the tokens of one draft per row; nothing is gained by more."""
-    choice, ids = DraftChoice(16, watched=True, most=7), np.arange(16)
-    for step in range(60):
-        kept = (0, 1, 3, 7)[step % 4]
-        choice.took(16, kept, {0: 1.0, 1: 1.3, 3: 1.8, 7: 2.6}[kept] / 1e3)
-        choice.note(ids, np.full(16, kept), np.full(16, kept))
-    assert choice.choose(ids, 16, (1, 3, 7)) == 7
-    assert choice.fitting(16, finding) == wanted
+    averages = [0.99] * finding + [0.01] * (16 - finding)
+    choice = told(averages, {0: 1.0, 1: 1.3, 3: 1.8, 7: 2.6}, most=7)
+    assert choice.best(np.arange(16), 16, PROGRAMS) == wanted
 
 
-def test_a_few_rows_get_all_shared_drafts() -> None:
-    """Of 16 rows with one draft each on average, two that find drafts get seven each."""
-    first, further = np.array([1.0] * 2 + [0.0] * 14), np.ones(16)
-    assert Chances(first, further).tokens([1])[1] == 2
-    assert Chances(first, further, most=7).tokens([1])[1] == pytest.approx(14, rel=1e-6)
-    assert Chances(first, further, most=7, precise=0.25).tokens([1])[1] == pytest.approx(4, rel=1e-4)
+def test_beside_prompts_all_rows_have_as_many() -> None:
+    """Two rows of 16 that find drafts get all places of a shared step, and only their own of another."""
+    choice, ids = told([0.99] * 2 + [0.0] * 14, {0: 1.0, 1: 1.5}, most=7), np.arange(16)
+    assert choice.best(ids, 16, (1,)) == 1
+    assert choice.best(ids, 16, (1,), beside_prompts=True) == 0
 
 
-def test_one_row_gets_no_more_drafts_than_its_step_has() -> None:
-    """A row that finds drafts in few steps has those of one step in each of these."""
-    first, further = np.array([0.1]), np.ones(1)
-    assert Chances(first, further, most=7).tokens([1, 3])[1] == pytest.approx(0.1, rel=1e-6)
-    assert Chances(first, further, most=7).tokens([1, 3])[3] == pytest.approx(0.3, rel=1e-6)
+def test_beside_prompts_only_measured_numbers_count() -> None:
+    """Others would begin to compile the largest programs before it is known that drafts pay."""
+    choice, ids = told([0.99], {0: 1.0, 1: 1.1}), np.arange(1)
+    assert choice.best(ids, 1, PROGRAMS) == 7
+    assert choice.best(ids, 1, PROGRAMS, beside_prompts=True) == 1
 
 
-def test_a_row_that_follows_a_text_again_is_noticed_at_once() -> None:
-    """Behind many wrong drafts three right ones in a row say more, but not two, nor three that a wrong one follows."""
-    ids = np.arange(4)
-    choice = DraftChoice(4, watched=True)
-    wrong = np.zeros((4, 16), bool)
-    for _ in range(4):
-        choice.watched(Hits(ids, wrong, np.full(4, 16)))
-    right = np.array([[0, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]], bool)
-    choice.watched(Hits(ids, right, np.full(4, 4)))
-    first = choice.chances(ids).first
-    assert (first[[0, 3]] > 0.6).all()
-    assert (first[[1, 2]] < 0.4).all()
+def test_nothing_is_asked_for_that_cannot_pay() -> None:
+    """Numbers that a step could run are asked for only when drafts may pay: the answer may begin to compile."""
+    choice, ids = DraftChoice(1, watched=True), np.arange(1)
+    for _ in range(3):
+        choice.took(1, 0, 1e-3)
+
+    def never() -> tuple[int, ...]:
+        raise AssertionError
+
+    for _ in range(50):
+        choice.watched({0: [False] * 8})
+        assert choice.choose(ids, 1, never) == 0
+    choice.watched({0: [True] * 8})
+    assert choice.choose(ids, 1, lambda: (3,)) == 3
+
+
+def test_a_time_is_measured_again_after_a_while() -> None:
+    """A number whose steps were slow once is tried again, and is chosen if it pays by then."""
+    choice, ids, times = told([0.99], {0: 1.0, 7: 9.0}), np.arange(1), {0: 1.0, 1: 1.9, 3: 3.9, 7: 1.5}
+    chosen = []
+    for _ in range(2_400):
+        kept = choice.kept(1)
+        chosen.append(choice.choose(ids, 1, lambda: PROGRAMS) if kept is None else kept)
+        choice.average[0] = 0.99
+        choice.took(1, chosen[-1], times[chosen[-1]])
+    assert 7 not in chosen[:1_000]
+    assert chosen[-1_000:].count(7) > 980
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "average", "held"), [(0.1, 0.0, 16), (2.0, 0.0, 10), (9.0, 0.0, 4), (0.1, 0.99, 4)]
+)
+def test_a_choice_holds_for_steps_of_about_as_many_rows(milliseconds: float, average: float, held: int) -> None:
+    """That of no drafts for 20 ms, within bounds; none for a step of half the rows."""
+    seconds = {drafts: times * milliseconds / 1e3 for drafts, times in {0: 1.0, 1: 1.3, 3: 1.8, 7: 2.6}.items()}
+    choice = told([average] * 16, seconds, watched=True)
+    choice.choose(np.arange(16), 16, lambda: PROGRAMS)
+    assert choice.kept(8) is None
+    assert 1 + sum(choice.kept(9) is not None for _ in range(40)) == held

@@ -1,14 +1,13 @@
 """What lookups would have drafted, told from the texts alone (jswa/sched/drafts/watch.py)."""
 
-import random
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.sched.drafts.choice import DraftChoice
-from jswa.sched.drafts.watch import Hits, Watch
+from jswa.sched.drafts.watch import Watch
 from jswa.sched.rows import Rows
+from jswa.speculation import PROGRAMS
 from tests.support.builders import share
 
 
@@ -24,8 +23,7 @@ def watched(prompt: list[int], said: list[int], reference: list[int] | None = No
 
 def hits_of(watch: Watch, rows: Rows) -> list[bool]:
     """What was compared of the only row."""
-    hits = watch.hits(rows, np.arange(1))
-    return hits.right[0, -hits.compared[0] :].tolist() if len(hits.row_ids) else []
+    return watch.hits(rows, [0]).get(0, [])
 
 
 def test_a_text_that_repeats_itself_would_be_drafted() -> None:
@@ -69,82 +67,63 @@ def test_rows_are_compared_together() -> None:
     for row, said in enumerate([prompts[0][:20], prompts[0][:8], prompts[2][:3], prompts[3][:12]]):
         for token in said:
             rows.append_one(row, token)
-    hits = watch.hits(rows, np.arange(4))
-    assert (hits.row_ids.tolist(), hits.compared.tolist()) == ([0, 1, 3], [18, 6, 10])
-    assert hits.right.sum(axis=1).tolist() == [17, 0, 9]
-    assert not hits.right[2, :8].any(), "tokens that were not compared are not right"
+    hits = watch.hits(rows, range(4))
+    assert {row: (len(right), sum(right)) for row, right in hits.items()} == {0: (18, 17), 1: (6, 0), 3: (10, 9)}
     for token in prompts[0][:8]:  # this row says again what it has said
         rows.append_one(1, token)
-    assert watch.hits(rows, np.arange(4)).right.sum(axis=1).tolist() == [5]
+    assert {row: sum(right) for row, right in watch.hits(rows, range(4)).items()} == {1: 5}
 
 
 @share(2)
 @given(
-    texts=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=60), min_size=2, max_size=2),
-    looks=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=4),
-    rng=st.randoms(use_true_random=False),
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    said=st.lists(st.integers(0, 3), max_size=60),
+    reference=st.none() | st.lists(st.integers(0, 3), max_size=40),
 )
-def test_few_rows_are_compared_like_many(
-    texts: list[list[int]], looks: list[tuple[int, int]], rng: random.Random
+def test_hits_are_the_tokens_that_followed_last(
+    prompt: list[int], said: list[int], reference: list[int] | None
 ) -> None:
-    """Two rows by loops; the same two among rows that have said nothing by calls of numpy."""
-    few, many = (Rows(2, 7), Watch(2)), (Rows(5, 7), Watch(5))
-    for rows, watch in (few, many):
-        for row, text in enumerate(texts):
-            rows.set_known(row, np.array(text, np.int32))
-            watch.begin(row, np.array(text, np.int32), None)
-    for said in looks:
-        for row, count in enumerate(said):
-            for token in rng.choices(range(4), k=count):
-                few[0].append_one(row, token)
-                many[0].append_one(row, token)
-        for one, other in zip(few[1].hits(few[0], np.arange(2)), many[1].hits(many[0], np.arange(5)), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-def test_the_choice_of_no_drafts_holds_while_nothing_is_found() -> None:
-    """Rows that have begun just now are chosen for anew: of them less has been compared."""
-    choice, ids, none = (
-        DraftChoice(2, watched=True),
-        np.arange(2),
-        Hits(np.arange(2), np.zeros((2, 16), bool), np.full(2, 16)),
-    )
-    choice.took(2, 0, 1e-3)
-    for looks in range(6):
-        for _ in range(40):
-            if not choice.rests(2):
-                break
-        choice.watched(none)
-        assert choice.is_due == (looks < 1), "the first choice holds for fewer steps"
-        if choice.is_due:
-            assert choice.choose(ids, 2, (1, 3, 7)) == 0
-    choice.begin(1)
-    while choice.rests(2):
-        pass
-    choice.watched(none)
-    assert choice.is_due
-    assert choice.chances(ids).first.max() < 0.02
+    """The last place of the same three tokens counts: in the row's own text, or else in the reference."""
+    text = prompt + said
+    followed = {
+        tuple(known[i : i + 3]): known[i + 3] for known in (reference or [], prompt) for i in range(len(known) - 3)
+    }
+    compared = range(len(prompt) + 2, len(text))
+    wanted = [followed.get(tuple(text[i - 3 : i])) == text[i] for i in compared]
+    found = watched(prompt, said, reference)
+    assert found == (wanted if len(compared) >= 4 else [])
 
 
 def test_hits_make_a_row_draft() -> None:
-    """No step is spent on trials while hits are rare; as soon as they are many, drafts are tried, and then chosen."""
+    """No step is spent on trials while there are no hits; as soon as there are, drafts are chosen."""
     choice, ids = DraftChoice(1, watched=True), np.arange(1)
     times = {0: 1e-3, 1: 1.1e-3, 3: 1.2e-3, 7: 1.5e-3}
 
-    def run(hits: list[bool]) -> list[int]:
+    def run(hit: bool) -> list[int]:
         found = []
         for _ in range(400):
-            kept = 0 if choice.rests(1) else choice.kept(1)
+            kept = choice.kept(1)
             if kept is None:
                 if not choice.last:
-                    choice.watched(Hits(ids, np.array([hits]), np.array([len(hits)])))
-                kept = choice.choose(ids, 1, (1, 3, 7))
+                    choice.watched({0: [hit] * 16})
+                kept = choice.choose(ids, 1, lambda: PROGRAMS)
             if kept:
-                choice.note(ids, np.array([kept]), np.array([kept if hits[0] else 0]))
+                choice.note(ids, np.array([kept]), np.array([kept if hit else 0]))
             choice.took(1, kept, times[kept])
             found.append(kept)
         return found
 
-    run([False] * 16)
-    assert not any(run([False] * 16))
-    assert run([True] * 16)[-100:].count(7) > 90
+    assert not any(run(False))
+    assert run(True)[-100:].count(7) > 90
+    assert not any(run(False)[-100:])
+
+
+def test_the_last_hits_weigh_most() -> None:
+    """Each as much as a draft of a step."""
+    choice = DraftChoice(3, watched=True)
+    choice.watched({0: [False, False, True, True], 1: [True, True, False, False], 2: [True]})
+    first, second, third = choice.average.tolist()
+    assert first > second > third > 0
+    once = DraftChoice(1, watched=True)
+    once.note(np.arange(1), np.array([1]), np.array([1]))
+    assert third == once.average[0]
