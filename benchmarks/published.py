@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import result_file
 from benchmarks.memory.recipes import PAGES as RECIPES
+from benchmarks.real import tables as real
 from jswa.commands.capacity.fit import GPUS
 
 ROOT = result_file.ROOT
@@ -323,6 +324,11 @@ def whole() -> str:
     return _table(("requests at once", "draws", "output tokens/s", "while all of them decode"), rows)
 
 
+def _real(make: Callable[[real.Results], real.Table]) -> str:
+    """Return a table of the three engines with real weights."""
+    return _table(*make(results))
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -335,6 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
         *(recipes, whole),
     )
 } | {f"recipe-{page}": partial(recipe, page) for page in RECIPES}
+TABLES |= {f"real-{make.__name__}": partial(_real, make) for make in (real.tokens, real.perplexity, real.speed)}
 
 
 def main() -> None:

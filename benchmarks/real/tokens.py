@@ -13,7 +13,8 @@ def measure(steps: int) -> dict[str, Any]:
     with running(transformers()) as reference:
         texts = [*reference.call("chat", questions=list(QUESTIONS)), *TEXTS]
         prompts = reference.call("encode", texts=texts)
-        expected = reference.call("greedy", prompts=prompts, steps=steps)
+        print("tokens: transformers", flush=True)
+        expected = [reference.call("greedy", prompts=[prompt], steps=steps)[0] for prompt in prompts]
         rows = []
         for case in COMPARED:
             with running(case) as engine:

@@ -34,6 +34,12 @@ def memory() -> dict[str, float]:
     return {"peak": sizes["VmHWM"], "now": sizes["VmRSS"], "own now": sizes["RssAnon"]}
 
 
+def shared(held: list[int], wanted: list[int]) -> int:
+    """Return how many ids two texts begin with in common."""
+    different = (index for index, (one, other) in enumerate(zip(held, wanted, strict=False)) if one != other)
+    return next(different, min(len(held), len(wanted)))
+
+
 def reset_memory() -> None:
     """Let the peak begin anew."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -56,7 +62,8 @@ def main() -> None:
             case "memory":
                 reply = memory()
             case "reset_memory":
-                reply = reset_memory()
+                reset_memory()
+                reply = None
             case method:
                 reply = getattr(engine, method)(**call)
 

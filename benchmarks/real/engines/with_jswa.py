@@ -18,6 +18,7 @@ class Engine:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, whose special tokens count as such."""
+        assert self.llm.tokenizer is not None, "every GGUF file has one, or is refused"
         return [self.llm.tokenizer.encode(text).tolist() for text in texts]
 
     def chat(self, questions: list[str]) -> list[str]:
@@ -38,14 +39,16 @@ class Engine:
         params = jswa.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         sums = []
         for found in self.llm.generate(windows, params, use_tqdm=False):
-            given = zip(found.prompt_token_ids[1:], found.prompt_logprobs[1:], strict=True)
-            sums.append(-sum(ranked[token].logprob for token, ranked in given))
+            ranked = found.prompt_logprobs or []
+            given = zip(found.prompt_token_ids[1:], ranked[1:], strict=True)
+            sums.append(-sum(of[token].logprob for token, of in given if of is not None))
         return sums
 
     def timed(self, prompt: list[int], steps: int) -> dict[str, Any]:
         """Return the tokens and their times; the prefix cache has the prompts of earlier calls."""
         params = jswa.SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
-        start, first, tokens = time.perf_counter(), 0.0, []
+        start, first = time.perf_counter(), 0.0
+        tokens: list[int] = []
         for piece in self.llm.generate([prompt], params, stream=True):
             new = piece.outputs[0].token_ids
             if new and not tokens:

@@ -1,5 +1,7 @@
-"""llama.cpp, through the low-level functions of llama-cpp-python. Options: threads, kv (f16 or f32), and the context
-in tokens."""
+"""llama.cpp, through the low-level functions of llama-cpp-python.
+
+Options: threads, kv (f16 or f32), and the context in tokens.
+"""
 
 import ctypes
 import time
@@ -8,11 +10,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from benchmarks.real.engines.serve import shared
+
 _BATCH = 512  # tokens of a llama_decode; also of a step inside it, llama.cpp's default
 _KV = {"f16": llama_cpp.GGML_TYPE_F16, "f32": llama_cpp.GGML_TYPE_F32}
 
 
-@llama_cpp.llama_log_callback
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]  # the package has no types
 def _quiet(level: int, text: bytes, data: Any) -> None:
     """Print nothing."""
 
@@ -106,9 +110,7 @@ class Engine:
     def timed(self, prompt: list[int], steps: int) -> dict[str, Any]:
         """Return the tokens and their times; what the last call has computed of the prompt's beginning is kept."""
         start = time.perf_counter()
-        held = self.ids[:-1]
-        same = next((i for i, (a, b) in enumerate(zip(held, prompt)) if a != b), min(len(held), len(prompt)))
-        same = min(same, len(prompt) - 1)
+        same = shared(self.ids[:-1], prompt[:-1])
         self._forget(same)
         tokens, first = self._continue(prompt[same:], same, steps)
         self.ids = prompt + tokens

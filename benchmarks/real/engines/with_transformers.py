@@ -8,6 +8,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from benchmarks.real.engines.serve import shared
+
 
 class Engine:
     """See `serve`. One prompt at a time; `timed` keeps the cache of its last prompt."""
@@ -66,8 +68,7 @@ class Engine:
         """Return the tokens and their times; what the last call has computed of the prompt's beginning is kept."""
         start = time.perf_counter()
         held = self.ids[:-1]
-        same = next((i for i, (a, b) in enumerate(zip(held, prompt)) if a != b), min(len(held), len(prompt)))
-        same = min(same, len(prompt) - 1)
+        same = shared(held, prompt[:-1])
         if same == 0:
             self.cache = DynamicCache()
         elif same < len(held):
