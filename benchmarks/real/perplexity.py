@@ -1,6 +1,7 @@
 """Perplexity of a text: all engines get the same windows of the same ids."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from benchmarks.real import text
@@ -14,14 +15,14 @@ MEASURED = (
 )
 
 
-def measure(size: int) -> dict[str, Any]:
+def measure(size: int, engines: Collection[str]) -> dict[str, Any]:
     """Return the perplexity of the first `size` bytes with each engine: exp of the mean of -log p.
 
     A window's first token is given and not counted.
     """
     whole = text.reference(size)
     rows, windows = [], None
-    for case in MEASURED:
+    for case in (case for case in MEASURED if case.engine in engines):
         print(f"perplexity: {case.row()}", flush=True)
         with running(case) as engine:
             windows = windows or text.windows(engine.call("encode", texts=[whole])[0], WINDOW)

@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks import result_file
 from benchmarks.real import perplexity, speed, tokens
 
+ENGINES = ("jswa", "llamacpp", "transformers")
 PARTS = ("tokens", "perplexity", "speed")
 RESULTS = result_file.ROOT / "benchmarks" / "results" / "cpu"
 FIXTURE = result_file.ROOT / "tests" / "real" / "tokens.json"
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure the parts, print and perhaps record them. Exits with 1 if a token of jswa in float32 differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES, help="what to measure; default: all")
     parser.add_argument("--steps", type=int, default=32, help="tokens of each answer that is compared")
     parser.add_argument("--size", type=int, default=200_000, help="bytes of text for perplexity")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine that are counted")
@@ -43,16 +45,16 @@ def main(arguments: list[str] | None = None) -> None:
         start = time.monotonic()
         match part:
             case "tokens":
-                found = tokens.measure(options.steps)
+                found = tokens.measure(options.steps, options.engine)
                 expected = found.pop("expected")
                 different = show_tokens(found)
                 if options.record and not different:
                     _write_fixture(expected, options.steps)
             case "perplexity":
-                found = perplexity.measure(options.size)
+                found = perplexity.measure(options.size, options.engine)
                 show_perplexity(found)
             case _:
-                found = speed.measure(options.rounds, options.answer)
+                found = speed.measure(options.rounds, options.answer, options.engine)
                 show_speed(found)
         print(f"real: {part} took {time.monotonic() - start:.0f} s", flush=True)
         if options.record:

@@ -5,6 +5,7 @@ question, of which only the first token is timed. Its ratio is to llama.cpp's tu
 """
 
 import statistics
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,13 +22,15 @@ SETS: dict[str, tuple[Case, ...]] = {  # llama.cpp first: others are compared wi
 FIGURES = ("prefill", "decode", "second")
 
 
-def measure(rounds: int, steps: int) -> dict[str, Any]:
+def measure(rounds: int, steps: int, engines: Collection[str]) -> dict[str, Any]:
     """Return tokens per second, seconds to the first token of a second turn, and memory, of each engine and file."""
     rows: list[dict[str, Any]] = []
     for file, cases in SETS.items():
         print(f"speed: {file}", flush=True)
         with ExitStack() as stack:
-            rows += _in_turns([stack.enter_context(running(case)) for case in cases], rounds, steps)
+            rows += _in_turns(
+                [stack.enter_context(running(case)) for case in cases if case.engine in engines], rounds, steps
+            )
     return {"prompt": PROMPT, "answer": steps, "question": QUESTION, "rounds": rounds, "threads": THREADS, "rows": rows}
 
 

@@ -1,5 +1,6 @@
 """Greedy tokens of fifty prompts: all engines get the same ids, and are compared with transformers in float32."""
 
+from collections.abc import Collection
 from typing import Any
 
 from benchmarks.real.processes import Q4_1, Running, jswa, llamacpp, running, transformers
@@ -8,15 +9,15 @@ from benchmarks.real.prompts import QUESTIONS, TEXTS
 COMPARED = (jswa(Q4_1, "float32"), llamacpp("F32", kv="f32"), llamacpp(Q4_1))
 
 
-def measure(steps: int) -> dict[str, Any]:
+def measure(steps: int, engines: Collection[str]) -> dict[str, Any]:
     """Return how many prompts of each engine have the reference's tokens, and where the others begin to differ."""
     with running(transformers()) as reference:
         texts = [*reference.call("chat", questions=list(QUESTIONS)), *TEXTS]
         prompts = reference.call("encode", texts=texts)
         print("tokens: transformers", flush=True)
-        expected = [reference.call("greedy", prompts=[prompt], steps=steps)[0] for prompt in prompts]
+        expected = reference.call("greedy", prompts=prompts, steps=steps)
         rows = []
-        for case in COMPARED:
+        for case in (case for case in COMPARED if case.engine in engines):
             with running(case) as engine:
                 print(f"tokens: {case.row()}", flush=True)
                 found = engine.call("greedy", prompts=prompts, steps=steps)
