@@ -14,7 +14,8 @@ from benchmarks.result_file import ROOT
 
 OTHERS = ROOT / ".venv-real" / "bin" / "python"
 Q4_1 = "Q4_1"  # the file as it is; others are made of it (benchmarks.real.files)
-THREADS = len(os.sched_getaffinity(0))  # also with taskset
+# Waits of OpenMP's threads for one another cost most of the time where processors are shared: OMP_NUM_THREADS=1 there.
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
 CONTEXT = 2048  # tokens of a conversation: llama.cpp has room for one
 KV = 128 << 20  # bytes: one conversation in float32, or two in 16 bits
 _SAME = ("threads", "context", "max_model_len", "kv_cache_memory_bytes")  # options that all cases of an engine share
