@@ -23,33 +23,5 @@ def tokens(results: Results) -> Table:
     return head, rows
 
 
-def perplexity(results: Results) -> Table:
-    """Return the perplexity of each engine and file."""
-    rows = [[*_case(row), f"{row['perplexity']:.3f}"] for row in results("cpu/real-perplexity")["rows"]]
-    return ("engine", "file", "options", "perplexity"), rows
-
-
-def speed(results: Results) -> Table:
-    """Return rates, their ratios to llama.cpp in the same round, and memory."""
-    head = (
-        *("engine", "file", "options", "prefill, tokens/s", "times llama.cpp", "decode, tokens/s", "times llama.cpp"),
-        *("second turn, ms", "times as fast", "peak memory, MiB"),
-    )
-    rows = []
-    for row in results("cpu/real-speed")["rows"]:
-        rates = [f"{row[name]['median']:,.0f}" for name in ("prefill", "decode")]
-        ratios = [_ratio(row[f"{name} ratio"]) for name in ("prefill", "decode", "second")]
-        if row["engine"] == "llamacpp":
-            ratios = ["1"] * 3
-        second = f"{1000 * row['second']['median']:,.0f}"
-        memory = f"{row['memory']['peak']:,.0f}"
-        rows.append([*_case(row), rates[0], ratios[0], rates[1], ratios[1], second, ratios[2], memory])
-    return head, rows
-
-
 def _case(row: Mapping[str, Any]) -> list[str]:
     return [_NAMES.get(row["engine"], row["engine"]), row["file"], row["options"]]
-
-
-def _ratio(spread: Mapping[str, float]) -> str:
-    return f"{spread['median']:.2f} ({spread['min']:.2f} to {spread['max']:.2f})"
