@@ -49,7 +49,7 @@ def _in_turns(engines: list[Running], rounds: int, steps: int) -> list[dict[str,
     return [
         engine.case.row()
         | {name: spread([one[name] for one in found]) for name in FIGURES}
-        | {f"{name} ratio": spread(_ratios(found, counted[0], name)) for name in FIGURES}
+        | {f"{name} ratio": spread(ratios(found, counted[0], name)) for name in FIGURES}
         | {"memory": engine.call("memory"), "versions": engine.versions}
         for engine, found in zip(engines, counted, strict=True)
     ]
@@ -67,7 +67,7 @@ def _turn(engine: Running, ids: list[int], steps: int) -> dict[str, float]:
     }
 
 
-def _ratios(found: list[dict[str, float]], base: list[dict[str, float]], name: str) -> list[float]:
+def ratios(found: list[dict[str, float]], base: list[dict[str, float]], name: str) -> list[float]:
     """Return the ratio of each round; above 1 is faster than the base, for rates and for seconds."""
     pairs = [(one[name], other[name]) for one, other in zip(found, base, strict=True)]
     return [theirs / ours if name == "second" else ours / theirs for ours, theirs in pairs]

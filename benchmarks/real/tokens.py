@@ -21,7 +21,7 @@ def measure(steps: int, engines: Collection[str]) -> dict[str, Any]:
             with running(case) as engine:
                 print(f"tokens: {case.row()}", flush=True)
                 found = engine.call("greedy", prompts=prompts, steps=steps)
-                row = case.row() | _compared(prompts, expected, found, reference)
+                row = case.row() | compared(prompts, expected, found, reference)
                 row["same ids"] = sum(a == b for a, b in zip(prompts, engine.call("encode", texts=texts), strict=True))
                 if case.engine == "jswa":
                     row["same chats"] = texts[: len(QUESTIONS)] == engine.call("chat", questions=list(QUESTIONS))
@@ -34,7 +34,7 @@ def measure(steps: int, engines: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _compared(
+def compared(
     prompts: list[list[int]], expected: list[list[int]], found: list[list[int]], reference: Running
 ) -> dict[str, Any]:
     """Return the number of equal answers, and for each other the first difference and the reference's two logits."""

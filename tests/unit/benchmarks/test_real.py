@@ -59,7 +59,7 @@ class Reference:
 
 def test_the_first_difference_of_each_answer_is_found_with_its_gap() -> None:
     prompts, expected, found = [[1, 2], [3]], [[4, 5, 6], [7, 8, 9]], [[4, 1, 2], [7, 8, 9]]
-    compared = tokens._compared(prompts, expected, found, cast(Any, Reference()))
+    compared = tokens.compared(prompts, expected, found, cast(Any, Reference()))
     (one,) = compared["differences"]
     assert compared["same"] == 1
     assert one == {"prompt": 0, "at": 1, "expected": 5, "found": 1, "gap": pytest.approx(3 + 0.5 + 0.01)}
@@ -83,7 +83,7 @@ def test_the_common_beginning_of_two_texts() -> None:
 
 def test_a_ratio_above_one_is_faster_in_rates_and_in_seconds() -> None:
     ours, theirs = [{"decode": 20.0, "second": 1.0}], [{"decode": 10.0, "second": 2.0}]
-    assert speed._ratios(ours, theirs, "decode") == speed._ratios(ours, theirs, "second") == [2.0]
+    assert speed.ratios(ours, theirs, "decode") == speed.ratios(ours, theirs, "second") == [2.0]
 
 
 def test_the_memory_of_a_process_is_read() -> None:
