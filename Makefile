@@ -98,7 +98,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 # Each stage runs even if one before it has failed, unless it has passed on this commit tonight. The last lines name those
 # that failed. Once all have passed on one commit, tests/nightly.txt is written, which belongs into the next one.
-STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families real
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families
 NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
