@@ -1,13 +1,14 @@
 """The seam between the jitted step and its ribs: hooks, chosen when a program is traced. A plain program has none."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.elementwise.sums import Implementation as Sums
 
 
+@runtime_checkable
 class Forwarded(Protocol):
     """Called after the forward pass of a variant with `every`."""
 
@@ -24,6 +25,7 @@ class Forwarded(Protocol):
         ...
 
 
+@runtime_checkable
 class Drawn(Protocol):
     """Called after each draw of a variant that is not plain."""
 

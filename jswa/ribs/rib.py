@@ -10,7 +10,7 @@ A request without needs costs a rib nothing: none of its methods is called for i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -78,6 +78,7 @@ class Landed(NamedTuple):
     generated: int
 
 
+@runtime_checkable
 class RibRows(Protocol):
     """A rib's state of the running rows, `[max_rows]` each. The scheduler owns it, and calls it from its thread."""
 

@@ -5,7 +5,7 @@ the tree, and asks it for victims. A policy knows no model and no request, only 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from jswa.cache.prefix.edges import Node, Window
 from jswa.cache.prefix.radix import NONE, RadixTree
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Chooses what a tree evicts. It is made with the tree, which outlives it.
 
