@@ -42,7 +42,7 @@ class Drawn(Protocol):
 
         Args:
             random: of which logits a token was drawn at random.
-            limited: returns the logits from which it was drawn: behind constraints, temperature and limits.
+            limited: returns the logits from which it was drawn: after constraints, temperature and limits.
         """
         ...
 

@@ -27,6 +27,22 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)
 
 
+def read_into(view: memoryview, descriptor: int, offset: int, where: str) -> None:
+    """Fill a buffer with bytes of a file from an offset on.
+
+    Raises CheckpointError that begins with `where` if the file is too short or cannot be read.
+    """
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+        except OSError as error:
+            raise CheckpointError(f"{where} cannot be read: {error}") from error
+        if count == 0:
+            raise CheckpointError(f"{where} cannot be read: the file is shorter than it was")
+        done += count
+
+
 def open_file(path: Path, folder: Path | None = None) -> FileIO:
     """Open a regular file of a checkpoint, without a buffer. The caller closes it.
 

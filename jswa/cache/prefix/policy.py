@@ -64,7 +64,7 @@ class Policy(Protocol):
 
 
 def pages_freed(tree: RadixTree, item: Node | Window) -> int:
-    """Count the pages that the tree alone owns: local pages of a window, or full pages at the end of a leaf."""
+    """Count the pages that only the tree owns: local pages of a window, or full pages at the end of a leaf."""
     if isinstance(item, Window):
         return int(np.count_nonzero(tree.pool.local_owners[item.slabs] == 1))
     if tree.layout.full is None or item.full.item(-1) == NONE:

@@ -29,7 +29,9 @@ def rope(m: Model, head_dim: int) -> dict[str, Any]:
     scaling = _scaling(m)
     if FACTORS in m.tensors:
         if scaling is not None:
-            raise UnsupportedModel(f"{m.where}: {FACTORS} with {m.arch}.rope.scaling.type is not implemented")
+            raise UnsupportedModel(
+                f"{m.where}: {FACTORS} with {m.arch}.rope.scaling.type: must have only one of the two"
+            )
         scaling = _of_factors(vector(m.tensors[FACTORS], head_dim // 2), theta, head_dim)
     return {"rope_theta": theta, "rope_scaling": scaling}
 

@@ -1,14 +1,12 @@
 """Rows of GGUF tensors, read from the file and turned into numbers."""
 
-import os
-
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from jswa.errors import CheckpointError
 from jswa.gguf.file.header import GgufTensor
 from jswa.gguf.file.types import numbers, row_bytes
-from jswa.storage.checkpoint_files import open_file
+from jswa.storage.checkpoint_files import open_file, read_into
 from jswa.storage.json_object import shown
 
 
@@ -16,16 +14,8 @@ def read_rows(descriptor: int, tensor: GgufTensor, begin: int, end: int, columns
     """Return the bytes of rows [begin, end) of `columns` numbers. Raises CheckpointError if the file is too short."""
     size = row_bytes(tensor.type, columns)
     out = np.empty((end - begin) * size, np.uint8)
-    view, offset, done = memoryview(out), tensor.begin + begin * size, 0
-    assert begin * size + len(view) <= tensor.size, "rows outside the tensor"
-    while done < len(view):
-        try:
-            count = os.preadv(descriptor, [view[done:]], offset + done)
-        except OSError as error:
-            raise CheckpointError(f"{tensor.where} cannot be read: {error}") from error
-        if count == 0:
-            raise CheckpointError(f"{tensor.where} cannot be read: the file is shorter than it was")
-        done += count
+    assert begin * size + len(out) <= tensor.size, "rows outside the tensor"
+    read_into(memoryview(out), descriptor, tensor.begin + begin * size, tensor.where)
     return out.reshape(end - begin, size)
 
 

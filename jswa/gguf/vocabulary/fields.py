@@ -1,6 +1,7 @@
 """Typed values of a GGUF file's metadata. Each error names the key, the value and what is accepted."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jswa.errors import CheckpointError
 from jswa.storage.json_object import shown
@@ -67,7 +68,7 @@ def numbers_of(metadata: Metadata, key: str, count: int) -> Sequence[float] | No
     return values
 
 
-def _list_of(metadata: Metadata, key: str, most: int) -> list:  # type: ignore[type-arg]
+def _list_of(metadata: Metadata, key: str, most: int) -> list[Any]:
     values = metadata.get(key)
     if not isinstance(values, list):
         raise refused(key, values, "must be a list")

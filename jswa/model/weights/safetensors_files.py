@@ -18,7 +18,7 @@ from jswa.gguf.made import Made, Turned, read_made
 from jswa.gguf.pointer import pointed
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.model.weights.safetensors_header import StoredTensor, open_weights, read_header
-from jswa.storage.checkpoint_files import open_file
+from jswa.storage.checkpoint_files import open_file, read_into
 from jswa.storage.hub import INDEX, SINGLE
 from jswa.storage.json_object import label, read_object, shown
 
@@ -220,13 +220,5 @@ class TensorReader:
         size = dtype.itemsize * columns
         out = np.empty((end - begin) * size, np.uint8)
         descriptor, start = self._files[tensor.path]
-        view, offset, done = memoryview(out), start + tensor.stored.begin + begin * size, 0
-        while done < len(view):
-            try:
-                count = os.preadv(descriptor, [view[done:]], offset + done)
-            except OSError as error:
-                raise CheckpointError(f"{tensor.where} cannot be read: {error}") from error
-            if count == 0:
-                raise CheckpointError(f"{tensor.where} cannot be read: the file is shorter than it was")
-            done += count
+        read_into(memoryview(out), descriptor, start + tensor.stored.begin + begin * size, tensor.where)
         return out.view(dtype).reshape(end - begin, columns)

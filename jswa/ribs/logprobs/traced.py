@@ -18,7 +18,7 @@ from pallas_kernels.elementwise.sums import Implementation as Sums
 class LogprobRows(NamedTuple):
     """Log probabilities for N choices: the chosen token's, its rank from 1, and the most likely tokens with theirs.
 
-    `drawn`: the chosen token's behind penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
+    `drawn`: the chosen token's after penalties, temperature and limits; 0 if greedy. None for tokens of prompts.
     """
 
     chosen: Float[Array, " N"]
