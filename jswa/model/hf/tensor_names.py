@@ -57,3 +57,6 @@ class Names:
     shared_gate: str = "mlp.shared_expert_gate"
     sinks: str = "sinks"
     extra_layers: bool = False
+
+
+SANDWICH = Names(norms=SANDWICH_NORMS)
