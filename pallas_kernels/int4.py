@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Int32, UInt8
 
+from pallas_kernels.blocked import blocked
 from pallas_kernels.experts.glu import Glu
-
-_BLOCK = 512
 
 
 class Int4(NamedTuple):
@@ -87,29 +86,5 @@ def dequantized(weights: Int4, dtype: jnp.dtype) -> Float[Array, "K C"]:
 
 
 def matmul(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
-    """Return x · weights in x's type. XLA on CPU gets a block of columns at a time, so it never holds all weights."""
-    out: Array = lax.platform_dependent(x, weights, cpu=_blocked, default=_product)
-    return out
-
-
-def _product(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
-    return x @ dequantized(weights, x.dtype)
-
-
-def _blocked(x: Float[Array, "T K"], weights: Int4) -> Float[Array, "T C"]:
-    codes, scales, zeros, group_of = weights
-    columns = codes.shape[1]
-    size = min(_BLOCK, columns)
-
-    def block(index: Array, out: Float[Array, "T C"]) -> Float[Array, "T C"]:
-        # If the columns are no multiple, the last block overlaps the one before, and writes the same numbers again.
-        start = jnp.minimum(index * size, columns - size)
-
-        def cut(part: Array) -> Array:
-            return lax.dynamic_slice_in_dim(part, start, size, axis=1)
-
-        product = _product(x, Int4(cut(codes), cut(scales), cut(zeros), group_of))
-        return lax.dynamic_update_slice_in_dim(out, product, start, axis=1)
-
-    out: Array = lax.fori_loop(0, -(-columns // size), block, jnp.zeros((len(x), columns), x.dtype))
-    return out
+    """Return x · weights in x's type."""
+    return blocked(x, weights, dequantized)

@@ -10,6 +10,7 @@ from jswa.forms.base.names import LINEAR
 from jswa.forms.blocks import BLOCK_TILES, BLOCKS
 from jswa.forms.eight_bits import EIGHT_BIT_ROWS, EIGHT_BIT_TILES, EIGHT_BITS
 from jswa.forms.int4 import IN_INT4_TILES, INT4
+from jswa.forms.int8_groups import INT8_GROUPS
 from jswa.forms.mxfp4 import MXFP4, MXFP4_JOINED, MXFP4_TILES
 from jswa.forms.nvfp4 import IN_NVFP4_TILES, NVFP4
 from jswa.forms.plain import PLAIN
@@ -22,6 +23,7 @@ FORMS: tuple[Form, ...] = (
     EIGHT_BIT_ROWS,
     BLOCKS,
     BLOCK_TILES,
+    INT8_GROUPS,
     INT4,
     IN_INT4_TILES,
     NVFP4,

@@ -10,7 +10,7 @@ from jswa.gguf.families.keys import Model
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.shards import Shards, read_shards
 from jswa.gguf.made import Made
-from jswa.gguf.tensors import held_packed, is_packed, tensors_of
+from jswa.gguf.tensors import held_packed, packing, tensors_of
 from jswa.storage.json_object import shown
 
 # Tokens that end a turn, by their text: llama.cpp looks for these too, because files name only one end token.
@@ -19,12 +19,8 @@ _ENDS = frozenset({
     "<|end_of_text|>", "<turn|>", "<|END_OF_TURN_TOKEN|>", "[|endofturn|]", "<|eot|>",
 })  # fmt: skip
 _CONTROL = 3
-_PACKED = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"all": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
-}
-_MOST_PLAIN = 2**16  # names that a config may list
+_FORMATS = {"Q4_0": ("pack-quantized", 4), "Q8_0": ("int-quantized", 8)}  # compressed-tensors' format, and bits
+_MOST_NAMES = 2**16  # that a config may list
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -50,7 +46,7 @@ def read_checkpoint(path: Path, *, packed: bool = True) -> Checkpoint:
     """Read the headers of a GGUF checkpoint, of which one file is given.
 
     Args:
-        packed: matrices in Q4_0 are tensors of packed integers, as compressed-tensors has them, not of numbers.
+        packed: matrices in Q4_0 and Q8_0 are tensors of integers, as compressed-tensors has them, not of numbers.
 
     Raises CheckpointError that names file and key if a file is malformed, and UnsupportedModel if jswa does not read
     the architecture, or a feature of it.
@@ -70,12 +66,26 @@ def read_checkpoint(path: Path, *, packed: bool = True) -> Checkpoint:
     tensors = tensors_of(architecture, shards.tensors, model.layers, config["head_dim"])
     if any(one.part == "codes" for one in tensors.values()):
         config["quantization_config"] = {"quant_method": "mxfp4"}
-    elif packed and any(is_packed(key, made) for key, made in tensors.items()):
-        plain = [key.removesuffix(".weight") for key, made in tensors.items() if not is_packed(key, made)]
-        if len(plain) <= _MOST_PLAIN:
-            config["quantization_config"] = {**_PACKED, "ignore": plain}
+    elif packed:
+        packings = {key.removesuffix(".weight"): packing(key, made) for key, made in tensors.items()}
+        if any(packings.values()) and len(packings) <= _MOST_NAMES:
+            config["quantization_config"] = _compressed(packings)
             tensors = held_packed(tensors)
     return Checkpoint(shards.paths, metadata, config, _generation(metadata, where), tensors)
+
+
+def _compressed(packings: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return the quantization_config of compressed-tensors for layers by their names and GGUF types, None: plain."""
+    groups = {}
+    for kind, (form, bits) in _FORMATS.items():
+        names = [name for name, own in packings.items() if own == kind]
+        weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32}
+        if names:
+            groups[kind] = {"format": form, "targets": names, "weights": weights}
+    if len(groups) == 1:
+        next(iter(groups.values()))["targets"] = ["Linear"]
+    plain = [name for name, own in packings.items() if own is None]
+    return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": plain}
 
 
 def _config(architecture: Architecture, model: Model, shards: Shards) -> dict[str, Any]:

@@ -58,23 +58,34 @@ def tensors_of(
 
 
 def held_packed(tensors: Mapping[str, Made]) -> dict[str, Made]:
-    """Return the tensors with matrices of layers in Q4_0 as compressed-tensors packs them: words and scales."""
+    """Return the tensors with matrices of layers in Q4_0 and Q8_0 as compressed-tensors has them.
+
+    Those of Q4_0 become words and scales, and those of Q8_0 bytes and scales.
+    """
     found: dict[str, Made] = {}
     for key, made in tensors.items():
-        if is_packed(key, made):
-            out, columns = made.shape
-            words = made._replace(dtype="I32", shape=(out, columns // 8), part="words")
-            found[f"{key}_packed"] = words
-            found[f"{key}_scale"] = words._replace(dtype="F16", shape=(out, columns // 32), part="word_scales")
-        else:
-            found[key] = made
+        out, columns = made.shape if len(made.shape) == 2 else (0, 0)
+        scales = made._replace(dtype="F16", shape=(out, columns // 32))
+        match packing(key, made):
+            case "Q4_0":
+                found[f"{key}_packed"] = made._replace(dtype="I32", shape=(out, columns // 8), part="words")
+                found[f"{key}_scale"] = scales._replace(part="word_scales")
+            case "Q8_0":
+                found[key] = made._replace(dtype="I8", part="values")
+                found[f"{key}_scale"] = scales._replace(part="value_scales")
+            case _:
+                found[key] = made
     return found
 
 
-def is_packed(key: str, made: Made) -> bool:
-    """Return whether `held_packed` packs a tensor."""
+def packing(key: str, made: Made) -> str | None:
+    """Return the type of a tensor that `held_packed` packs, else None."""
     in_layer = key.startswith("model.layers.") and key.endswith(".weight") and len(made.shape) == 2
-    return in_layer and made.part == "numbers" and {one.type for one in made.sources} == {"Q4_0"} and not made.turned
+    kinds = {one.type for one in made.sources}
+    if not in_layer or made.part != "numbers" or made.turned or len(kinds) != 1:
+        return None
+    kind = kinds.pop()
+    return kind if kind in ("Q4_0", "Q8_0") else None
 
 
 def _require_weights(tensor: GgufTensor) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jswa.architecture import ModelConfig
 from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
-from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST
+from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST, SCALES
 from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
 from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
@@ -104,9 +104,8 @@ class WeightsStager:
             arrays, table = self._checkpoint_table(arrays)
         _require_arrays(table, arrays)
         for name in table:
-            in_blocks = f"{name}.{BLOCK_SCALES}" in self.held
-            if in_blocks or (name not in self.held and self._eight_bits(name) is None):
-                form = "in e4m3 with scales of blocks" if in_blocks else "in 4 bits"
+            form = self._stored_only(name)
+            if form is not None:
                 limit = f"is held {form}, to which jswa does not round: start the engine with quantization = none"
                 raise WeightsError("weights", name, limit)
         for name, source in table.items():
@@ -148,6 +147,15 @@ class WeightsStager:
         with jax.transfer_guard("allow"):
             lay_out(found, linear=self.linear, experts=self.expert_panels)
         return found
+
+    def _stored_only(self, name: str) -> str | None:
+        """Return the form in which a matrix is held if jswa does not round to it, else None."""
+        if f"{name}.{BLOCK_SCALES}" in self.held:
+            return "in e4m3 with scales of blocks"
+        eight_bits = self._eight_bits(name) is not None
+        if eight_bits and f"{name}.{SCALES}" in self.held:
+            return "in int8 with scales of groups"
+        return None if eight_bits or name in self.held else "in 4 bits"
 
     def _eight_bits(self, name: str) -> jax.ShapeDtypeStruct | None:
         """Return the values of a matrix that is held in 8 bits."""

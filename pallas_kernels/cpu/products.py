@@ -9,19 +9,28 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Shaped, UInt8
+from jaxtyping import Array, Float, Float32, Int, Int8, Shaped, UInt8
 
 from pallas_kernels.cpu import library
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
+from pallas_kernels.int8_groups import Int8Groups
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 PANEL = 32  # outputs
-QUAD = 4  # bytes of an output side by side, eight inputs
-BLOCK = 32  # inputs that are rounded together where codes lie in quads
+QUAD = 4  # bytes of an output side by side: eight inputs of 4 bits, or four of 8
+BLOCK = 32  # inputs that are rounded together where a matrix lies in quads
 PRODUCT_TYPES = ("float32", "bfloat16", "float16")  # of x
-_KINDS = ("numbers", "scaled", "codes", "codes_by_table", "mxfp4", "nvfp4")  # by their numbers in src/types.h
+_KINDS = (
+    "numbers",
+    "scaled",
+    "codes",
+    "codes_by_table",
+    "mxfp4",
+    "nvfp4",
+    "grouped",
+)  # by their numbers in src/types.h
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weights"], meta_fields=["outputs"])
@@ -32,11 +41,12 @@ class Panels:
     Attributes:
         weights: numbers [*E, P, K, PANEL]; or `Quantized` or `Int4` with such values or codes; or `Int4` with codes in
             quads [*E, P, K / 8, 4 · PANEL], and scales and zeros [*E, P, G, PANEL]; or `Nvfp4` with such codes and
-            scales. What else they have per output lies as it is.
+            scales; or `Int8Groups` with such values or, with scales [*E, P, G, PANEL], quads [*E, P, K / 4, 4 · PANEL].
+            What else they have per output lies as it is.
         outputs: C.
     """
 
-    weights: Array | Quantized | Int4 | Nvfp4
+    weights: Array | Quantized | Int4 | Nvfp4 | Int8Groups
     outputs: int
 
     @property
@@ -111,8 +121,8 @@ def to_panels(matrix: Shaped[np.ndarray, "*E K C"], out: Shaped[np.ndarray, "*E 
         out[..., whole, :, rest:] = 0
 
 
-def fits_quads(inputs: int, groups: int, *, table: bool) -> bool:
-    """Return whether the processor multiplies codes of 4 bits in quads.
+def fits_quads(inputs: int, groups: int, *, table: bool = False) -> bool:
+    """Return whether the processor multiplies integers of 4 or 8 bits in quads.
 
     Args:
         inputs, groups: of the matrix.
@@ -136,7 +146,24 @@ def to_quads(codes: UInt8[np.ndarray, "*E half C"], out: UInt8[np.ndarray, "*E P
             words[:, first : first + step] = packed.reshape(-1, panels, PANEL).swapaxes(0, 1)
 
 
-def operands(weights: Array | Quantized | QuantizedRows | Int4 | Nvfp4) -> tuple[str, list[Array]]:
+def to_byte_quads(values: Int8[np.ndarray, "*E K C"], out: Int8[np.ndarray, "*E P Q 128"]) -> None:
+    """Lay values out in panels, four inputs of an output side by side; outputs beyond C become zeros.
+
+    Of eight neighbouring inputs the even ones are in one quad and the odd ones in the next, as `to_quads` has them.
+    """
+    columns = values.shape[-1]
+    panels, quads = out.shape[-3:-1]
+    order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+    step = 16  # quads at a time, so that they stay in the processor's cache
+    for index in np.ndindex(values.shape[:-2]):
+        for first in range(0, quads, step):
+            part = values[index][first * QUAD : (first + step) * QUAD].reshape(-1, 8, columns)[:, order]
+            padded = np.zeros((part.size // columns // QUAD, panels * PANEL, QUAD), np.int8)
+            padded[:, :columns] = part.reshape(-1, QUAD, columns).swapaxes(1, 2)
+            out[index][:, first : first + step] = padded.reshape(-1, panels, PANEL * QUAD).swapaxes(0, 1)
+
+
+def operands(weights: Array | Quantized | QuantizedRows | Int4 | Nvfp4 | Int8Groups) -> tuple[str, list[Array]]:
     """Return how the library reads a matrix, and its arrays: the matrix first."""
     return ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
 

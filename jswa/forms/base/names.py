@@ -1,8 +1,9 @@
 """Names of parameters: which of them are matrices, in which form, and whose products read them.
 
 A matrix N in 8 bits is N.values and N.scales, or N.rows in place of N.values with outputs first; with a scale for each
-block N.values and N.block_scales. In integers of 4 bits it is N.codes, N.group_scales, N.group_zeros and maybe
-N.group_of. In tiles for Hopper N.tiles takes the place of N.values, and N.int4_tiles that of all of the integers'.
+block N.values and N.block_scales, and with one for each group of inputs N.values and N.group_scales. In integers of 4
+bits it is N.codes, N.group_scales, N.group_zeros and maybe N.group_of. In tiles for Hopper N.tiles takes the place of
+N.values, and N.int4_tiles that of all of the integers'.
 """
 
 import re

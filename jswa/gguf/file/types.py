@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float16, Int32, Shaped, UInt8
+from jaxtyping import Float16, Int8, Int32, Shaped, UInt8
 
 
 class Block(NamedTuple):
@@ -101,6 +101,23 @@ def _q4_scales(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Floa
     return found
 
 
+def _q8_values(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Int8[np.ndarray, "rows columns"]:
+    assert kind == "Q8_0"
+    values: Int8[np.ndarray, "rows columns"] = _q8_blocks(data)[..., 2:].reshape(len(data), -1).view(np.int8)
+    return values
+
+
+def _q8_scales(_: str, kind: str, data: UInt8[np.ndarray, "rows bytes"]) -> Float16[np.ndarray, "rows groups"]:
+    assert kind == "Q8_0"
+    scales = np.ascontiguousarray(_q8_blocks(data)[..., :2])
+    found: Float16[np.ndarray, "rows groups"] = scales.reshape(len(data), -1).view(np.float16)
+    return found
+
+
+def _q8_blocks(data: UInt8[np.ndarray, "rows bytes"]) -> UInt8[np.ndarray, "rows groups 34"]:
+    return data.reshape(len(data), -1, 34)
+
+
 # What a tensor takes of the bytes of rows, given its own type and the rows' type.
 PARTS = {
     "numbers": _numbers,
@@ -108,4 +125,6 @@ PARTS = {
     "scales": _mxfp4_scales,
     "words": _q4_words,
     "word_scales": _q4_scales,
+    "values": _q8_values,
+    "value_scales": _q8_scales,
 }

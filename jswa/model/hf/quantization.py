@@ -199,8 +199,14 @@ def _scheme(weights: Fields, form: str, layers: Layers, *, has_blocks: bool) -> 
         group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
         return Scheme(layers, "int4" if weights.integer("num_bits", 8) == 4 else None, max(0, group))
     is_float = weights.string("type", "int") == "float"
+    if has_blocks and is_float:
+        return Scheme(layers, "blocks")
     if has_blocks:
-        return Scheme(layers, "blocks" if is_float else None)
+        group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
+        held = (
+            "int8 groups" if weights.boolean("symmetric", True) and weights.raw.get("block_structure") is None else None
+        )
+        return Scheme(layers, held, max(0, group))
     return Scheme(layers, "8 bits" if is_float or weights.boolean("symmetric", True) else None)
 
 

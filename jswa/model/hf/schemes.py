@@ -42,9 +42,9 @@ class Scheme:
 
     Attributes:
         held: how the engine holds them if `quantization` is "auto" and the kernel reads that: the `scheme` of a form in
-            `jswa.forms`, such as "int4" for packed integers, "8 bits" with a scale per output, "blocks" for float8 with
-            scales of blocks, or "mxfp4"; None: in its own dtype.
-        group: inputs that share a scale, for "int4"; 0: all.
+            `jswa.forms`. It is "int4" for packed integers, "8 bits" with a scale per output, "int8 groups" with one per
+            group of inputs, "blocks" for float8 with scales of blocks, or "mxfp4"; None: in its own dtype.
+        group: inputs that share a scale, for "int4" and "int8 groups"; 0: all.
     """
 
     layers: Layers

@@ -37,6 +37,7 @@ struct Groups {
       int64_t output = panel * kPanel + c * W, n = p.outputs - output, at = group * p.outputs + output;
       const char* scales = (const char*)p.group_scales + at * bytes_of(p.group_scales_type);
       scale[c] = widened_part(scales, p.group_scales_type, n);
+      if (!p.group_zeros) continue;
       alignas(64) uint8_t part[W] = {};
       if (n > 0) std::memcpy(part, p.group_zeros + at, (size_t)(n < W ? n : W));
       zero[c] = to_float((vi)wide(load_as<vu8>(part)));
@@ -76,6 +77,23 @@ struct Reader<Type::CODES> {
 };
 
 template <>
+struct Reader<Type::GROUPED> {
+  Groups groups;
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
+    for (int i = 0; i < 2; i++) {
+      if (i == 1 && !both) {
+        for (int c = 0; c < kVectors; c++) out[1][c] = vf{};
+        return;
+      }
+      const char* from = (const char*)p.w + (panel * p.inputs + input + i) * kPanel + column;
+      __builtin_prefetch(from + kAhead, 0, 0);
+      groups.read(p, panel, input + i);
+      for (int c = 0; c < kVectors; c++) out[i][c] = widened(from + c * W, Type::S8) * groups.scale[column / W + c];
+    }
+  }
+};
+
+template <>
 struct Reader<Type::NVFP4> {
   vf scale[kVectors];
   void two(const Product& p, int64_t panel, int64_t input, int column, bool, vf (*out)[kVectors]) {
@@ -105,7 +123,7 @@ struct Single {
   static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
     reader.two(p, panel, input, column, input + 1 < p.inputs, step.w);
     // Dequantized weights are numbers of x's type.
-    if (type == Type::CODES && p.x_type != Type::F32) {
+    if (has_groups(type) && p.x_type != Type::F32) {
       for (int c = 0; c < kVectors; c++) step.w[0][c] = rounded_to(p.x_type, step.w[0][c]);
       for (int c = 0; c < kVectors; c++) step.w[1][c] = rounded_to(p.x_type, step.w[1][c]);
     }
@@ -149,7 +167,7 @@ struct Pair {
     reader.two(p, panel, input, column, input + 1 < p.inputs, both);
     for (int c = 0; c < kVectors; c++) {
       vf low = both[0][c], high = both[1][c];
-      if (type == Type::CODES) low = rounded_bf16(low), high = rounded_bf16(high);
+      if (has_groups(type)) low = rounded_bf16(low), high = rounded_bf16(high);
       step.w[c] = (bits(low) >> 16) | (bits(high) & 0xffff0000u);
     }
   }
@@ -259,6 +277,7 @@ void panel_of(const Product& p, int64_t panel, int64_t first_tile, int64_t last_
     case Type::S8: { JSWA_OP(p, Type::S8, call) break; }       \
     case Type::FP8: { JSWA_OP(p, Type::FP8, call) break; }     \
     case Type::NVFP4: { JSWA_OP(p, Type::NVFP4, call) break; } \
+    case Type::GROUPED: { JSWA_OP(p, Type::GROUPED, call) break; } \
     default: { JSWA_OP(p, Type::CODES, call) break; }          \
   }
 

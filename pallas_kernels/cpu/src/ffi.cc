@@ -31,9 +31,10 @@ bool type_of(ffi::DataType from, Type* to) {
 bool is_activation(Type type) { return bytes_of(type) > 1; }
 
 // How a matrix is held: numbers; numbers with a scale per output; codes of 4 bits with group scales and zeros; the same
-// with a table of groups; MXFP4 blocks with exponents; NVFP4 codes with scales and a factor per output.
-enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4, kNvfp4, kKinds };
-constexpr size_t kOperands[kKinds] = {0, 1, 2, 3, 1, 2};  // behind the first
+// with a table of groups; MXFP4 blocks with exponents; NVFP4 codes with scales and a factor per output; signed bytes with
+// group scales.
+enum Kind : int64_t { kNumbers, kScaled, kCodes, kCodesByTable, kMxfp4, kNvfp4, kGrouped, kKinds };
+constexpr size_t kOperands[kKinds] = {0, 1, 2, 3, 1, 2, 1};  // behind the first
 
 // Fills in everything of a product but its rows. The operands behind the first are those that `kind` needs. If
 // `experts` is not 0, the matrix and they have a leading axis of that size.
@@ -53,25 +54,29 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
   const auto shape = w.dimensions();
   const size_t lead = experts ? 1 : 0;
   const bool quads = !by_rows && shape.size() == lead + 3 && shape[lead + 2] == 4 * jswa::kPanel;
-  if (quads && (kind != kCodes || !jswa::has_quads())) return wrong("no products of such quads");
+  if (quads && ((kind != kCodes && kind != kGrouped) || !jswa::has_quads())) return wrong("no products of such quads");
   int64_t stored = p.inputs;
   if (kind == kScaled) {
     if (!holds(0, p.outputs) || rest[0].element_type() != ffi::DataType::F32)
       return wrong("a float32 scale per output is needed");
     p.scales = (const float*)rest[0].untyped_data();
-  } else if (kind == kCodes || kind == kCodesByTable) {
-    if (by_rows || w.element_type() != ffi::DataType::U8 || p.inputs % 2) return wrong("no codes of this form");
+  } else if (kind == kCodes || kind == kCodesByTable || kind == kGrouped) {
+    const bool bytes = kind == kGrouped;
+    if (by_rows || w.element_type() != (bytes ? ffi::DataType::S8 : ffi::DataType::U8) || (!bytes && p.inputs % 2))
+      return wrong("no codes of this form");
     if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2)
       return wrong("no group scales of this type");
     const int64_t columns = quads ? jswa::blocks(p.outputs, jswa::kPanel) * jswa::kPanel : p.outputs;
     const int64_t groups = p.outputs ? (int64_t)rest[0].element_count() / (times * columns) : 0;
-    if (groups == 0 || !holds(0, groups * columns) || !holds(1, groups * columns))
+    if (groups == 0 || !holds(0, groups * columns) || (!bytes && !holds(1, groups * columns)))
       return wrong("scales and zeros per group and output are needed");
-    if (kind == kCodes ? p.inputs % groups != 0 : !holds(2, p.inputs)) return wrong("the groups do not fit the inputs");
+    if (kind == kCodesByTable ? !holds(2, p.inputs) : p.inputs % groups != 0) return wrong("the groups do not fit the inputs");
     p.group_size = p.inputs / groups, p.groups = groups, p.group_cells = groups * columns;
     if (quads && p.group_size % 32) return wrong("quads need groups of neighbouring blocks");
-    p.w_type = quads ? Type::QUADS : Type::CODES, stored = p.inputs / (quads ? 8 : 2);
-    p.group_scales = rest[0].untyped_data(), p.group_zeros = (const uint8_t*)rest[1].untyped_data();
+    p.w_type = quads ? (bytes ? Type::BYTE_QUADS : Type::QUADS) : bytes ? Type::GROUPED : Type::CODES;
+    stored = p.inputs * (bytes ? 2 : 1) / (quads ? 8 : 2);
+    p.group_scales = rest[0].untyped_data();
+    if (!bytes) p.group_zeros = (const uint8_t*)rest[1].untyped_data();
     if (kind == kCodesByTable) p.group_of = (const int32_t*)rest[2].untyped_data();
   } else if (kind == kMxfp4) {
     if (!by_rows || p.inputs % 32 || !holds(0, p.outputs * p.inputs / 32))

@@ -1,7 +1,8 @@
-// Products of 4-bit matrices in integers, for processors that multiply four bytes a lane (AVX-512 VNNI).
+// Products of matrices of 4 and 8 bits in integers, for processors that multiply four bytes a lane (AVX-512 VNNI).
 //
-// A panel holds four bytes of an output side by side: [inputs / 8, kPanel, 4], of which the low bits are inputs 0, 2, 4
-// and 6 of eight, and the high bits the others. A row of x is rounded in blocks of 32 inputs to integers times a power
+// A panel holds four bytes of an output side by side. Of 4 bits it is [inputs / 8, kPanel, 4]: the low bits are inputs
+// 0, 2, 4 and 6 of eight, and the high bits the others. Of 8 bits it is [inputs / 4, kPanel, 4]: the first quad of eight
+// inputs has these, and the second the others; 128 is added to each, since one factor has no sign. A row of x is rounded in blocks of 32 inputs to integers times a power
 // of two: of 16 bits if x is bfloat16 (numbers down to 1/64 of the block's largest stay exact), else of 24. They lie as
 // signed bytes, the lowest first. So the sums of a block are exact; blocks are added in their order in float32: neither
 // other rows nor tasks change a bit.
@@ -83,6 +84,16 @@ struct Weights {
   vf scale[kHalves];
 
   Weights(const Product& p, int64_t panel, int64_t block) {
+    p.w_type == Type::QUADS ? unpack_pairs(p, panel, block) : add_128(p, panel, block);
+    const int64_t first = (panel * p.groups + block * kBlock / p.group_size) * kPanel;
+    for (int half = 0; half < kHalves; half++) {
+      const int64_t at = first + half * W;
+      scale[half] = widened((const char*)p.group_scales + at * bytes_of(p.group_scales_type), p.group_scales_type);
+      zero[half] = p.group_zeros ? (__m512i)wide(load_as<vu8>(p.group_zeros + at)) : _mm512_set1_epi32(128);
+    }
+  }
+
+  void unpack_pairs(const Product& p, int64_t panel, int64_t block) {
     const char* from = (const char*)p.w + (panel * p.inputs / 8 + block * 4) * kPanel * 4;
     const __m512i low = _mm512_set1_epi8(15);
     for (int i = 0; i < 4; i++) {
@@ -93,11 +104,16 @@ struct Weights {
         quads[2 * i + 1][half] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
       }
     }
-    const int64_t first = (panel * p.groups + block * kBlock / p.group_size) * kPanel;
-    for (int half = 0; half < kHalves; half++) {
-      const int64_t at = first + half * W;
-      scale[half] = widened((const char*)p.group_scales + at * bytes_of(p.group_scales_type), p.group_scales_type);
-      zero[half] = (__m512i)wide(load_as<vu8>(p.group_zeros + at));
+  }
+
+  void add_128(const Product& p, int64_t panel, int64_t block) {
+    const char* from = (const char*)p.w + (panel * p.inputs / 4 + block * 8) * kPanel * 4;
+    const __m512i top = _mm512_set1_epi8((char)0x80);
+    for (int i = 0; i < 8; i++) {
+      for (int half = 0; half < kHalves; half++, from += 64) {
+        __builtin_prefetch(from + kAhead);
+        quads[i][half] = _mm512_xor_si512(_mm512_loadu_si512(from), top);
+      }
     }
   }
 };

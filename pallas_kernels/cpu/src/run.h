@@ -35,7 +35,7 @@ inline bool has_quads() {
 }
 
 inline const Panels& panels_of(const Product& p) {
-  return p.w_type == Type::QUADS ? kernels_vnni : kernels().panels;
+  return p.w_type == Type::QUADS || p.w_type == Type::BYTE_QUADS ? kernels_vnni : kernels().panels;
 }
 
 // Memory of the calling thread that lasts until its next call: of one kind for rows as packed, of another for tiles.

@@ -7,13 +7,17 @@ namespace jswa {
 
 // How numbers lie in memory. CODES: two 4-bit inputs per byte, with a scale and a zero point per group and output.
 // MXFP4: two e2m1 inputs per byte, with an exponent per 32 inputs. QUADS: codes, four bytes of an output side by side;
-// see quads.cc. NVFP4: codes of e2m1, with a scale in e4m3 per 16 inputs and output.
-enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS, NVFP4 };
+// see quads.cc. NVFP4: codes of e2m1, with a scale in e4m3 per 16 inputs and output. GROUPED: signed bytes, with a scale
+// per group and output. BYTE_QUADS: these, four inputs of an output side by side.
+enum class Type : int32_t { F32, BF16, F16, S8, FP8, CODES, MXFP4, QUADS, NVFP4, GROUPED, BYTE_QUADS };
 
 // Codes of 4 bits count as bytes.
 constexpr int64_t bytes_of(Type type) {
   return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1;
 }
+
+// Whether a matrix in panels has scales per group of inputs; dequantized weights are numbers of x's type.
+constexpr bool has_groups(Type type) { return type == Type::CODES || type == Type::GROUPED; }
 
 constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
@@ -30,9 +34,9 @@ struct Product {
   const float* scales;  // per output, or null
   const void* bias;     // per output, or null
   Type bias_type;
-  const void* group_scales;  // of CODES: [groups, outputs]; of QUADS: [panels, groups, kPanel]
+  const void* group_scales;  // of CODES and GROUPED: [groups, outputs]; of quads: [panels, groups, kPanel]
   Type group_scales_type;
-  const uint8_t* group_zeros;  // as group_scales; of MXFP4: exponents [outputs, inputs / 32]; of NVFP4: scales [panels, groups, kPanel]
+  const uint8_t* group_zeros;  // as group_scales, or null: 0; of MXFP4: exponents [outputs, inputs / 32]; of NVFP4: scales [panels, groups, kPanel]
   const int32_t* group_of;     // of CODES: the group of each input, or null: group_size inputs each
   int64_t groups, group_size;
   int64_t w_bytes, group_cells;  // of one matrix: bytes, and scales or exponents of its groups
@@ -173,6 +177,6 @@ struct Kernels {
 };
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;
-extern const Panels kernels_vnni;  // of QUADS
+extern const Panels kernels_vnni;  // of QUADS and BYTE_QUADS
 
 }  // namespace jswa

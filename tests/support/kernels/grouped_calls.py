@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_panels, to_quads
+from pallas_kernels.cpu.products import (
+    PANEL,
+    QUAD,
+    Panels,
+    fits_quads,
+    panel_count,
+    to_byte_quads,
+    to_panels,
+    to_quads,
+)
 from pallas_kernels.experts import eight_bits, int4_tiles, nvfp4, nvfp4_tiles
 from pallas_kernels.experts.api import HOPPER, Implementation, grouped_matmul
 from pallas_kernels.experts.glu import Glu
@@ -20,6 +29,7 @@ from pallas_kernels.experts.mxfp4 import BLOCK, Mxfp4, joined, tiles, unpack
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
 from pallas_kernels.int4 import dequantized as dequantized_int4
+from pallas_kernels.int8_groups import Int8Groups
 from pallas_kernels.quantized import (
     Kind,
     Quantized,
@@ -176,12 +186,17 @@ def run(
         return np.asarray(out.astype(jnp.float32))
 
 
-def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4 | Nvfp4, *, quads: bool = True) -> Panels:
+def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4 | Nvfp4 | Int8Groups, *, quads: bool = True) -> Panels:
     """Return weights as the CPU's products take them.
 
     Args:
-        quads: whether codes are laid out in quads where the processor has products of them.
+        quads: whether integers with group scales are laid out in quads where the processor has products of them.
     """
+    if isinstance(weights, Int8Groups):
+        values, scales = weights
+        quads = quads and fits_quads(values.shape[-2], scales.shape[-2])
+        held = Int8Groups(_panels(values, quads), _panels(scales, False) if quads else scales)
+        return Panels(held, values.shape[-1])
     if isinstance(weights, Quantized):
         return Panels(weights._replace(values=_panels(weights.values, False)), weights.values.shape[-1])
     if isinstance(weights, Nvfp4):
@@ -200,7 +215,8 @@ def _panels(matrix: Array, quads: bool) -> Array:
     *lead, rows, outputs = matrix.shape
     shape = (rows // QUAD, QUAD * PANEL) if quads else (rows, PANEL)
     out = np.empty((*lead, panel_count(outputs), *shape), matrix.dtype)
-    (to_quads if quads else to_panels)(np.asarray(matrix), out)
+    lay = to_panels if not quads else to_quads if matrix.dtype == np.uint8 else to_byte_quads
+    lay(np.asarray(matrix), out)
     return jnp.asarray(out)
 
 

@@ -112,18 +112,21 @@ def test_other_forms_are_not_written(tmp_path: Path) -> None:
 def test_numbers_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> None:
     """Of each type that it can write."""
     path = written(tmp_path / "it.gguf", "llama_gqa", kind)
-    _, params = load_checkpoint(view_of(path), jnp.dtype("float32"))
+    _, params = load_checkpoint(view_of(path), jnp.dtype("float32"), quantization="none")
     (tensor,) = (one for one in gguf.GGUFReader(path).tensors if one.name == "blk.0.ffn_down.weight")
     wanted = gguf.dequantize(tensor.data, tensor.tensor_type)
     np.testing.assert_array_equal(np.asarray(params["layers.0.mlp.down"]).T, wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "qwen3_moe_base"])
-def test_q4_0_is_held_in_4_bits(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_integers_are_held_in_their_bits(kind: str, name: str, tmp_path: Path) -> None:
     """The same numbers as widened ones; a converted folder has them widened."""
-    view = view_of(written(tmp_path / "it.gguf", name, "Q4_0"))
+    view = view_of(written(tmp_path / "it.gguf", name, kind))
     _, held = load_checkpoint(view, jnp.dtype("float32"), quantization="auto")
-    assert {str(x.dtype) for key, x in held.items() if ".attention.qkv" in key} & {"uint8", "int8", "int32", "uint32"}
+    qkv = {key.partition(".qkv.")[2]: str(x.dtype) for key, x in held.items() if ".0.attention.qkv." in key}
+    wanted = {"Q4_0": {"codes": "uint8", "group_zeros": "uint8"}, "Q8_0": {"values": "int8"}}[kind]
+    assert qkv == {**wanted, "group_scales": "float16"}
     _, wide = load_checkpoint(view, jnp.dtype("float32"), quantization="none")
     convert_folder(view, tmp_path / "out", "float32")
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())

@@ -1,6 +1,6 @@
 """The table of what is read from a checkpoint in a form of its own, in the order in which it is looked for."""
 
-from jswa.model.weights.packed import blocks, eight_bits, int4, mxfp4, nvfp4
+from jswa.model.weights.packed import blocks, eight_bits, int4, int8_groups, mxfp4, nvfp4
 from jswa.model.weights.packed.reading import Reading
 
 READINGS: tuple[Reading, ...] = (
@@ -9,4 +9,5 @@ READINGS: tuple[Reading, ...] = (
     blocks.READING,
     eight_bits.READING,
     int4.READING,
+    int8_groups.READING,
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from pallas_kernels import int4
+from pallas_kernels import int4, int8_groups
 from pallas_kernels.cpu import library
 from pallas_kernels.cpu.products import PANEL, QUAD, Panels, matmul, matmul_rows
 from pallas_kernels.experts.api import grouped_matmul
@@ -17,12 +17,13 @@ from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.experts.nvfp4 import dequantized as nvfp4_dequantized
 from pallas_kernels.int4 import Int4
+from pallas_kernels.int8_groups import Int8Groups
 from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
 from tests.support.kernels.grouped_calls import in_panels
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the library of CPU kernels is not built")
 
-Weights = Array | Quantized | Int4
+Weights = Array | Quantized | Int4 | Int8Groups
 KINDS = (
     "float32",
     "bfloat16",
@@ -33,6 +34,8 @@ KINDS = (
     "4 bits, bfloat16 scales",
     "4 bits, act-order",
     "4 bits, widened",
+    "int8 groups",
+    "int8 groups, widened",
 )
 SHAPES = ((64, 32), (2050, 33), (30, 100), (512, 7), (1088, 72))  # inputs, outputs
 ROWS = (1, 2, 3, 5, 8, 9, 12, 13, 40, 100, 600)
@@ -60,6 +63,8 @@ def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
         weights = quantize(jnp.asarray(plain, jnp.float32), name)
         return Held(weights, in_panels(weights), np.asarray(dequantized(weights, jnp.dtype(jnp.float32)), np.float64))
     groups = 5 if inputs % 5 == 0 else 2
+    if "int8 groups" in kind:
+        return held_groups(kind, shape, groups, dtype)
     codes = rng.integers(0, 256, (*shape[:-2], inputs // 2, shape[-1]), np.uint8)
     scales = jnp.asarray(rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * inputs**-0.5 / 5)
     zeros = jnp.asarray(rng.integers(0, 17, scales.shape), jnp.uint8)
@@ -72,8 +77,22 @@ def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
     return Held(packed, panels, np.asarray(numbers.astype(jnp.float32), np.float64))
 
 
+def held_groups(kind: str, shape: tuple[int, ...], groups: int, dtype: str) -> Held:
+    """Return a random matrix in int8 with group scales; each has the least and the largest value."""
+    rng = np.random.default_rng(sum(shape))
+    values = rng.integers(-128, 128, shape, np.int8)
+    values[..., 0, :], values[..., -1, :] = -128, 127
+    scales = rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * shape[-2] ** -0.5 / 70
+    matrix = Int8Groups(jnp.asarray(values), jnp.asarray(scales, "float16"))
+    panels = in_panels(matrix, quads="widened" not in kind)
+    whole = partial(int8_groups.dequantized, dtype=jnp.dtype("float32" if in_quads(panels) else dtype))
+    numbers = jax.vmap(whole)(matrix) if len(shape) == 3 else whole(matrix)
+    return Held(matrix, panels, np.asarray(numbers.astype(jnp.float32), np.float64))
+
+
 def in_quads(panels: Panels) -> bool:
-    return isinstance(panels.weights, Int4) and panels.weights.codes.shape[-1] == QUAD * PANEL
+    first = jax.tree.leaves(panels.weights)[0]
+    return bool(first.shape[-1] == QUAD * PANEL)
 
 
 def check(out: Array, x: Array, numbers: Float[np.ndarray, "K C"]) -> None:

@@ -1,0 +1,55 @@
+"""Matrices in int8 with a scale for each output and group of neighbouring inputs: N.values and N.group_scales."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+from jswa.forms.base.form import FLOATS, Form, MatrixPlace, ScaleCounts, Spec
+from jswa.forms.base.names import LINEAR, SCALES
+from jswa.forms.base.panels import Room, in_panels, placed
+from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_byte_quads
+from pallas_kernels.int8_groups import Int8Groups
+
+
+def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
+    matrix = Int8Groups(arrays["values"], arrays[SCALES])
+    return Panels(matrix, place.shape[-1]) if matrix.values.ndim > len(place.shape) else matrix
+
+
+def _specs(name: str, shape: tuple[int, ...], counts: ScaleCounts) -> dict[str, Spec] | None:
+    inputs, groups = shape[-2], counts.groups
+    if not LINEAR.search(name) or len(shape) != 2 or not 0 < groups <= inputs or inputs % groups:
+        return None
+    return {"values": Spec(shape, ("int8",)), SCALES: Spec((groups, shape[-1]), FLOATS)}
+
+
+def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...]:
+    """Lay values out in panels [P, K, 32].
+
+    Where the processor multiplies bytes they become quads [P, K / 4, 128], and scales [P, G, 32].
+    """
+    values, scales = f"{name}.values", f"{name}.{SCALES}"
+    inputs, outputs = params[values].shape
+    if not fits_quads(inputs, params[scales].shape[0]):
+        params[values] = in_panels(params.pop(values), room)
+        return (values,)
+    matrix = params.pop(values)
+    out = room.empty((panel_count(outputs), inputs // QUAD, QUAD * PANEL), np.dtype(np.int8))
+    to_byte_quads(np.asarray(matrix), out)
+    params[values] = placed(out, matrix)
+    params[scales] = in_panels(params.pop(scales), room)
+    return values, scales
+
+
+INT8_GROUPS = Form(
+    ("values", SCALES),
+    _bound,
+    specs=_specs,
+    scheme="int8 groups",
+    counted=SCALES,
+    linear=("xla", "cpu"),
+    modes=lambda _: ("int8",),
+    panelled=_panelled,
+)
