@@ -37,7 +37,9 @@ _LEVELS = {
     "avx2": ("-O2", *_AVX2),
     "base": ("-O1",),
     "vnni": ("-O3", *_AVX512, "-mavx512vnni"),
+    "pairs": ("-O3", *_AVX2),
 }
+_SOURCES = {"vnni": "quads.cc", "pairs": "pairs.cc"}  # of the others: kernels.cc
 
 
 class CannotBuild(Exception):
@@ -78,8 +80,7 @@ def compiler() -> str:
 def kernel_command(level: str, output: Path, *options: str) -> list[str]:
     """Return the command that compiles the kernels for one set of instructions; options come last."""
     flags = (*_COMMON, *_QUIET, *_LEVELS[level], *options, f"-DKERNELS=kernels_{level}")
-    source = "quads.cc" if level == "vnni" else "kernels.cc"
-    return [compiler(), *flags, "-c", str(SOURCES / source), "-o", str(output)]
+    return [compiler(), *flags, "-c", str(SOURCES / _SOURCES.get(level, "kernels.cc")), "-o", str(output)]
 
 
 def build(target: Path = LIBRARY) -> None:

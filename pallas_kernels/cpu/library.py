@@ -36,7 +36,7 @@ def available() -> bool:
 
 @cache
 def has_quads() -> bool:
-    """Return whether this processor multiplies codes of 4 bits in quads. Raises NoLibrary."""
+    """Return whether this processor multiplies integers of 4 and 8 bits in quads. Raises NoLibrary."""
     return bool(_loaded()[0].jswa_has_quads())
 
 

@@ -122,8 +122,8 @@ struct Single {
   };
   static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
     reader.two(p, panel, input, column, input + 1 < p.inputs, step.w);
-    // Dequantized weights are numbers of x's type.
-    if (has_groups(type) && p.x_type != Type::F32) {
+    // Dequantized weights of 4 bits are numbers of x's type; those of GROUPED are exact in float32, as they are in quads.
+    if (type == Type::CODES && p.x_type != Type::F32) {
       for (int c = 0; c < kVectors; c++) step.w[0][c] = rounded_to(p.x_type, step.w[0][c]);
       for (int c = 0; c < kVectors; c++) step.w[1][c] = rounded_to(p.x_type, step.w[1][c]);
     }
@@ -167,7 +167,7 @@ struct Pair {
     reader.two(p, panel, input, column, input + 1 < p.inputs, both);
     for (int c = 0; c < kVectors; c++) {
       vf low = both[0][c], high = both[1][c];
-      if (has_groups(type)) low = rounded_bf16(low), high = rounded_bf16(high);
+      if (type == Type::CODES) low = rounded_bf16(low), high = rounded_bf16(high);
       step.w[c] = (bits(low) >> 16) | (bits(high) & 0xffff0000u);
     }
   }
@@ -185,7 +185,7 @@ struct Pair {
 
 inline bool pairs_of(const Product& p) {
 #if defined(__AVX512BF16__)
-  return p.x_type == Type::BF16 && p.w_type != Type::F32 && p.w_type != Type::F16;
+  return p.x_type == Type::BF16 && p.w_type != Type::F32 && p.w_type != Type::F16 && p.w_type != Type::GROUPED;
 #else
   return (void)p, false;
 #endif
@@ -277,7 +277,7 @@ void panel_of(const Product& p, int64_t panel, int64_t first_tile, int64_t last_
     case Type::S8: { JSWA_OP(p, Type::S8, call) break; }       \
     case Type::FP8: { JSWA_OP(p, Type::FP8, call) break; }     \
     case Type::NVFP4: { JSWA_OP(p, Type::NVFP4, call) break; } \
-    case Type::GROUPED: { JSWA_OP(p, Type::GROUPED, call) break; } \
+    case Type::GROUPED: { call(Single<Type::GROUPED>); break; } \
     default: { JSWA_OP(p, Type::CODES, call) break; }          \
   }
 

@@ -27,15 +27,28 @@ inline const Kernels& kernels() {
 }
 
 // Whether this processor has the instructions of `kernels_vnni`.
-inline bool has_quads() {
+inline bool has_vnni() {
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 }
 
+// Whether this processor has the instructions of `kernels_pairs`, or of `kernels_vnni`.
+inline bool has_quads() {
+  __builtin_cpu_init();
+  return has_vnni() ||
+         (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"));
+}
+
+// The kernels for a matrix; JSWA_QUADS names others of quads, for tests.
 inline const Panels& panels_of(const Product& p) {
-  return p.w_type == Type::QUADS || p.w_type == Type::BYTE_QUADS ? kernels_vnni : kernels().panels;
+#if defined(JSWA_QUADS)
+  static const Panels& of_quads = JSWA_QUADS;
+#else
+  static const Panels& of_quads = has_vnni() ? kernels_vnni : kernels_pairs;
+#endif
+  return p.w_type == Type::QUADS || p.w_type == Type::BYTE_QUADS ? of_quads : kernels().panels;
 }
 
 // Memory of the calling thread that lasts until its next call: of one kind for rows as packed, of another for tiles.

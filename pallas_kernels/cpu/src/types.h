@@ -16,9 +16,6 @@ constexpr int64_t bytes_of(Type type) {
   return type == Type::F32 ? 4 : type == Type::BF16 || type == Type::F16 ? 2 : 1;
 }
 
-// Whether a matrix in panels has scales per group of inputs; dequantized weights are numbers of x's type.
-constexpr bool has_groups(Type type) { return type == Type::CODES || type == Type::GROUPED; }
-
 constexpr int64_t kPanel = 32;  // outputs of a panel
 constexpr int64_t kTiles = 8;   // tiles of rows that one task takes at most
 
@@ -177,6 +174,6 @@ struct Kernels {
 };
 
 extern const Kernels kernels_base, kernels_avx2, kernels_avx512, kernels_avx512bf16;
-extern const Panels kernels_vnni;  // of QUADS and BYTE_QUADS
+extern const Panels kernels_vnni, kernels_pairs;  // of QUADS and BYTE_QUADS
 
 }  // namespace jswa

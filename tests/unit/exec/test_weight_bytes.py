@@ -17,6 +17,7 @@ from jswa.model.weights.load import load_checkpoint
 from pallas_kernels.experts.api import Implementation as Experts
 from pallas_kernels.experts.int4_tiles import WIDE_LINES
 from tests.support.checkpoints import float4
+from tests.support.checkpoints.int8_groups import write_groups
 from tests.support.checkpoints.packed_integers import CASES, Case, write_both
 from tests.support.checkpoints.quantized import COMPRESSED, fp8_block, int8_rows, plain_tensors, write
 
@@ -98,6 +99,13 @@ def test_groups_of_layers_count_each_in_its_form(tmp_path: Path) -> None:
     inputs = 96
     as_packed, as_int8 = 4 * rows * inputs, rows * inputs + 4 * rows
     assert told(folder) == held(folder) - as_packed + as_int8
+
+
+@pytest.mark.parametrize("sizes", [{"": 16}, {"k_proj": 8, "": 16}])
+def test_int8_in_groups_counts_as_it_is_held(sizes: dict[str, int], tmp_path: Path) -> None:
+    """A byte a weight, and a scale of 16 bits for the smallest group of q, k and v."""
+    write_groups(tmp_path, "llama_gqa", sizes)
+    assert told(tmp_path) == held(tmp_path)
 
 
 def test_int8_with_zero_points_counts_in_the_engines_dtype(tmp_path: Path) -> None:

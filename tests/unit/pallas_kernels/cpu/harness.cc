@@ -190,7 +190,8 @@ void check_nvfp4(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs) {
 }
 
 // The numbers of x may differ by many orders of magnitude; some blocks of it are zeros.
-void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t group_size, int64_t outputs) {
+void check_quads(Pool& pool, Type x_type, Type type, int64_t rows, int64_t groups, int64_t group_size, int64_t outputs) {
+  const bool bytes = type == Type::BYTE_QUADS;
   const int64_t inputs = groups * group_size, panels = jswa::blocks(outputs, jswa::kPanel);
   std::vector<float> x, scales;
   auto x_bytes = numbers((size_t)(rows * inputs), x_type, &x);
@@ -204,14 +205,14 @@ void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t 
     else std::memcpy(&x_bytes[(size_t)(4 * i)], &raw, 4);
   }
   auto scale_bytes = numbers((size_t)(panels * groups * jswa::kPanel), Type::BF16, &scales);
-  std::vector<uint8_t> codes((size_t)(panels * inputs / 2 * jswa::kPanel)), zeros(scales.size());
+  std::vector<uint8_t> codes((size_t)(panels * inputs / (bytes ? 1 : 2) * jswa::kPanel)), zeros(scales.size());
   for (auto& code : codes) code = (uint8_t)source();
   for (auto& zero : zeros) zero = (uint8_t)(source() % 17);
   std::vector<float> out((size_t)(rows * outputs)), again(out);
   Product p{};
-  p.x = x_bytes.data(), p.x_type = x_type, p.w = codes.data(), p.w_type = Type::QUADS;
+  p.x = x_bytes.data(), p.x_type = x_type, p.w = codes.data(), p.w_type = type;
   p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
-  p.group_scales = scale_bytes.data(), p.group_scales_type = Type::BF16, p.group_zeros = zeros.data();
+  p.group_scales = scale_bytes.data(), p.group_scales_type = Type::BF16, p.group_zeros = bytes ? nullptr : zeros.data();
   p.groups = groups, p.group_size = group_size;
   jswa::multiply(pool, p);
   p.out = again.data();
@@ -226,13 +227,16 @@ void check_quads(Pool& pool, Type x_type, int64_t rows, int64_t groups, int64_t 
         for (int64_t i = block; i < block + 32; i++) {
           const int64_t panel = o / jswa::kPanel, column = o % jswa::kPanel;
           const int64_t at = (panel * groups + i / group_size) * jswa::kPanel + column;
-          const int64_t byte = ((panel * inputs / 8 + i / 8) * jswa::kPanel + column) * 4 + i % 8 / 2;
-          const int code = i % 2 ? codes[(size_t)byte] >> 4 : codes[(size_t)byte] & 15;
+          const int64_t eight = i / 8, quad = i % 2, within = i % 8 / 2;
+          const int64_t line = bytes ? panel * inputs / 4 + 2 * eight + quad : panel * inputs / 8 + eight;
+          const uint8_t byte = codes[(size_t)((line * jswa::kPanel + column) * 4 + within)];
+          const int code = bytes ? (int8_t)byte : quad ? byte >> 4 : byte & 15;
+          const int zero = bytes ? 0 : zeros[(size_t)at];
           const double one = x[(size_t)(row * inputs + i)];
-          const double weight = (code - zeros[(size_t)at]) * (double)scales[(size_t)at];
+          const double weight = (code - zero) * (double)scales[(size_t)at];
           sum += one * weight, size += std::fabs(one * weight), most = std::fmax(most, std::fabs(one));
         }
-        allowed += most * 32 * 16 * (x_type == Type::BF16 ? 0x1p-15 : 0x1p-23);
+        allowed += most * 32 * (bytes ? 128 : 16) * (x_type == Type::BF16 ? 0x1p-15 : 0x1p-23);
       }
       const double error = std::fabs(sum - out[(size_t)(row * outputs + o)]);
       expect(error <= allowed + size * 2e-6, "a product of quads is wrong", row, inputs, o);
@@ -533,7 +537,8 @@ int main() {
   if (jswa::has_quads())
     for (Type x : {Type::F32, Type::BF16})
       for (int64_t rows : {1, 7, 12, 13, 120})
-        for (int64_t group_size : {32, 128}) check_quads(pool, x, rows, 3, group_size, rows == 120 ? 300 : 45);
+        for (int64_t group_size : {32, 128})
+          for (Type type : {Type::QUADS, Type::BYTE_QUADS}) check_quads(pool, x, type, rows, 3, group_size, rows == 120 ? 300 : 45);
   for (Type type : {Type::F32, Type::BF16})
     for (int64_t tile : {1, 16})
       for (int64_t head_dim : {16, 64, 20}) {

@@ -64,7 +64,7 @@ def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
         return Held(weights, in_panels(weights), np.asarray(dequantized(weights, jnp.dtype(jnp.float32)), np.float64))
     groups = 5 if inputs % 5 == 0 else 2
     if "int8 groups" in kind:
-        return held_groups(kind, shape, groups, dtype)
+        return held_groups(kind, shape, groups)
     codes = rng.integers(0, 256, (*shape[:-2], inputs // 2, shape[-1]), np.uint8)
     scales = jnp.asarray(rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * inputs**-0.5 / 5)
     zeros = jnp.asarray(rng.integers(0, 17, scales.shape), jnp.uint8)
@@ -77,7 +77,7 @@ def held(kind: str, shape: tuple[int, ...], dtype: str) -> Held:
     return Held(packed, panels, np.asarray(numbers.astype(jnp.float32), np.float64))
 
 
-def held_groups(kind: str, shape: tuple[int, ...], groups: int, dtype: str) -> Held:
+def held_groups(kind: str, shape: tuple[int, ...], groups: int) -> Held:
     """Return a random matrix in int8 with group scales; each has the least and the largest value."""
     rng = np.random.default_rng(sum(shape))
     values = rng.integers(-128, 128, shape, np.int8)
@@ -85,9 +85,9 @@ def held_groups(kind: str, shape: tuple[int, ...], groups: int, dtype: str) -> H
     scales = rng.uniform(0.5, 1, (*shape[:-2], groups, shape[-1])) * shape[-2] ** -0.5 / 70
     matrix = Int8Groups(jnp.asarray(values), jnp.asarray(scales, "float16"))
     panels = in_panels(matrix, quads="widened" not in kind)
-    whole = partial(int8_groups.dequantized, dtype=jnp.dtype("float32" if in_quads(panels) else dtype))
+    whole = partial(int8_groups.dequantized, dtype=jnp.dtype("float32"))  # no weight is rounded to the type of x
     numbers = jax.vmap(whole)(matrix) if len(shape) == 3 else whole(matrix)
-    return Held(matrix, panels, np.asarray(numbers.astype(jnp.float32), np.float64))
+    return Held(matrix, panels, np.asarray(numbers, np.float64))
 
 
 def in_quads(panels: Panels) -> bool:

@@ -16,31 +16,9 @@ from jswa.model.weights.placement import Placement
 from jswa.running.staging import WeightsStager, held_shapes
 from jswa.storage.convert import convert
 from pallas_kernels.int8_groups import Int8Groups, dequantized
-from tests.support.checkpoints.quantized import plain_tensors, write
+from tests.support.checkpoints.int8_groups import write_groups
 
 FLOAT32 = jnp.dtype("float32")
-
-
-def write_groups(folder: Path, name: str, sizes: dict[str, int], scales: str = "float16", **config: Any) -> None:
-    """Write a fixture's checkpoint with projections in int8.
-
-    `sizes`: inputs of a group, by a part of the names; "": of the others.
-    """
-    own, tensors = plain_tensors(name)
-    out, rng = {}, np.random.default_rng(0)
-    for key, x in tensors.items():
-        size = next((size for part, size in sizes.items() if part in key), sizes[""])
-        out[key] = x
-        if key.endswith("_proj.weight"):
-            out[key] = rng.integers(-128, 128, x.shape, np.int8)
-            groups = rng.uniform(0.5, 1, (x.shape[0], x.shape[1] // size)) / 500
-            out[f"{key}_scale"] = np.asarray(jnp.asarray(groups, scales))
-    groups = {
-        str(size): {"targets": [f"re:.*{part}.*"], "weights": {"num_bits": 8, "group_size": size, **config}}
-        for part, size in sizes.items()
-    }
-    method = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
-    write(folder, {**own, "quantization_config": method}, out)
 
 
 def load(folder: Path, quantization: Any = "auto", **options: Any) -> Params:
