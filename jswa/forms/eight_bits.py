@@ -12,15 +12,16 @@ from jaxtyping import Array
 
 from jswa.forms.base.form import LINEARS, NO_DEFAULTS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import TILES
-from jswa.forms.base.panels import Room, in_panels
+from jswa.forms.base.panels import Room, in_byte_quads, in_panels
 from jswa.forms.base.tiles import Shards, expert_by_expert, joined, on_devices, own_sides, refuse_linear, refuse_stack
 from jswa.kernels import refused
-from pallas_kernels.cpu.products import Panels, RowMajor
+from pallas_kernels.cpu.products import Panels, RowMajor, fits_quads
 from pallas_kernels.experts import eight_bits
 from pallas_kernels.experts.api import HOPPER
 from pallas_kernels.experts.dense import DenseTiles
 from pallas_kernels.experts.eight_bits import TILE, Tiles8
 from pallas_kernels.fp8 import Fp8Rows
+from pallas_kernels.int8_groups import Int8Groups
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 
@@ -29,8 +30,10 @@ def _bound(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
     if place.name == "embed":
         rows = QuantizedRows(values, scales)
         return RowMajor(rows) if place.linear == "cpu" else rows
-    matrix = Quantized(values, scales)
-    return Panels(matrix, place.shape[-1]) if values.ndim > len(place.shape) else matrix
+    if values.ndim == len(place.shape):
+        return Quantized(values, scales)
+    in_quads = scales.ndim == values.ndim
+    return Panels((Int8Groups if in_quads else Quantized)(values, scales), place.shape[-1])
 
 
 def _bound_tiles(place: MatrixPlace, arrays: Mapping[str, Array]) -> Any:
@@ -56,9 +59,17 @@ def _stacked(name: str, arrays: Mapping[str, Array], experts: str, place: Shards
 
 
 def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...]:
-    values = f"{name}.values"
-    params[values] = in_panels(params.pop(values), room)
-    return (values,)
+    """Lay values out in panels [*E, P, K, 32].
+
+    Where the processor multiplies bytes, int8 becomes quads [*E, P, K / 4, 128], and scales one group [*E, P, 1, 32].
+    """
+    values, scales = f"{name}.values", f"{name}.scales"
+    if params[values].dtype != "int8" or not fits_quads(params[values].shape[-2], 1):
+        params[values] = in_panels(params.pop(values), room)
+        return (values,)
+    params[values] = in_byte_quads(params.pop(values), room)
+    params[scales] = in_panels(params.pop(scales)[..., None, :], room)
+    return values, scales
 
 
 def _tiled(name: str, params: dict[str, Array]) -> None:

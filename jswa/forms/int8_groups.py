@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from jaxtyping import Array
 
 from jswa.forms.base.form import FLOATS, Form, MatrixPlace, ScaleCounts, Spec
 from jswa.forms.base.names import LINEAR, SCALES
-from jswa.forms.base.panels import Room, in_panels, placed
-from pallas_kernels.cpu.products import PANEL, QUAD, Panels, fits_quads, panel_count, to_byte_quads
+from jswa.forms.base.panels import Room, in_byte_quads, in_panels
+from pallas_kernels.cpu.products import Panels, fits_quads
 from pallas_kernels.int8_groups import Int8Groups
 
 
@@ -31,14 +30,10 @@ def _panelled(name: str, params: dict[str, Array], room: Room) -> tuple[str, ...
     Where the processor multiplies bytes they become quads [P, K / 4, 128], and scales [P, G, 32].
     """
     values, scales = f"{name}.values", f"{name}.{SCALES}"
-    inputs, outputs = params[values].shape
-    if not fits_quads(inputs, params[scales].shape[0]):
+    if not fits_quads(params[values].shape[0], params[scales].shape[0]):
         params[values] = in_panels(params.pop(values), room)
         return (values,)
-    matrix = params.pop(values)
-    out = room.empty((panel_count(outputs), inputs // QUAD, QUAD * PANEL), np.dtype(np.int8))
-    to_byte_quads(np.asarray(matrix), out)
-    params[values] = placed(out, matrix)
+    params[values] = in_byte_quads(params.pop(values), room)
     params[scales] = in_panels(params.pop(scales), room)
     return values, scales
 

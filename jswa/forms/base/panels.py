@@ -5,9 +5,9 @@ import mmap
 
 import jax
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Int8, Shaped
 
-from pallas_kernels.cpu.products import PANEL, panel_count, to_panels
+from pallas_kernels.cpu.products import PANEL, QUAD, panel_count, to_byte_quads, to_panels
 
 _ALIGNMENT = 64  # bytes; XLA uses such an array without a copy
 _HUGE = 2 * 2**20  # bytes of a huge page
@@ -43,6 +43,14 @@ def in_panels(matrix: Shaped[Array, "*E K C"], room: Room) -> Shaped[Array, "*E 
     *lead, rows, outputs = matrix.shape
     out = room.empty((*lead, panel_count(outputs), rows, PANEL), np.dtype(matrix.dtype))
     to_panels(np.asarray(matrix), out)
+    return placed(out, matrix)
+
+
+def in_byte_quads(matrix: Int8[Array, "*E K C"], room: Room) -> Int8[Array, "*E P Q 128"]:
+    """Return a matrix in panels with four inputs of an output side by side."""
+    *lead, rows, outputs = matrix.shape
+    out = room.empty((*lead, panel_count(outputs), rows // QUAD, QUAD * PANEL), np.dtype(np.int8))
+    to_byte_quads(np.asarray(matrix), out)
     return placed(out, matrix)
 
 
