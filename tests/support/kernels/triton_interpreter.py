@@ -111,10 +111,15 @@ def _numbers(builder: Any) -> dict[str, Any]:
             return interpreter.TensorHandle(value.data.astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
         return cast(self, value, kind)
 
-    def create_dot(self: Any, a: Any, b: Any, *options: Any) -> Any:
+    def create_dot(self: Any, a: Any, b: Any, start: Any, *options: Any) -> Any:
         if a.dtype.scalar == tl.bfloat16:  # the interpreter itself would multiply the integers that it stores them in
             a, b = (cast(self, operand, tl.float32) for operand in (a, b))
-        return dot(self, a, b, *options)
+        if start.data.dtype != np.float32 or a.dtype.primitive_bitwidth == 8:
+            return dot(self, a, b, start, *options)
+        # Some BLAS libraries add the products of a row in an order that depends on the row's place; a GPU does not. In
+        # float64 the order makes no difference, except to the last bit of very few sums.
+        wide = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+        return interpreter.TensorHandle(wide.astype(np.float32) + start.data, start.dtype.scalar)
 
     return {"cast_impl": cast_impl, "create_dot": create_dot}
 
