@@ -37,6 +37,7 @@ from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.case import Case, Config
 from tests.parity.cases import cases
 from tests.parity.cases import dense as cases_dense
+from tests.parity.cases import full as cases_full
 from tests.parity.cases import gated as cases_gated
 from tests.parity.cases import gemma as cases_gemma
 from tests.parity.cases import hybrid as cases_hybrid
@@ -57,6 +58,7 @@ TABLES = (
     cases_gemma,
     cases_post_norm,
     cases_dense,
+    cases_full,
     cases_moe,
     cases_gated,
     cases_scaled,

@@ -34,6 +34,8 @@ CHOSEN = {
     "gemma4_text_moe_wide_shared",
     "gemma4_unified_shared",
     "gemma4_untied_moe",
+    "gemma_gelu",
+    "gemma_silu_bias_untied",
     "gpt_oss_rope_scaling_null",
     "granite_swa_base",
     "granite_swa_multipliers_thetas",

@@ -1,4 +1,4 @@
-"""Parsers of gemma2, gemma3 and vaultgemma: norms with weights 1 + w, embeddings times √d. gemma4.py has 3n and 4."""
+"""Parsers of gemma to gemma3 and vaultgemma: norms with weights 1 + w, embeddings times √d. gemma4.py has 3n and 4."""
 
 import dataclasses
 import math
@@ -23,6 +23,19 @@ from jswa.model.hf.common import (
 )
 from jswa.model.hf.rope import parse_rope
 from jswa.storage.json_object import shown
+
+
+def gemma(u: Usual) -> ModelConfig:
+    """Parse gemma: all layers are full; `gelu` means its approximation by tanh, as in transformers.
+
+    Raises UnsupportedModel for bidirectional attention.
+    """
+    if u.fields.boolean("use_bidirectional_attention", False):
+        raise UnsupportedModel(f"{u.fields.where}: use_bidirectional_attention = true is not implemented")
+    unit = activation(u, default="gelu_pytorch_tanh")
+    feed = mlp(u, activation="gelu_tanh" if unit == "gelu" else unit)
+    base = attention(u, rope=parse_rope(u), **biased(u))
+    return decoder(u, [base] * u.layers, feed, llama_norms(_norm(u)), **_rest(u, None))
 
 
 def gemma2(u: Usual) -> ModelConfig:

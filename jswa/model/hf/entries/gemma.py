@@ -27,6 +27,21 @@ _GEMMA2 = Defaults(
 )
 
 GEMMA: Mapping[str, Family] = {
+    "gemma": Family(
+        gemma.gemma,
+        Defaults(
+            vocab_size=256000,
+            hidden_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            max_position_embeddings=8192,
+            intermediate_size=24576,
+            num_key_value_heads=16,
+            head_dim=256,
+            tie_word_embeddings=True,
+        ),
+        eos=1,
+    ),
     "gemma2": Family(
         gemma.gemma2,
         _GEMMA2,

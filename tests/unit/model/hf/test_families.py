@@ -152,6 +152,7 @@ def test_the_error_names_an_unsupported_family(family: str) -> None:
         ("granite_swa_base", {"layer_rope_theta": [1e4]}, "layer_rope_theta"),
         ("laguna_base", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
         ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
+        ("gemma_base", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
 def test_the_error_names_the_key_of_an_invalid_config(name: str, changes: dict[str, Any], named: str) -> None:
