@@ -12,6 +12,7 @@ from jswa.model.hf.entries.dense import DENSE
 from jswa.model.hf.entries.gated import GATED
 from jswa.model.hf.entries.gemma import GEMMA
 from jswa.model.hf.entries.mixtures import MIXTURES
+from jswa.model.hf.entries.plain import PLAIN
 from jswa.model.hf.family import Family
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **GEMMA, **BLOCKS, **MIXTURES, **GATED}
+FAMILIES: Mapping[str, Family] = {**DENSE, **PLAIN, **GEMMA, **BLOCKS, **MIXTURES, **GATED}

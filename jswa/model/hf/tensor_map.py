@@ -225,7 +225,7 @@ def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...]) -> dict[
 def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dict[str, Source]:
     up, down = f"{prefix}.{names.mlp_up}", {f"{prefix}.{names.mlp_down}": d}
     rows = {f"{prefix}.gate_proj": config.hidden, up: config.hidden} if config.gated else {up: config.hidden}
-    if names.fused and config.gated:
+    if (names.fused or names.fused_up) and config.gated:
         rows = {f"{prefix}.gate_up_proj": 2 * config.hidden}
     table = {f"{ours}.gate_up": _matrix(rows, d), f"{ours}.down": _matrix(down, config.hidden)}
     if config.bias:
@@ -277,8 +277,8 @@ def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collec
         return [("gate_up", Source(both, "transposed")), ("down", Source((one,), "transposed"))]
     if names.stored == "rows":
         rows, one = (
-            TensorPart(f"{folder}.gate_up_proj", (count, 2 * f, d)),
-            TensorPart(f"{folder}.down_proj", (count, d, f)),
+            TensorPart(f"{folder}.{names.expert_rows[0]}", (count, 2 * f, d)),
+            TensorPart(f"{folder}.{names.expert_rows[1]}", (count, d, f)),
         )
         return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
     layout: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"

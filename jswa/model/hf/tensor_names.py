@@ -20,6 +20,7 @@ class Names:
     Attributes:
         norms: tensor name of each norm of `LayerConfig`.
         fused: q, k and v are one tensor; gate and up are one tensor.
+        fused_up: gate and up are one tensor; q, k and v are not.
         gate: gate of the attention output, below `self_attn`.
         mlp: prefix of a dense feed-forward.
         mlp_up, mlp_down: names of its matrices up and down.
@@ -29,6 +30,7 @@ class Names:
             [E, out, in]), "rows" ([E, gate | up, in] and [E, out, in]), "halves" ([E, in, gate | up]) or "interleaved"
             ([E, in, gate and up alternating]).
         expert_gate, expert_up, expert_down: names of an expert's matrices in the layouts "each" and "stacked".
+        expert_rows: names of the two tensors in the layout "rows".
         shared: prefix of the shared expert.
         shared_fused: names of its two matrices if gate and up are one tensor.
         shared_gate: gate of the shared expert.
@@ -38,6 +40,7 @@ class Names:
 
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
     fused: bool = False
+    fused_up: bool = False
     gate: str = "gate_proj"
     mlp: str = "mlp"
     mlp_up: str = "up_proj"
@@ -52,6 +55,7 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    expert_rows: tuple[str, str] = ("gate_up_proj", "down_proj")
     shared: str = "mlp.shared_experts"
     shared_fused: tuple[str, str] | None = None
     shared_gate: str = "mlp.shared_expert_gate"

@@ -153,6 +153,7 @@ def test_the_error_names_an_unsupported_family(family: str) -> None:
         ("laguna_base", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
         ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
         ("gemma_base", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("olmoe_base", {"clip_qkv": 8.0}, "clip_qkv"),
     ],
 )
 def test_the_error_names_the_key_of_an_invalid_config(name: str, changes: dict[str, Any], named: str) -> None:

@@ -1,0 +1,84 @@
+"""Parsers of models whose layers are all full, and whose block is nearly llama's; dense.py has llama itself."""
+
+from typing import Any
+
+from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Residual, RouterConfig
+from jswa.errors import UnsupportedModel
+from jswa.model.hf.common import Usual, attention, biased, decoder, experts, llama_norms, mlp, sandwich
+from jswa.model.hf.rope import parse_rope
+from jswa.storage.json_object import shown
+
+
+def seed_oss(u: Usual) -> ModelConfig:
+    """Parse seed_oss: llama's block, in which q, k and v have biases, and the output projection none by default."""
+    fields = u.fields
+    qkv, out = fields.boolean("attention_bias", True), fields.boolean("attention_out_bias", False)
+    layers = _all_full(u, rope=parse_rope(u), qkv_bias=qkv, out_bias=out)
+    return decoder(u, layers, mlp(u, bias=fields.boolean("mlp_bias", False)), llama_norms(u.norm))
+
+
+def ernie4_5(u: Usual) -> ModelConfig:
+    """Parse ernie4_5: llama's block with interleaved rotary pairs; one key decides about all biases."""
+    rope = parse_rope(u, theta=5e5, interleaved=True)
+    feed = mlp(u, bias=u.fields.boolean("use_bias", False))
+    return decoder(u, _all_full(u, rope=rope, **biased(u, "use_bias")), feed, llama_norms(u.norm))
+
+
+def glm4(u: Usual) -> ModelConfig:
+    """Parse glm4: norms before and after both halves; half of each head is rotated, in interleaved pairs."""
+    rope = parse_rope(u, partial=0.5, interleaved=True)
+    layers = _all_full(u, rope=rope, qkv_bias=u.fields.boolean("attention_bias", True))
+    return decoder(u, layers, mlp(u), sandwich(u.norm))
+
+
+def granite(u: Usual) -> ModelConfig:
+    """Parse granite: llama's block with scaled embeddings, attention scores, residuals and logits."""
+    return _granite(u, mlp(u, bias=u.fields.boolean("mlp_bias", False)))
+
+
+def granitemoe(u: Usual) -> ModelConfig:
+    """Parse granitemoe: granite with experts."""
+    each = mlp(u)
+    router = RouterConfig("top_k_softmax")
+    moe = MoeConfig(
+        **experts(u, "num_local_experts", 8, 2), hidden=each.hidden, activation=each.activation, router=router
+    )
+    return _granite(u, moe)
+
+
+def _granite(u: Usual, feed: MlpConfig | MoeConfig) -> ModelConfig:
+    fields = u.fields
+    scale = fields.number("attention_multiplier", 1.0)
+    residual = Residual(add=fields.number("residual_multiplier", 1.0))
+    return decoder(
+        u,
+        _all_full(u, rope=parse_rope(u), scale=scale, **biased(u)),
+        feed,
+        llama_norms(u.norm),
+        layer={"attn_residual": residual, "mlp_residual": residual},
+        embed_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+    )
+
+
+def olmoe(u: Usual) -> ModelConfig:
+    """Parse olmoe: llama's block with experts, and norms over all heads of q and of k.
+
+    Raises UnsupportedModel if clip_qkv bounds q, k and v.
+    """
+    bound = u.fields.raw.get("clip_qkv")
+    if bound is not None:
+        raise UnsupportedModel(f"{u.fields.where}: clip_qkv = {shown(bound)} is not implemented: must be null")
+    each = mlp(u)
+    moe = MoeConfig(
+        **experts(u, "num_experts", 64, 8),
+        hidden=each.hidden,
+        activation=each.activation,
+        router=RouterConfig("softmax", normalize=u.fields.boolean("norm_topk_prob", False)),
+    )
+    layers = _all_full(u, rope=parse_rope(u), qk_norm=u.norm, qk_norm_all_heads=True, **biased(u))
+    return decoder(u, layers, moe, llama_norms(u.norm))
+
+
+def _all_full(u: Usual, **changes: Any) -> list[AttentionConfig]:
+    return [attention(u, **changes)] * u.layers
