@@ -163,6 +163,7 @@ class MlpConfig:
         hidden: width of gate and up.
         clamp: upper bound of act(gate) and of |up|.
         sparsity: gates below mean + sparsity · standard deviation of the token's gates become 0 first (Gemma 3n).
+        squared: act(up) is squared, in a feed-forward without a gate (relu², arXiv 2109.08668).
     """
 
     hidden: int
@@ -171,6 +172,7 @@ class MlpConfig:
     gated: bool = True
     clamp: float | None = None
     sparsity: float | None = None
+    squared: bool = False
 
 
 @dataclass(frozen=True)

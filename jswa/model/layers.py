@@ -91,14 +91,15 @@ def rotate(x: Float[Array, "T N D"], rope: Rope, tables: RopeTables) -> Float[Ar
 def feed(
     config: MlpConfig, gate_up: Float[Array, "T n"], *, native: bool = False, sums: Sums = "xla"
 ) -> Float[Array, "T m"]:
-    """Return the input of the down projection: act(gate) · up of the two halves, or act(up) if the MLP is not gated.
+    """Return the input of the down projection: act(gate) · up of the two halves; act(up) or its square without a gate.
 
     Args:
         native: by the CPU's library, if it has the unit.
         sums: the implementation of sums along rows, of which a sparse activation is made.
     """
     if not config.gated:
-        return activate(config.activation, gate_up)
+        hidden = activate(config.activation, gate_up)
+        return hidden * hidden if config.squared else hidden
     unit = Glu(config.activation, config.clamp)
     if native and config.sparsity is None:
         return gated(unit, gate_up)

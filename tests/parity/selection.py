@@ -12,6 +12,7 @@ from jswa.architecture import ModelConfig
 
 CHOSEN = {
     "afmoe_period",
+    "arcee_biases_tied",
     "beam_layer_types",
     "beam_no_ropes",
     "cohere2_bias_untied",
@@ -62,6 +63,8 @@ CHOSEN = {
     "mistral_mqa",
     "mixtral_window",
     "muse_glimmer_layer_types",
+    "nemotron_base",
+    "nemotron_biases_tied",
     "olmo2_base",
     "olmo3_theta",
     "olmoe_gqa_norm_bias_tied",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Residual, RouterConfig
+from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Residual, RouterConfig
 from jswa.errors import UnsupportedModel
 from jswa.model.hf.common import Usual, attention, biased, decoder, experts, llama_norms, mlp, sandwich
 from jswa.model.hf.rope import parse_rope
@@ -80,5 +80,30 @@ def olmoe(u: Usual) -> ModelConfig:
     return decoder(u, layers, moe, llama_norms(u.norm))
 
 
+def arcee(u: Usual) -> ModelConfig:
+    """Parse arcee: llama's attention, and a feed-forward without a gate, of which relu² is the activation."""
+    feed = _without_gate(u, bias=u.fields.boolean("mlp_bias", False))
+    return decoder(u, _all_full(u, rope=parse_rope(u), **biased(u)), feed, llama_norms(u.norm))
+
+
+def nemotron(u: Usual) -> ModelConfig:
+    """Parse nemotron: arcee's feed-forward, LayerNorms with weights 1 + w, and a part of each head rotated."""
+    norm = Norm(u.fields.number("norm_eps", 1e-5), offset=1.0, cast_first=False, centered=True, bias=True)
+    feed = _without_gate(u, bias=u.fields.boolean("mlp_bias", False))
+    layers = _all_full(u, rope=parse_rope(u, partial=0.5), **biased(u))
+    return decoder(u, layers, feed, llama_norms(norm), final_norm=norm)
+
+
 def _all_full(u: Usual, **changes: Any) -> list[AttentionConfig]:
     return [attention(u, **changes)] * u.layers
+
+
+def _without_gate(u: Usual, *, bias: bool) -> MlpConfig:
+    """Return a feed-forward without a gate, whose activation is relu² unless the config names another."""
+    if u.fields.string("hidden_act", "relu2") == "relu2":
+        return MlpConfig(_width(u), "relu", bias=bias, gated=False, squared=True)
+    return mlp(u, gated=False, bias=bias)
+
+
+def _width(u: Usual) -> int:
+    return u.fields.width("intermediate_size", u.defaults.intermediate_size)

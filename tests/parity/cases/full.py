@@ -3,7 +3,7 @@
 What and why: as in cases.py.
 """
 
-from tests.parity.case import BASE, LLAMA3, SIZES, YARN, Case, Config, OldForm, OldHub, case, rope
+from tests.parity.case import BASE, LINEAR8, LLAMA3, SIZES, YARN, Case, Config, OldForm, OldHub, case, rope
 
 
 def partial_hub(*only: str) -> OldForm:
@@ -221,6 +221,53 @@ OLMOE_CASES = (
     ),
 )
 
+# arcee, nemotron ----------------------------------------------------------------------------------
+
+NEMOTRON: Config = BASE | {"head_dim": 24, "rope_parameters": rope(1e4, partial_rotary_factor=0.5)}
+
+
+def arcee(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    return case(name, "arcee", BASE, old, kwargs)
+
+
+def nemotron(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    return case(name, "nemotron", NEMOTRON, old, kwargs)
+
+
+ARCEE_CASES = (
+    # This has the form of the 4.5B repository. mscale counts only together with mscale_all_dim.
+    arcee("base", OldHub(), head_dim=32, rope_parameters=rope(1e4, YARN, mscale=1.0)),
+    arcee("biases_tied", OldHub(), attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=0.1),
+    arcee("gelu", hidden_act="gelu", num_key_value_heads=1, rope_parameters=rope(500.0)),
+    # Only sizes are given. Defaults: 32 heads and key heads, theta 1e4, eps 1e-5, relu², no biases, untied.
+    arcee("defaults", OldHub(only=SIZES), num_attention_heads=32, num_key_value_heads=None),
+)
+NEMOTRON_CASES = (
+    nemotron("base", partial_hub()),
+    nemotron(
+        "biases_tied",
+        partial_hub(),
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        norm_eps=0.1,
+        rope_parameters=rope(500.0, partial_rotary_factor=0.25),
+    ),
+    nemotron(
+        "gelu_linear", partial_hub(), hidden_act="gelu", rope_parameters=rope(1e4, LINEAR8, partial_rotary_factor=1.0)
+    ),
+    # Only sizes are given. Defaults: 48 heads and key heads, half rotated, theta 1e4, eps 1e-5, relu², untied.
+    # transformers fails without a number of key heads.
+    nemotron(
+        "defaults",
+        partial_hub(*SIZES, "num_key_value_heads"),
+        hidden_size=192,
+        num_attention_heads=48,
+        num_key_value_heads=48,
+        head_dim=None,
+    ),
+)
+
 CASES = (
     *GEMMA_CASES,
     *GRANITE_CASES,
@@ -229,4 +276,6 @@ CASES = (
     *SEED_OSS_CASES,
     *ERNIE_CASES,
     *OLMOE_CASES,
+    *ARCEE_CASES,
+    *NEMOTRON_CASES,
 )

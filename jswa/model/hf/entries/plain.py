@@ -71,4 +71,6 @@ PLAIN: Mapping[str, Family] = {
         eos=50279,
         aliases={"num_local_experts": "num_experts"},
     ),
+    "arcee": Family(plain.arcee, Defaults(32000, 2560, 32, 32, 4096, 18432, rms_norm_eps=1e-5), eos=128001),
+    "nemotron": Family(plain.nemotron, Defaults(256000, 6144, 32, 48, 4096, 24576), eos=3),
 }

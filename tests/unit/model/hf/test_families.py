@@ -154,6 +154,7 @@ def test_the_error_names_an_unsupported_family(family: str) -> None:
         ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
         ("gemma_base", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("olmoe_base", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("arcee_base", {"hidden_act": "xielu"}, "hidden_act"),
     ],
 )
 def test_the_error_names_the_key_of_an_invalid_config(name: str, changes: dict[str, Any], named: str) -> None:
