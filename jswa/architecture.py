@@ -110,6 +110,7 @@ class AttentionConfig:
         scale: factor of q · k.
         reach: the window or chunk of a local layer; None for a full layer.
         qk_norm: norm of q and k, per head, or over all heads together if `qk_norm_all_heads` (olmo3).
+        qk_norm_after_rope: q and k are normed after they are rotated, not before (Hunyuan).
         v_norm: norm of the values, per head.
         softcap: scores become softcap · tanh(score / softcap).
         sinks: a learned logit per query head takes part in the softmax (attention sink).
@@ -132,6 +133,7 @@ class AttentionConfig:
     reach: Reach | None = None
     qk_norm: Norm | None = None
     qk_norm_all_heads: bool = False
+    qk_norm_after_rope: bool = False
     v_norm: Norm | None = None
     softcap: float | None = None
     sinks: bool = False

@@ -79,9 +79,7 @@ class Attention(nnx.Module):
         config = self.config
         q_size, k_size, _ = projected(config)
         qkv = linear(x, self.qkv, self.qkv_bias, adapters)
-        q = self._heads(self.q_norm, qkv[:, :q_size])
-        if config.rope is not None:
-            q = rotate(q, config.rope, ropes)
+        q = self._rotated(self.q_norm, self._heads(self.q_norm, qkv[:, :q_size]), ropes)
         if config.temperature is not None:
             # In float32: rounded to bfloat16, the factor would scale all scores of a query wrongly by up to 0.4 %.
             q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
@@ -116,9 +114,18 @@ class Attention(nnx.Module):
         return linear_parts(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
     def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
-        if self.config.qk_norm_all_heads:
-            return normed(norm, x).reshape(len(x), -1, self.config.head_dim)
-        return normed(norm, x.reshape(len(x), -1, self.config.head_dim))
+        """Return x in heads, normed unless norms come after the rotation."""
+        config = self.config
+        heads = (len(x), -1, config.head_dim)
+        if config.qk_norm_after_rope:
+            return x.reshape(heads)
+        return normed(norm, x).reshape(heads) if config.qk_norm_all_heads else normed(norm, x.reshape(heads))
+
+    def _rotated(self, norm: Normalize | None, x: Float[Array, "T N D"], ropes: RopeTables) -> Float[Array, "T N D"]:
+        """Return heads rotated, and normed if norms come after the rotation."""
+        config = self.config
+        turned = x if config.rope is None else rotate(x, config.rope, ropes)
+        return normed(norm, turned) if config.qk_norm_after_rope else turned
 
     def _keys_and_values(
         self, k: Float[Array, "T k"], v: Float[Array, "T v"], ropes: RopeTables
@@ -129,9 +136,7 @@ class Attention(nnx.Module):
             return None
         values = k if config.keys_as_values else v
         values = normed(self.v_norm, values.reshape(len(k), config.num_kv_heads, config.v_head_dim))
-        keys = self._heads(self.k_norm, k)[..., -config.stored_head_dim :]
-        if config.rope is not None:
-            keys = rotate(keys, config.rope, ropes)
+        keys = self._rotated(self.k_norm, self._heads(self.k_norm, k)[..., -config.stored_head_dim :], ropes)
         if config.v_scale != 1.0:
             values = values * jnp.asarray(config.v_scale, values.dtype)
         return jnp.concatenate([keys, values], axis=-1)

@@ -44,6 +44,7 @@ def heads_of(config: AttentionConfig) -> Heads:
         "kv_from": config.kv_from is not None,
         "keys_as_values": config.keys_as_values,
         "qk_norm_all_heads": config.qk_norm_all_heads,
+        "qk_norm_after_rope": config.qk_norm_after_rope,
         "stored_head_dim": config.stored_head_dim != config.head_dim,
     }
     for name, found in unserved.items():

@@ -48,6 +48,8 @@ CHOSEN = {
     "granitemoe_base",
     "granitemoe_swa_base",
     "granitemoe_swa_shared_thetas",
+    "hunyuan_v1_dense_base",
+    "hunyuan_v1_dense_plain_rope_bias",
     "kolibri1_layer_types_norm",
     "laguna_gating_false",
     "laguna_per_element",

@@ -2,11 +2,14 @@
 
 from typing import Any
 
-from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Residual, RouterConfig
+from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
 from jswa.errors import UnsupportedModel
 from jswa.model.hf.common import Usual, attention, biased, decoder, experts, llama_norms, mlp, sandwich
+from jswa.model.hf.fields import Fields
 from jswa.model.hf.rope import parse_rope
 from jswa.storage.json_object import shown
+
+_MAX_ALPHA = 1e9  # repositories have 1,000
 
 
 def seed_oss(u: Usual) -> ModelConfig:
@@ -92,6 +95,33 @@ def nemotron(u: Usual) -> ModelConfig:
     feed = _without_gate(u, bias=u.fields.boolean("mlp_bias", False))
     layers = _all_full(u, rope=parse_rope(u, partial=0.5), **biased(u))
     return decoder(u, layers, feed, llama_norms(norm), final_norm=norm)
+
+
+def hunyuan_v1_dense(u: Usual) -> ModelConfig:
+    """Parse hunyuan_v1_dense: llama's block with norms of q and k behind their rotation.
+
+    Raises UnsupportedModel if layers share KV (`use_cla`).
+    """
+    if u.fields.boolean("use_cla", False):
+        raise UnsupportedModel(f"{u.fields.where}: use_cla = true (layers that share KV) is not implemented")
+    layers = _all_full(u, rope=_hunyuan_rope(u), qk_norm=u.norm, qk_norm_after_rope=True, **biased(u))
+    return decoder(u, layers, mlp(u), llama_norms(u.norm))
+
+
+def _hunyuan_rope(u: Usual) -> Rope:
+    """Return a rotary embedding whose base a fixed `alpha` stretches, as a model of type `dynamic` may have it."""
+    key = "rope_scaling" if u.fields.raw.get("rope_scaling") else "rope_parameters"
+    table = Fields(u.fields.table(key), f"{u.fields.where}: {key}")
+    kind = table.string("rope_type", table.string("type", "default"))
+    if kind != "dynamic" or not table.raw.get("alpha"):
+        return parse_rope(u)
+    alpha = table.number("alpha", None)
+    if alpha > _MAX_ALPHA:
+        raise table.wrong("alpha", f"must be at most {_MAX_ALPHA:g}")
+    if u.head_dim <= 2:
+        raise u.fields.wrong("head_dim", "must be above 2, because rope_scaling has alpha")
+    theta = table.number("rope_theta", u.fields.number("rope_theta", 1e4))
+    return parse_rope(u, base=theta * alpha ** (u.head_dim / (u.head_dim - 2)))
 
 
 def _all_full(u: Usual, **changes: Any) -> list[AttentionConfig]:

@@ -198,7 +198,7 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_sl
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
     if a.out_bias:
         table["attention.out_bias"] = _bias(out)
-    table |= _qk_norms(a, prefix, folds)
+    table |= _qk_norms(a, prefix, folds, names)
     if a.sinks:
         table["attention.sinks"] = _vector(f"{prefix}.{names.sinks}", a.num_heads)
     if a.gate is not None:
@@ -209,12 +209,12 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_sl
     return table
 
 
-def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...]) -> dict[str, Source]:
+def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...], names: Names) -> dict[str, Source]:
     if a.qk_norm is None or not a.qk_norm.weighted:
         return {}
     wide = a.qk_norm_all_heads
-    q = TensorPart(f"{prefix}.q_norm.weight", (a.head_dim * (a.num_heads if wide else 1),))
-    k = TensorPart(f"{prefix}.k_norm.weight", (a.head_dim * (a.num_kv_heads if wide else 1),))
+    q = TensorPart(f"{prefix}.{names.q_norm}.weight", (a.head_dim * (a.num_heads if wide else 1),))
+    k = TensorPart(f"{prefix}.{names.k_norm}.weight", (a.head_dim * (a.num_kv_heads if wide else 1),))
     table = {"attention.q_norm.weight": Source((q,))}
     if folds:
         owner = k if a.kv_from is None else TensorPart(f"model.layers.{a.kv_from}.self_attn.k_norm.weight", k.shape)

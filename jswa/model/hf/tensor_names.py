@@ -21,6 +21,7 @@ class Names:
         norms: tensor name of each norm of `LayerConfig`.
         fused: q, k and v are one tensor; gate and up are one tensor.
         fused_up: gate and up are one tensor; q, k and v are not.
+        q_norm, k_norm: norms of q and k, below `self_attn`.
         gate: gate of the attention output, below `self_attn`.
         mlp: prefix of a dense feed-forward.
         mlp_up, mlp_down: names of its matrices up and down.
@@ -41,6 +42,8 @@ class Names:
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
     fused: bool = False
     fused_up: bool = False
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     gate: str = "gate_proj"
     mlp: str = "mlp"
     mlp_up: str = "up_proj"

@@ -268,6 +268,51 @@ NEMOTRON_CASES = (
     ),
 )
 
+# hunyuan_v1_dense ---------------------------------------------------------------------------------
+
+ALPHA: Config = {
+    "rope_type": "dynamic",
+    "alpha": 1000.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+HUNYUAN_HUB = OldHub(
+    "type", add={"use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms"}
+)
+
+
+def hunyuan(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    return case(name, "hunyuan_v1_dense", BASE | {"head_dim": 24}, old, kwargs)
+
+
+HUNYUAN_CASES = (
+    # This has the form of the repositories: a fixed `alpha` stretches the rotary base.
+    hunyuan("base", HUNYUAN_HUB, rope_parameters=rope(1e4, ALPHA), tie_word_embeddings=True),
+    hunyuan(
+        "plain_rope_bias",
+        OldHub(),
+        attention_bias=True,
+        hidden_act="gelu",
+        rms_norm_eps=0.1,
+        num_key_value_heads=1,
+        rope_parameters=rope(500.0),
+    ),
+    # Without `alpha`, a rope of this type differs only beyond max_position_embeddings.
+    hunyuan("dynamic", OldHub(), rope_parameters=rope(1e4, LINEAR8 | {"rope_type": "dynamic"})),
+    # Only sizes are given. Defaults: 32 heads and key heads, theta 1e4, eps 1e-5, no biases, untied.
+    # transformers fails without a head dimension.
+    hunyuan(
+        "defaults",
+        OldHub(only=(*SIZES, "head_dim")),
+        num_attention_heads=32,
+        num_key_value_heads=None,
+        head_dim=4,
+    ),
+)
+
 CASES = (
     *GEMMA_CASES,
     *GRANITE_CASES,
@@ -278,4 +323,5 @@ CASES = (
     *OLMOE_CASES,
     *ARCEE_CASES,
     *NEMOTRON_CASES,
+    *HUNYUAN_CASES,
 )

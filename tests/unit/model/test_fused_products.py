@@ -147,3 +147,10 @@ def test_shared_kv_is_refused() -> None:
     changes: dict[str, Any] = {"kv_from": 0}
     with pytest.raises(NoElementwiseKernel, match="kv_from"):
         heads_of(dataclasses.replace(attention, **changes))
+
+
+def test_norms_behind_the_rotation_are_refused() -> None:
+    """The kernels norm q and k before they rotate them."""
+    attention = parse_config(CONFIGS["gemma-3-27b"], weights=False).layers[0].attention
+    with pytest.raises(NoElementwiseKernel, match="qk_norm_after_rope"):
+        heads_of(dataclasses.replace(attention, qk_norm_after_rope=True))

@@ -73,4 +73,10 @@ PLAIN: Mapping[str, Family] = {
     ),
     "arcee": Family(plain.arcee, Defaults(32000, 2560, 32, 32, 4096, 18432, rms_norm_eps=1e-5), eos=128001),
     "nemotron": Family(plain.nemotron, Defaults(256000, 6144, 32, 48, 4096, 24576), eos=3),
+    "hunyuan_v1_dense": Family(
+        plain.hunyuan_v1_dense,
+        Defaults(290943, 4096, 32, 32, 2048, 11008, rms_norm_eps=1e-5),
+        Names(q_norm="query_layernorm", k_norm="key_layernorm"),
+        eos=2,
+    ),
 }

@@ -154,6 +154,9 @@ def test_the_error_names_an_unsupported_family(family: str) -> None:
         ("olmo3_base", {"sliding_window": 0}, "sliding_window"),
         ("gemma_base", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("olmoe_base", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("hunyuan_v1_dense_base", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense_base", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1e10}}, "alpha"),
+        ("hunyuan_v1_dense_base", {"head_dim": 2}, "head_dim"),
         ("arcee_base", {"hidden_act": "xielu"}, "hidden_act"),
     ],
 )
