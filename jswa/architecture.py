@@ -166,6 +166,7 @@ class MlpConfig:
         clamp: upper bound of act(gate) and of |up|.
         sparsity: gates below mean + sparsity · standard deviation of the token's gates become 0 first (Gemma 3n).
         squared: act(up) is squared, in a feed-forward without a gate (relu², arXiv 2109.08668).
+        xielu: the activation is xIELU with learned numbers, in a feed-forward without a gate (Apertus).
     """
 
     hidden: int
@@ -175,6 +176,7 @@ class MlpConfig:
     clamp: float | None = None
     sparsity: float | None = None
     squared: bool = False
+    xielu: bool = False
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,23 @@ def feed(
     return glu(unit, gate, up)
 
 
+def xielu(x: Float[Array, "T m"], learned: Float[Array, "4"], sums: Sums = "xla") -> Float[Array, "T m"]:
+    """Return xIELU (Huang and Schlag 2024, arXiv 2411.13010), computed in float32.
+
+    For x > 0 it is softplus(p) · x² + βx, else (β + softplus(n)) · (exp(min(x, ε)) - 1 - x) + βx.
+
+    Args:
+        learned: p, n, β and ε, as checkpoints have them.
+        sums: the implementation of sums along rows; with all but "xla" a row depends on no other row.
+    """
+    wide, numbers = x.astype(jnp.float32), learned.astype(jnp.float32)
+    beta, eps = numbers[2], numbers[3]
+    factors = apart(jax.nn.softplus(numbers[:2]), sums)
+    bent = apart(jnp.expm1(jnp.minimum(wide, eps)), sums) - wide
+    out: Float[Array, "T m"] = jnp.where(wide > 0, factors[0] * wide * wide, (beta + factors[1]) * bent) + beta * wide
+    return out.astype(x.dtype)
+
+
 def unit_of(config: MlpConfig, *, bias: bool) -> Glu | None:
     """Return the activation of gates and ups that a kernel may apply to their product; None if it may apply none."""
     fits = config.gated and config.sparsity is None and not bias
@@ -135,6 +152,7 @@ class Mlp(nnx.Module):
         self.down = zeros(config.hidden, d_model, dtype=dtype)
         self.gate_up_bias = zeros(width, dtype=dtype) if config.bias else None
         self.down_bias = zeros(d_model, dtype=dtype) if config.bias else None
+        self.xielu = zeros(4, dtype=dtype) if config.xielu else None
 
     def __call__(self, x: Float[Array, "T M"], adapters: AdapterIds | None = None) -> Float[Array, "T M"]:
         """Return the feed-forward output of each token."""
@@ -149,6 +167,8 @@ class Mlp(nnx.Module):
             if hidden is not None:
                 return hidden
         gate_up = linear(x, self.gate_up, self.gate_up_bias, adapters)
+        if self.xielu is not None:
+            return xielu(gate_up, self.xielu[...], self.sums)
         return feed(self.config, gate_up, native=matrix.native, sums=self.sums)
 
 

@@ -12,6 +12,8 @@ from jswa.architecture import ModelConfig
 
 CHOSEN = {
     "afmoe_period",
+    "apertus_base",
+    "apertus_relu2_bias_tied",
     "arcee_biases_tied",
     "beam_layer_types",
     "beam_no_ropes",

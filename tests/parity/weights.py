@@ -43,7 +43,7 @@ def _random_tensor(name: str, shape: tuple[int, ...], mean: float, seed: int) ->
     noise = rng.standard_normal(shape)
     if len(shape) >= 2:
         return (noise / math.sqrt(shape[-1])).astype(np.float32)
-    return (mean + 0.3 * noise).astype(np.float32)
+    return np.asarray(mean + 0.3 * noise, np.float32)  # of a single number too
 
 
 def write_checkpoint(

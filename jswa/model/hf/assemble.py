@@ -33,7 +33,7 @@ def assemble(source: Source, out: Shaped[np.ndarray, "..."], read: Read) -> None
         out[...] = _reordered(source, [_whole(part, read) for part in source.parts])
         return
     for panel in _panels(source, out):
-        columns = panel.part.shape[-1]
+        columns = panel.part.shape[-1] if panel.part.shape else 1
         step = max(1, _CHUNK_BYTES // (out.dtype.itemsize * columns * panel.each))
         step = max(_LINE, step // _LINE * _LINE)
         for entry in range(0, len(panel.view), step):
@@ -63,9 +63,9 @@ def _panels(source: Source, out: Shaped[np.ndarray, "..."]) -> Iterator[_Panel]:
                 else:
                     pairs = matrix.reshape(len(matrix), 2, rows // 2).transpose(2, 1, 0)
                     yield _Panel(part, expert * rows, pairs, each=2)
-        elif len(part.shape) == 1:
-            yield _Panel(part, 0, out[None, begin : begin + part.shape[0]])
-            rows = part.shape[0]
+        elif len(part.shape) < 2:
+            rows = part.shape[0] if part.shape else 1
+            yield _Panel(part, 0, out[None, begin : begin + rows])
         else:
             yield _Panel(part, 0, out[begin : begin + part.shape[0]].reshape(-1, part.shape[-1]))
             rows = part.shape[0]

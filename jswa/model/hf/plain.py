@@ -10,6 +10,14 @@ from jswa.model.hf.rope import parse_rope
 from jswa.storage.json_object import shown
 
 _MAX_ALPHA = 1e9  # repositories have 1,000
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
 def seed_oss(u: Usual) -> ModelConfig:
@@ -122,6 +130,16 @@ def _hunyuan_rope(u: Usual) -> Rope:
         raise u.fields.wrong("head_dim", "must be above 2, because rope_scaling has alpha")
     theta = table.number("rope_theta", u.fields.number("rope_theta", 1e4))
     return parse_rope(u, base=theta * alpha ** (u.head_dim / (u.head_dim - 2)))
+
+
+def apertus(u: Usual) -> ModelConfig:
+    """Parse apertus: norms of q and k, and a feed-forward without a gate, of which xIELU is the activation."""
+    if u.fields.string("hidden_act", "xielu") == "xielu":
+        feed = MlpConfig(_width(u), "relu", gated=False, xielu=True)
+    else:
+        feed = _without_gate(u, bias=False)
+    rope = parse_rope(u, theta=12e6, default=_APERTUS_ROPE)
+    return decoder(u, _all_full(u, rope=rope, qk_norm=u.norm, **biased(u)), feed, llama_norms(u.norm))
 
 
 def _all_full(u: Usual, **changes: Any) -> list[AttentionConfig]:

@@ -20,7 +20,7 @@ class TensorPart(NamedTuple):
 
     Attributes:
         key: canonical name of the tensor.
-        shape: the shape that it must have.
+        shape: the shape that it must have; () of a single number.
         row_groups: the number of equal groups of rows that were quantized separately.
     """
 
@@ -230,6 +230,9 @@ def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dic
     table = {f"{ours}.gate_up": _matrix(rows, d), f"{ours}.down": _matrix(down, config.hidden)}
     if config.bias:
         table |= {f"{ours}.gate_up_bias": _bias(rows), f"{ours}.down_bias": _bias(down)}
+    if config.xielu:
+        shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+        table[f"{ours}.xielu"] = Source(tuple(TensorPart(f"{prefix}.act_fn.{name}", x) for name, x in shapes.items()))
     return table
 
 

@@ -313,6 +313,33 @@ HUNYUAN_CASES = (
     ),
 )
 
+# apertus ------------------------------------------------------------------------------------------
+
+
+def apertus(name: str, old: OldForm | None = None, **kwargs: object) -> Case:
+    return case(name, "apertus", BASE, old, kwargs)
+
+
+APERTUS_CASES = (
+    apertus("base", OldHub(add={"qk_norm": True, "post_norm": False}), rope_parameters=rope(12e6, LLAMA3)),
+    apertus(
+        "relu2_bias_tied",
+        OldHub(),
+        hidden_act="relu2",
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rms_norm_eps=0.1,
+        head_dim=24,
+        rope_parameters=rope(500.0, LLAMA3),
+    ),
+    # Only the form of version 5 can say that there is no scaling.
+    apertus("gelu_plain_rope", hidden_act="gelu", num_key_value_heads=1, rope_parameters=rope(500.0)),
+    # Only sizes are given. Defaults: 32 heads and key heads, theta 12e6, llama3 by 8 of 8192 positions, eps 1e-5.
+    apertus("defaults", OldHub(only=SIZES), num_attention_heads=32, num_key_value_heads=None),
+    # If there is no scaling, theta is not read.
+    apertus("scaling_null", OldHub(add={"rope_scaling": None, "rope_theta": 500.0}), num_hidden_layers=2),
+)
+
 CASES = (
     *GEMMA_CASES,
     *GRANITE_CASES,
@@ -324,4 +351,5 @@ CASES = (
     *ARCEE_CASES,
     *NEMOTRON_CASES,
     *HUNYUAN_CASES,
+    *APERTUS_CASES,
 )

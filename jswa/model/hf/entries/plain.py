@@ -79,4 +79,10 @@ PLAIN: Mapping[str, Family] = {
         Names(q_norm="query_layernorm", k_norm="key_layernorm"),
         eos=2,
     ),
+    "apertus": Family(
+        plain.apertus,
+        Defaults(131072, 4096, 32, 32, 65536, 14336, rms_norm_eps=1e-5),
+        Names(norms={"pre_attn": "attention_layernorm", "pre_mlp": "feedforward_layernorm"}),
+        eos=2,
+    ),
 }

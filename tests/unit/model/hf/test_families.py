@@ -166,7 +166,9 @@ def test_the_error_names_the_key_of_an_invalid_config(name: str, changes: dict[s
         parse_config({**load_fixture(name).config, **changes})
 
 
-@pytest.mark.parametrize("name", ["gemma4_text_mix", "gemma3n_text_base", "cohere2_moe_base", "beam_base"])
+@pytest.mark.parametrize(
+    "name", ["gemma4_text_mix", "gemma3n_text_base", "cohere2_moe_base", "beam_base", "apertus_base"]
+)
 def test_dummy_weights_give_finite_logits(name: str, tmp_path: Path) -> None:
     """With `load_format="dummy"`, factors are 1, so activations neither vanish nor explode."""
     fixture = load_fixture(name)
