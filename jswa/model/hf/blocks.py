@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jswa.architecture import AttentionConfig, AttentionGate, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
+from jswa.architecture import AttentionConfig, AttentionGate, ModelConfig, MoeConfig, Norm, Rope, RouterConfig
 from jswa.errors import UnsupportedModel
 from jswa.model.hf.common import (
     FULL,
@@ -19,7 +19,6 @@ from jswa.model.hf.common import (
     every,
     experts,
     layer_types,
-    llama_norms,
     mlp,
     post_norms,
     reaches,
@@ -27,6 +26,7 @@ from jswa.model.hf.common import (
     sparse_layers,
 )
 from jswa.model.hf.fields import Fields
+from jswa.model.hf.plain import granite_decoder
 from jswa.model.hf.rope import parse_rope
 from jswa.storage.json_object import shown
 
@@ -166,23 +166,13 @@ def granitemoe_swa(u: Usual) -> ModelConfig:
 
 
 def _granite(u: Usual, feed: Any) -> ModelConfig:
-    fields = u.fields
     types = layer_types(u, every(u, 4, full_at=0))
     ropes = layer_ropes(u, [parse_rope(u)] * u.layers)
-    base = attention(u, scale=fields.number("attention_multiplier", 1.0), sinks=True, **biased(u))
+    base = attention(u, scale=u.fields.number("attention_multiplier", 1.0), sinks=True, **biased(u))
     attentions = [
         dataclasses.replace(base, rope=rope, reach=reach) for rope, reach in zip(ropes, reaches(u, types), strict=True)
     ]
-    residual = Residual(add=fields.number("residual_multiplier", 1.0))
-    return decoder(
-        u,
-        attentions,
-        feed,
-        llama_norms(u.norm),
-        layer={"attn_residual": residual, "mlp_residual": residual},
-        embed_scale=fields.number("embedding_multiplier", 1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
-    )
+    return granite_decoder(u, attentions, feed)
 
 
 def layer_ropes(u: Usual, default: Sequence[Rope | None]) -> list[Rope | None]:

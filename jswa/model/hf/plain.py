@@ -1,5 +1,6 @@
 """Parsers of models whose layers are all full, and whose block is nearly llama's; dense.py has llama itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jswa.architecture import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, Norm, Residual, Rope, RouterConfig
@@ -58,12 +59,17 @@ def granitemoe(u: Usual) -> ModelConfig:
 
 
 def _granite(u: Usual, feed: MlpConfig | MoeConfig) -> ModelConfig:
+    scale = u.fields.number("attention_multiplier", 1.0)
+    return granite_decoder(u, _all_full(u, rope=parse_rope(u), scale=scale, **biased(u)), feed)
+
+
+def granite_decoder(u: Usual, attentions: Sequence[AttentionConfig], feed: MlpConfig | MoeConfig) -> ModelConfig:
+    """Return llama's block with scaled embeddings, residuals and logits."""
     fields = u.fields
-    scale = fields.number("attention_multiplier", 1.0)
     residual = Residual(add=fields.number("residual_multiplier", 1.0))
     return decoder(
         u,
-        _all_full(u, rope=parse_rope(u), scale=scale, **biased(u)),
+        attentions,
         feed,
         llama_norms(u.norm),
         layer={"attn_residual": residual, "mlp_residual": residual},
