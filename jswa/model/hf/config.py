@@ -34,7 +34,7 @@ _ALIASES = {
     "mimo_v2_pro": "mimo_v2_flash",
     "step3p7_text": "step3p5",
 }
-# Families with building blocks that the decoder does not have.
+# Families with building blocks that the decoder does not have, and multimodal ones whose text part it cannot run.
 _OTHER_BLOCKS = {
     "deepseek_v4": "compressed caches and hyper-connections",
     "dots3_note": "latent attention (MLA) beside sliding windows",
@@ -43,6 +43,7 @@ _OTHER_BLOCKS = {
     "lfm3": "short convolutions",
     "muse_spark": "gated residuals",
     "nemotron_h": "state-space layers",
+    "paligemma": "prompts whose tokens attend in both directions",
     "recurrent_gemma": "recurrent layers",
     "zaya": "convolutions within attention",
 }
@@ -96,19 +97,25 @@ def _wrapped(model: ModelConfig, outer: Fields, fields: Fields) -> ModelConfig:
 def _text_part(outer: Fields) -> tuple[Fields, str]:
     """Return the keys of the text decoder, and its family. Raises UnsupportedModel if jswa does not run it."""
     family, fields = outer.string("model_type", None), outer
+    if family in _OTHER_BLOCKS:
+        raise _with_other_blocks(outer, family)
     if family not in FAMILIES and (family in _TEXT_PARTS or outer.raw.get("text_config") is not None):
         fields = Fields(outer.table("text_config"), "config.json: text_config")
         family = fields.string("model_type", _TEXT_PARTS.get(family, family))
     family = _ALIASES.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
     if family in _OTHER_BLOCKS:
-        raise UnsupportedModel(
-            f"{fields.where}: model_type = {shown(family)} has {_OTHER_BLOCKS[family]}: not implemented"
-        )
+        raise _with_other_blocks(fields, family)
     if family not in FAMILIES:
         raise UnsupportedModel(
             f"{fields.where}: model_type = {shown(family)}: must be one of {', '.join(sorted(FAMILIES))}"
         )
     return fields, family
+
+
+def _with_other_blocks(fields: Fields, family: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{fields.where}: model_type = {shown(family)} has {_OTHER_BLOCKS[family]}: not implemented"
+    )
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

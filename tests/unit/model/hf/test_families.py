@@ -139,6 +139,14 @@ def test_the_error_names_an_unsupported_family(family: str) -> None:
             parse_config(config)
 
 
+@pytest.mark.parametrize("text", ["gemma", "gemma2"])
+def test_the_error_names_a_multimodal_model_whose_prompts_are_not_causal(text: str) -> None:
+    """jswa runs both text models, but PaliGemma's prompts attend in both directions, also without an image."""
+    config = {"model_type": "paligemma", "text_config": {"model_type": text}}
+    with pytest.raises(UnsupportedModel, match=r"paligemma.*both directions.*not implemented"):
+        parse_config(config)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
