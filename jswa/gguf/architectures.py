@@ -4,11 +4,11 @@ What a converter does to the tensors of a family is undone when they are read (`
 order, norms that have 1 added to them, experts in stacks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jswa.gguf.families import dense, gemma, mixtures
+from jswa.gguf.families import dense, gemma, mixtures, routed
 from jswa.gguf.families.keys import Model
 
 # Stems of tensors: `NAME.weight` and `NAME.bias` become `HF NAME.weight` and `HF NAME.bias`.
@@ -28,12 +28,16 @@ _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm
 _POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _SANDWICH = {**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 _ROUTER = {"ffn_gate_inp": "mlp.gate"}
-_SHARED = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
+
+
+def _shared(folder: str) -> Mapping[str, str]:
+    """Return the stems of a shared expert."""
+    return {f"ffn_{name}_shexp": f"{folder}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+# Norms that Gemma multiplies by after adding 1, as the converter does in advance.
+_LAYER_NORMS = ("attn_norm", *_SANDWICH)
+_ALL_NORMS = (*_LAYER_NORMS, *_QK_NORMS, "output_norm")
 _PER_LAYER = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
@@ -52,13 +56,14 @@ class Experts:
 
     Attributes:
         folder: prefix of the experts.
-        stored: "each" (a tensor per expert and matrix), "rows" ([E, gate | up, in]), "halves" ([E, in, gate | up]) or
-            "interleaved" ([E, in, gate and up alternating], with biases), as in `tensor_names.Names`.
-        gate, up, down: names of the matrices in the layout "each".
+        stored: "each" (a tensor per expert and matrix), "stacked" (one per matrix), "rows" ([E, gate | up, in]),
+            "halves" ([E, in, gate | up]) or "interleaved" ([E, in, gate and up alternating], with biases), as in
+            `tensor_names.Names`.
+        gate, up, down: names of the matrices in the layouts "each" and "stacked".
     """
 
     folder: str
-    stored: Literal["each", "rows", "halves", "interleaved"] = "each"
+    stored: Literal["each", "stacked", "rows", "halves", "interleaved"] = "each"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -76,7 +81,8 @@ class Architecture:
         names: full names below `blk.N.` that keep no ending.
         experts: of a mixture.
         permuted: rows of q and k are stored with the pairs of a rotation beside each other.
-        norms_plus_one: norms are stored with 1 added.
+        plus_one: stems of tensors that are stored with 1 added.
+        left_out: stems below `blk.N.` that the converter has made of the config.
     """
 
     config: Callable[[Model], dict[str, Any]]
@@ -86,7 +92,8 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     experts: Experts | None = None
     permuted: bool = False
-    norms_plus_one: bool = False
+    plus_one: Collection[str] = ()
+    left_out: Collection[str] = ()
 
     def stem(self, name: str) -> str | None:
         """Return transformers' stem, below a layer, of llama.cpp's; None if the architecture has no such tensor."""
@@ -94,12 +101,15 @@ class Architecture:
 
 
 _QWEN_EXPERTS = Experts("mlp.experts")
+_MIXTRAL_EXPERTS = Experts("block_sparse_moe.experts", gate="w1", up="w3", down="w2")
+_ROUTED = {**_ROUTER, **_shared("mlp.shared_experts")}
+_SELECTION = "exp_probs_b.bias"  # what a router adds to scores before it chooses experts
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         dense.llama,
         {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"},
         {"ffn_gate_inp": "block_sparse_moe.gate"},
-        experts=Experts("block_sparse_moe.experts", gate="w1", up="w3", down="w2"),
+        experts=_MIXTRAL_EXPERTS,
         permuted=True,
     ),
     "mistral3": Architecture(
@@ -110,7 +120,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture(dense.qwen2, {"qwen2": "Qwen2ForCausalLM"}),
     "qwen3": Architecture(dense.qwen3, {"qwen3": "Qwen3ForCausalLM"}, _QK_NORMS),
     "qwen2moe": Architecture(
-        mixtures.qwen2moe, {"qwen2_moe": "Qwen2MoeForCausalLM"}, {**_ROUTER, **_SHARED}, experts=_QWEN_EXPERTS
+        mixtures.qwen2moe,
+        {"qwen2_moe": "Qwen2MoeForCausalLM"},
+        {**_ROUTER, **_shared("mlp.shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        experts=_QWEN_EXPERTS,
     ),
     "qwen3moe": Architecture(
         mixtures.qwen3moe, {"qwen3_moe": "Qwen3MoeForCausalLM"}, {**_ROUTER, **_QK_NORMS}, experts=_QWEN_EXPERTS
@@ -126,9 +139,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "smollm3": Architecture(dense.smollm3, {"smollm3": "SmolLM3ForCausalLM"}, permuted=True),
-    "gemma2": Architecture(gemma.gemma2, {"gemma2": "Gemma2ForCausalLM"}, _SANDWICH, norms_plus_one=True),
+    "gemma2": Architecture(gemma.gemma2, {"gemma2": "Gemma2ForCausalLM"}, _SANDWICH, plus_one=_ALL_NORMS),
     "gemma3": Architecture(
-        gemma.gemma3, {"gemma3_text": "Gemma3ForCausalLM"}, {**_SANDWICH, **_QK_NORMS}, norms_plus_one=True
+        gemma.gemma3, {"gemma3_text": "Gemma3ForCausalLM"}, {**_SANDWICH, **_QK_NORMS}, plus_one=_ALL_NORMS
     ),
     "gemma3n": Architecture(
         gemma.gemma3n,
@@ -194,9 +207,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_up": "feed_forward.up_proj",
             "ffn_down": "feed_forward.down_proj",
             "ffn_gate_inp": "feed_forward.router",
-            "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
-            "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
-            "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+            **_shared("feed_forward.shared_expert"),
         },
         experts=Experts("feed_forward.experts", "halves"),
     ),
@@ -207,8 +218,72 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names={
             "attn_sinks.weight": "self_attn.attention_sink_bias",
             "attn_sinks": "self_attn.attention_sink_bias",
-            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+            _SELECTION: "mlp.gate.e_score_correction_bias",
         },
         experts=_QWEN_EXPERTS,
+    ),
+    "phimoe": Architecture(
+        dense.phimoe,
+        {"phimoe": "PhimoeForCausalLM"},
+        {"ffn_gate_inp": "block_sparse_moe.gate"},
+        experts=_MIXTRAL_EXPERTS,
+    ),
+    "dots1": Architecture(
+        routed.dots1,
+        {"dots1": "Dots1ForCausalLM"},
+        {**_ROUTED, **_QK_NORMS},
+        names={_SELECTION: "mlp.gate.e_score_correction_bias"},
+        experts=_QWEN_EXPERTS,
+    ),
+    "exaone-moe": Architecture(
+        routed.exaone_moe,
+        {"exaone_moe": "ExaoneMoeForCausalLM"},
+        {**_ROUTED, **_QK_NORMS},
+        names={_SELECTION: "mlp.e_score_correction_bias"},
+        experts=_QWEN_EXPERTS,
+    ),
+    "afmoe": Architecture(
+        routed.afmoe,
+        {"afmoe": "AfmoeForCausalLM"},
+        {
+            **_ROUTED,
+            **_QK_NORMS,
+            "attn_gate": "self_attn.gate_proj",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_gate_inp": "mlp.router.gate",
+        },
+        names={_SELECTION: "mlp.expert_bias"},
+        experts=_QWEN_EXPERTS,
+    ),
+    "laguna": Architecture(
+        routed.laguna,
+        {"laguna": "LagunaForCausalLM"},
+        {**_ROUTER, **_shared("mlp.shared_expert"), **_QK_NORMS, "attn_gate": "self_attn.g_proj"},
+        names={_SELECTION: "mlp.experts.e_score_correction_bias"},
+        experts=_QWEN_EXPERTS,
+    ),
+    "step35": Architecture(
+        routed.step35,
+        {"step3p5": "Step3p5ForCausalLM"},
+        {**_shared("share_expert"), **_QK_NORMS, "attn_gate": "self_attn.g_proj", "ffn_gate_inp": "moe.gate"},
+        names={_SELECTION: "moe.router_bias"},
+        experts=Experts("moe", "stacked"),
+        plus_one=("attn_norm", "ffn_norm", *_QK_NORMS, "output_norm"),
+    ),
+    "cohere2moe": Architecture(
+        routed.cohere2moe, {"cohere2_moe": "Cohere2MoeForCausalLM"}, _ROUTED, experts=_QWEN_EXPERTS
+    ),
+    "mellum": Architecture(
+        routed.mellum, {"mellum": "MellumForCausalLM"}, {**_ROUTER, **_QK_NORMS}, experts=_QWEN_EXPERTS
+    ),
+    "muse-glimmer": Architecture(
+        dense.muse_glimmer,
+        {"muse_glimmer_text": "MuseGlimmerForConditionalGeneration"},
+        {**_SANDWICH, "attn_gate": "self_attn.gate_proj"},
+        permuted=True,
+        plus_one=_LAYER_NORMS,
+        left_out=tuple(_QK_NORMS),
     ),
 }

@@ -1,15 +1,18 @@
 """A tensor of the Hugging Face checkpoint, made of rows of GGUF tensors: what a converter has done is undone here."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from jswa.errors import CheckpointError
 from jswa.gguf.file.header import GgufTensor
 from jswa.gguf.file.rows import read_rows
-from jswa.gguf.file.types import PARTS
+from jswa.gguf.file.types import PARTS, PLAIN
+from jswa.storage.json_object import shown
 
 Rows = Int[np.ndarray, " rows"]
 # Returns, for row numbers of a tensor, the number of the source that has each row, and the row's number there.
@@ -38,6 +41,38 @@ class Made(NamedTuple):
     part: str = "numbers"
     turned: bool = False
     shift: float = 0.0
+
+
+def dtype_of(*tensors: GgufTensor) -> str:
+    """Return the type that tensors together have: their own if it is plain and the same, else F32."""
+    kinds = {tensor.type for tensor in tensors}
+    kind = kinds.pop()
+    return kind if not kinds and kind in PLAIN else "F32"
+
+
+def plain(tensor: GgufTensor) -> Made:
+    """Return a tensor as it is stored."""
+    columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
+    return Made(dtype_of(tensor), tensor.shape, (tensor,), columns, partial(from_row, 0))
+
+
+def slice_of(tensor: GgufTensor, index: int) -> Made:
+    """Return one matrix of a stack."""
+    first = index * tensor.shape[1]
+    return Made(dtype_of(tensor), tensor.shape[1:], (tensor,), tensor.shape[2], partial(from_row, first))
+
+
+def count_of(tensor: GgufTensor) -> int:
+    """Return the matrices of a stack. Raises CheckpointError if the tensor is none."""
+    if len(tensor.shape) != 3 or tensor.shape[0] > 4096:
+        limit = "must be a stack of at most 4096 matrices"
+        raise CheckpointError(f"{tensor.where} has shape {shown(list(tensor.shape))}: {limit}")
+    return tensor.shape[0]
+
+
+def from_row(first: int, rows: Rows) -> tuple[Rows, Rows]:
+    """Return where rows are in one source, from its row `first` on."""
+    return np.zeros_like(rows), rows + first
 
 
 class Turned(NamedTuple):

@@ -17,14 +17,15 @@ def usual(m: Model, *, heads: bool = True) -> Config:
         "hidden_size": m.integer("embedding_length"),
         "num_hidden_layers": m.layers,
         "max_position_embeddings": m.integer("context_length"),
-        "num_attention_heads": m.same("attention.head_count"),
         "tie_word_embeddings": "output.weight" not in m.tensors,
     }
     if heads:
-        head_dim = m.integer("attention.key_length", found["hidden_size"] // found["num_attention_heads"] or 1)
+        count = m.same("attention.head_count")
+        head_dim = m.integer("attention.key_length", found["hidden_size"] // count or 1)
         m.requires("attention.value_length", head_dim)
         found |= {
-            "num_key_value_heads": m.same("attention.head_count_kv", found["num_attention_heads"]),
+            "num_attention_heads": count,
+            "num_key_value_heads": m.same("attention.head_count_kv", count),
             "head_dim": head_dim,
         }
     return found
@@ -40,6 +41,11 @@ def plain(m: Model) -> Config:
 
 def biases(m: Model) -> Config:
     return {"attention_bias": m.has("attn_q.bias"), "mlp_bias": m.has("ffn_down.bias")}
+
+
+def sparse(m: Model) -> list[str]:
+    """Return which layers are mixtures: the layers that have a router."""
+    return ["sparse" if routed else "dense" for routed in m.which("ffn_gate_inp.weight")]
 
 
 def types(slides: list[bool], local: str = "sliding_attention") -> list[str]:

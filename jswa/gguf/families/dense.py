@@ -5,6 +5,7 @@ Where llama.cpp has a number in its program, not in the file, the function has i
 
 import math
 
+from jswa.errors import UnsupportedModel
 from jswa.gguf.families.common import Config, biases, plain, types, usual
 from jswa.gguf.families.keys import Model
 from jswa.gguf.families.rope import LONG, SHORT, rope
@@ -56,7 +57,7 @@ def phi3(m: Model) -> Config:
     if rotated % 2 or rotated > head_dim:
         raise m.wrong("rope.dimension_count", f"must be even and at most {head_dim}, the size of a head")
     longest = found["max_position_embeddings"]
-    original = m.integer("rope.scaling.original_context_length", longest)
+    original = m.integer("rope.scaling.original_context_length", longest, low=2)
     m.text("rope.scaling.type", "longrope")
     attention = m.optional("rope.scaling.attn_factor")
     scaling: Config | None = None
@@ -68,8 +69,7 @@ def phi3(m: Model) -> Config:
         }
         scaling = {"rope_type": "longrope", **factors}
         # The factor that transformers computes itself is left to it: the file has it in float32 only.
-        usual_factor = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original else 1.0
-        if attention is not None and not math.isclose(attention, usual_factor, rel_tol=1e-6):
+        if attention is not None and not math.isclose(attention, _longrope_factor(longest, original), rel_tol=1e-6):
             scaling["attention_factor"] = attention
     elif m.optional("rope.scaling.factor") not in (None, 1.0):
         raise m.wrong("rope.scaling.factor", f"must be 1 without {LONG}")
@@ -83,6 +83,65 @@ def phi3(m: Model) -> Config:
         "rope_theta": m.number("rope.freq_base", 10_000.0),
         "rope_scaling": scaling,
     }
+
+
+def _longrope_factor(longest: int, original: int) -> float:
+    """Return LongRoPE's own factor of cos and sin (Ding et al. 2024)."""
+    return math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original else 1.0
+
+
+def phimoe(m: Model) -> Config:
+    """Return the config of phimoe: phi3's with experts, biases and whole heads rotated.
+
+    A file keeps one factor of cos and sin, that of Phi-3: those of phimoe's own config are lost.
+    """
+    m.requires("rope.dimension_count", usual(m)["head_dim"])
+    found = phi3(m)
+    del found["partial_rotary_factor"]
+    if found["rope_scaling"] is not None:
+        usual_one = _longrope_factor(found["max_position_embeddings"], found["original_max_position_embeddings"])
+        factor = found["rope_scaling"].pop("attention_factor", usual_one)
+        found["rope_scaling"] |= {"short_mscale": factor, "long_mscale": factor}
+    return found | {
+        "model_type": "phimoe",
+        "attention_bias": m.has("attn_q.bias"),
+        "lm_head_bias": "output.bias" in m.tensors,
+        "num_local_experts": m.integer("expert_count"),
+        "num_experts_per_tok": m.integer("expert_used_count"),
+    }
+
+
+def muse_glimmer(m: Model) -> Config:
+    """Return the config of muse_glimmer_text. The converter makes norms of q and k of the factor of scores.
+
+    Raises UnsupportedModel if they are none of that kind.
+    """
+    found = plain(m)
+    m.requires("rope.freq_base_swa", found["rope_theta"])
+    slides = m.sliding(4)
+    of_q, of_k = _numbers(m, "attn_q_norm.weight"), _numbers(m, "attn_k_norm.weight")
+    if len(of_q) != 1 or of_k != {1.0}:
+        raise UnsupportedModel(f"{m.where}: attn_q_norm and attn_k_norm: must have one number, and ones")
+    return found | {
+        "model_type": "muse_glimmer_text",
+        "attention_bias": m.has("attn_q.bias"),
+        "qk_scale_factor": of_q.pop(),
+        "output_multiplier": m.number("logit_scale"),
+        "final_logit_softcapping": m.optional("final_logit_softcapping"),
+        "post_norm_eps": 1e-8,
+        "sliding_window": m.integer("attention.sliding_window"),
+        "layer_types": types(slides),
+        "layer_rope_theta": [found["rope_theta"] if one else 0 for one in slides],
+    }
+
+
+def _numbers(m: Model, name: str) -> set[float]:
+    """Return the numbers that a vector of all layers has. Raises CheckpointError for a layer without it."""
+    (size,) = m.shape(name, 1)
+    found: set[float] = set()
+    for index in range(m.layers):
+        found |= set(map(float, map(str, vector(m.tensor(f"blk.{index}.{name}"), size))))
+    return found
 
 
 def starcoder2(m: Model) -> Config:

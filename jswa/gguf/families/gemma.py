@@ -113,6 +113,7 @@ def gemma4(m: Model) -> Config:
     per_layer = {"vocab_size_per_layer_input": m.shape("per_layer_token_embd.weight", 2)[0]} if own else {}
     return {
         **found, **experts, **per_layer, **_gemma4_heads(m, slides),
+        "num_attention_heads": m.same("attention.head_count"),
         "model_type": "gemma4_text",
         "head_dim": local,
         "global_head_dim": full,

@@ -93,8 +93,11 @@ class Model:
             raise self.wrong(key, "must be the same for all layers")
         return values[0]
 
-    def sliding(self, period: int) -> list[bool]:
+    def sliding(self, period: int, *, full_at: int = -1) -> list[bool]:
         """Return which layers slide: as the file says, or all but every `period`-th (none if it is 1).
+
+        Args:
+            full_at: the place of the full layer in a period: the last, or the first if it is 0.
 
         Raises CheckpointError for any other value.
         """
@@ -105,7 +108,7 @@ class Model:
                 raise self.wrong(key, "must be a period, or list true or false for each layer")
             return [bool(one) for one in self.each(key)]
         period = self.integer(key, period, low=0)
-        return [period == 0 or index % period < period - 1 for index in range(self.layers)]
+        return [period == 0 or (index - full_at) % period != 0 for index in range(self.layers)]
 
     def requires(self, key: str, wanted: object) -> None:
         """Raise UnsupportedModel if a key is there with another value than the one that jswa computes with."""
@@ -113,16 +116,24 @@ class Model:
         if value != wanted and not (isinstance(value, list) and all(one == wanted for one in value)):
             raise UnsupportedModel(f"{self.where}: {self.arch}.{key} = {shown(value)}: must be {wanted}")
 
+    def which(self, name: str) -> list[bool]:
+        """Return which layers have a tensor of this name, such as "attn_q.bias"."""
+        return [f"blk.{index}.{name}" in self.tensors for index in range(self.layers)]
+
     def has(self, name: str) -> bool:
-        """Return whether any layer has a tensor of this name, such as "attn_q.bias"."""
-        return any(f"blk.{index}.{name}" in self.tensors for index in range(self.layers))
+        """Return whether any layer has a tensor of this name."""
+        return any(self.which(name))
+
+    def tensor(self, name: str) -> GgufTensor:
+        """Return a tensor. Raises CheckpointError if it is missing."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.where} has no tensor {label(name)}")
+        return self.tensors[name]
 
     def shape(self, name: str, rank: int) -> tuple[int, ...]:
         """Return the shape of a tensor, or of that of the first layer that has one. Raises CheckpointError."""
         names = (name, *(f"blk.{index}.{name}" for index in range(self.layers)))
-        found = next((self.tensors[one] for one in names if one in self.tensors), None)
-        if found is None:
-            raise CheckpointError(f"{self.where} has no tensor {label(name)}")
+        found = self.tensor(next((one for one in names if one in self.tensors), name))
         if len(found.shape) != rank:
             raise CheckpointError(f"{found.where} has shape {shown(list(found.shape))}: must have {rank} axes")
         return found.shape

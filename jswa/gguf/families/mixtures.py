@@ -4,14 +4,13 @@ from jswa.gguf.families.common import Config, types, usual
 from jswa.gguf.families.keys import Model
 from jswa.gguf.families.rope import rope
 
-_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of the functions of a router
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of the functions of a router
 
 
 def _qwen_moe(m: Model) -> Config:
     """Return the keys of Qwen's mixtures; layers without a router are dense."""
-    m.requires("expert_gating_func", _SOFTMAX)
+    m.requires("expert_gating_func", SOFTMAX)
     m.requires("expert_weights_scale", 1.0)
-    sparse = [f"blk.{index}.ffn_gate_inp.weight" in m.tensors for index in range(m.layers)]
     found = usual(m)
     found |= rope(m, found["head_dim"])
     return found | {
@@ -21,7 +20,7 @@ def _qwen_moe(m: Model) -> Config:
         "num_experts_per_tok": m.integer("expert_used_count"),
         "moe_intermediate_size": m.integer("expert_feed_forward_length", m.shape("ffn_gate_exps.weight", 3)[1]),
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [index for index, routed in enumerate(sparse) if not routed],
+        "mlp_only_layers": [index for index, routed in enumerate(m.which("ffn_gate_inp.weight")) if not routed],
         "use_sliding_window": False,
         "sliding_window": None,
     }
@@ -56,7 +55,7 @@ def gpt_oss(m: Model) -> Config:
     if rotary["rope_scaling"] is not None:
         rotary["rope_scaling"]["truncate"] = False  # as transformers computes it; llama.cpp rounds
     m.requires("rope.freq_base_swa", rotary["rope_theta"])
-    m.requires("expert_gating_func", _SOFTMAX)
+    m.requires("expert_gating_func", SOFTMAX)
     width = m.shape("ffn_gate_exps.weight", 3)[1]
     m.integer("feed_forward_length", width)
     return {
@@ -115,9 +114,9 @@ def mimo2(m: Model) -> Config:
         raise m.wrong("attention.head_count_kv", "must be the same for all layers of a type, of which both occur")
     head_dim, value_dim = m.integer("attention.key_length"), m.integer("attention.value_length")
     rotated = m.integer("rope.dimension_count", head_dim, high=head_dim)
-    m.requires("expert_gating_func", _SIGMOID)
-    sinks = [any(f"blk.{index}.attn_sinks{end}" in m.tensors for end in (".weight", "")) for index in range(m.layers)]
-    sparse = [f"blk.{index}.ffn_gate_inp.weight" in m.tensors for index in range(m.layers)]
+    m.requires("expert_gating_func", SIGMOID)
+    sinks = [a or b for a, b in zip(m.which("attn_sinks.weight"), m.which("attn_sinks"), strict=True)]
+    heads = m.same("attention.head_count")
     local, full = kinds[True].pop(), kinds[False].pop()
     return found | {
         "model_type": "mimo_v2_flash",
@@ -126,7 +125,7 @@ def mimo2(m: Model) -> Config:
         "head_dim": head_dim, "swa_head_dim": head_dim,
         "v_head_dim": value_dim, "swa_v_head_dim": value_dim,
         "num_key_value_heads": full, "swa_num_key_value_heads": local,
-        "swa_num_attention_heads": found["num_attention_heads"],
+        "num_attention_heads": heads, "swa_num_attention_heads": heads,
         # The file has the window of the hub's config, which counts the tokens before the one that attends.
         "sliding_window_size": m.integer("attention.sliding_window"),
         "hybrid_layer_pattern": [int(one) for one in slides],
@@ -140,7 +139,7 @@ def mimo2(m: Model) -> Config:
         "n_routed_experts": m.integer("expert_count"),
         "num_experts_per_tok": m.integer("expert_used_count"),
         "moe_intermediate_size": m.same("expert_feed_forward_length"),
-        "moe_layer_freq": [int(one) for one in sparse],
+        "moe_layer_freq": [int(one) for one in m.which("ffn_gate_inp.weight")],
         "n_group": m.integer("expert_group_count", 1), "topk_group": m.integer("expert_group_used_count", 1),
         "norm_topk_prob": m.flag("expert_weights_norm", True),
         "routed_scaling_factor": m.optional("expert_weights_scale"),

@@ -25,6 +25,32 @@ def rope(m: Model, head_dim: int) -> dict[str, Any]:
     Raises UnsupportedModel if the file rotates a part of a head, or scales in a way that jswa does not compute.
     """
     m.requires("rope.dimension_count", head_dim)
+    return _rope(m, head_dim)
+
+
+def rope_by_type(m: Model, head_dim: int, full: int, local: int, *, factors: int | None = None) -> dict[str, Any]:
+    """Return `rope_parameters` of a model whose sliding layers have their own base, and no scaling.
+
+    Args:
+        full, local: how many numbers of a head full and sliding layers rotate.
+        factors: for how many numbers the file has factors, if not for those that full layers rotate.
+
+    Raises UnsupportedModel as `rope` does.
+    """
+    found = _rope(m, factors or full)
+    theta = found["rope_theta"]
+    parameters = {
+        "full_attention": {"rope_type": "default", **(found["rope_scaling"] or {}), "rope_theta": theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", theta)},
+    }
+    for kind, rotated in (("full_attention", full), ("sliding_attention", local)):
+        if rotated != head_dim:
+            parameters[kind]["partial_rotary_factor"] = rotated / head_dim
+    return {"rope_parameters": parameters}
+
+
+def _rope(m: Model, rotated: int) -> dict[str, Any]:
+    """Return `rope_theta` and `rope_scaling`; `rotated`: for how many numbers of a head the file has factors."""
     theta = m.number("rope.freq_base", 10_000.0)
     scaling = _scaling(m)
     if FACTORS in m.tensors:
@@ -32,7 +58,7 @@ def rope(m: Model, head_dim: int) -> dict[str, Any]:
             raise UnsupportedModel(
                 f"{m.where}: {FACTORS} with {m.arch}.rope.scaling.type: must have only one of the two"
             )
-        scaling = _of_factors(vector(m.tensors[FACTORS], head_dim // 2), theta, head_dim)
+        scaling = _of_factors(vector(m.tensors[FACTORS], rotated // 2), theta, rotated)
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 

@@ -29,8 +29,8 @@ def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str 
 
     Norms of Gemma 2 and 3 get 1 added in float32, which not all numbers survive: round them first (`rounded`).
     """
-    arch = ARCHES[config["model_type"]]
-    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    name, arch = ARCHES[config["model_type"]]
+    writer = GGUFWriter(path, name)
     write_metadata(writer, config)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 8)
     for name, data in _converted(config, tensors):
@@ -71,11 +71,22 @@ def _converted(config: Config, tensors: Mapping[str, Array]) -> Pairs:
             merged = f"{match[1]}.{match[3]}.weight" if match[3] else f"{match[1]}.weight"
             stacks.setdefault(merged, {})[int(match[2])] = data
         elif "rotary_emb" not in name:
-            yield from change(config, name.replace("e_score_correction_bias", "e_score_correction.bias"), data)
+            plain = _of_drafts(config, name).replace("e_score_correction_bias", "e_score_correction.bias")
+            yield from change(config, plain, data)
     for name, parts in stacks.items():
         mixtral = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         yield mixtral if "block_sparse_moe" in name else name, np.stack([parts[index] for index in range(len(parts))])
     yield from _rope_tensors(config)
+
+
+def _of_drafts(config: Config, name: str) -> str:
+    """Return the name of a tensor for multi-token prediction: its layers follow the decoder's."""
+    layers = config["num_hidden_layers"]
+    name = re.sub(r"^mtp\.layers\.(\d+)", lambda match: f"model.layers.{layers + int(match[1])}", name)
+    name = name.replace("mtp.fc.", f"model.layers.{layers}.eh_proj.")
+    name = name.replace("mtp.norm.", f"model.layers.{layers}.shared_head.norm.")
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm)\.weight", name)
+    return name if match is None else f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}.weight"
 
 
 def _unchanged(config: Config, name: str, data: Array) -> Pairs:
@@ -145,6 +156,29 @@ def _gemma4(config: Config, name: str, data: Array) -> Pairs:
         yield (f"{name}.weight" if ends else name), data
 
 
+def _afmoe(config: Config, name: str, data: Array) -> Pairs:
+    yield (f"{name}.bias" if name.endswith(".expert_bias") else name), data
+
+
+def _laguna(config: Config, name: str, data: Array) -> Pairs:
+    layer = re.search(r"layers\.(\d+)\.mlp\.experts\.e_score", name)
+    yield (name if layer is None else f"blk.{layer[1]}.exp_probs_b.bias"), data
+
+
+def _step35(config: Config, name: str, data: Array) -> Pairs:
+    for found, x in _plus_one(config, name, data):
+        yield (f"{found}.bias" if found.endswith(".router_bias") else found), x
+
+
+def _muse_glimmer(config: Config, name: str, data: Array) -> Pairs:
+    """Add 1 to norms of layers, and make norms of q and k: the first multiplies scores."""
+    yield from _permuted(config, name, data + np.float32(1) if name.endswith("layernorm.weight") else data)
+    if name.endswith("q_proj.weight"):
+        ones = np.ones(config["head_dim"], np.float32)
+        yield name.replace("q_proj", "q_norm"), ones * np.float32(config["qk_scale_factor"])
+        yield name.replace("q_proj", "k_norm"), ones
+
+
 _CHANGES: dict[str, Callable[[Config, str, Array], Pairs]] = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "ministral3", "smollm3"), _permuted),
     **dict.fromkeys(("gemma2", "gemma3_text"), _plus_one),
@@ -152,6 +186,10 @@ _CHANGES: dict[str, Callable[[Config, str, Array], Pairs]] = {
     "llama4_text": _llama4,
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
+    "afmoe": _afmoe,
+    "laguna": _laguna,
+    "step3p5": _step35,
+    "muse_glimmer_text": _muse_glimmer,
 }
 
 
@@ -172,7 +210,8 @@ def _rope_tensors(config: Config) -> Pairs:
 
 def _llama3(config: Config, scaling: Mapping[str, Any]) -> Array:
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    freqs = np.float32(1) / np.float32(config["rope_theta"]) ** (
+    theta = config["rope_theta"]
+    freqs = np.float32(1) / np.float32(theta[0] if isinstance(theta, list) else theta) ** (
         np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     )
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]

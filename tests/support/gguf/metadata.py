@@ -5,10 +5,12 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, ExpertGatingFuncType, GGUFWriter, RopeScalingType
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, ExpertGatingFuncType, GGUFWriter, RopeScalingType
+
+from tests.support.gguf.routed import NAMED_HERE, ROUTED_EXTRA
 
 Config = Mapping[str, Any]
-ARCHES = {
+_ARCHES = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
     "mixtral": MODEL_ARCH.LLAMA,
@@ -31,33 +33,36 @@ ARCHES = {
     "exaone4": MODEL_ARCH.EXAONE4,
     "llama4_text": MODEL_ARCH.LLAMA4,
     "mimo_v2_flash": MODEL_ARCH.MIMO2,
+    "phimoe": MODEL_ARCH.PHIMOE,
+    "dots1": MODEL_ARCH.DOTS1,
+    "exaone_moe": MODEL_ARCH.EXAONE_MOE,
+    "afmoe": MODEL_ARCH.AFMOE,
+    "step3p5": MODEL_ARCH.STEP35,
 }
+# By model_type: llama.cpp's name, and the architecture of the gguf package that knows the names of its tensors.
+ARCHES = {**{family: (MODEL_ARCH_NAMES[arch], arch) for family, arch in _ARCHES.items()}, **NAMED_HERE}
 
 
 def write_metadata(w: GGUFWriter, c: Config) -> None:
     """Write what all families have, then what the family adds or replaces."""
-    w.add_block_count(c["num_hidden_layers"])
+    drafts = c.get("num_nextn_predict_layers") or 0
+    w.add_block_count(c["num_hidden_layers"] + drafts)
+    if drafts:
+        w.add_nextn_predict_layers(drafts)
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
     w.add_feed_forward_length(c.get("intermediate_size_mlp") or c["intermediate_size"])
-    w.add_head_count(c["num_attention_heads"])
-    if c["model_type"] not in ("mimo_v2_flash", "gemma4_text"):
+    if c["model_type"] not in ("laguna", "step3p5"):
+        w.add_head_count(c["num_attention_heads"])
+    if c["model_type"] not in ("mimo_v2_flash", "gemma4_text", "step3p5"):
         w.add_head_count_kv(c["num_key_value_heads"])
     _rope(w, c)
     if (eps := c.get("rms_norm_eps", c.get("layernorm_epsilon"))) is not None:
         w.add_layer_norm_rms_eps(eps)
     if (eps := c.get("layer_norm_eps", c.get("norm_epsilon"))) is not None:
         w.add_layer_norm_eps(eps)
-    count = c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts")
-    if count:
-        w.add_expert_count(count)
-        w.add_expert_used_count(c.get("num_experts_per_tok") or c["top_k_experts"])
-    if c.get("n_group") is not None:
-        w.add_expert_group_count(c["n_group"])
-        w.add_expert_group_used_count(c["topk_group"])
-    if c.get("scoring_func") == "sigmoid":
-        w.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    if c.get("head_dim") and c["model_type"] not in ("gemma4_text", "phi3"):
+    _experts(w, c)
+    if c.get("head_dim") and c["model_type"] not in ("gemma4_text", "phi3", "phimoe"):
         w.add_key_length(c["head_dim"])
         if c["model_type"] != "mimo_v2_flash":
             w.add_value_length(c["head_dim"])
@@ -68,11 +73,24 @@ def write_metadata(w: GGUFWriter, c: Config) -> None:
         extra(w, c)
 
 
+def _experts(w: GGUFWriter, c: Config) -> None:
+    count = c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts")
+    if count:
+        w.add_expert_count(count)
+        w.add_expert_used_count(c.get("num_experts_per_tok") or c["top_k_experts"])
+    if c.get("n_group") is not None:
+        w.add_expert_group_count(c["n_group"])
+        w.add_expert_group_used_count(c["topk_group"])
+    if "sigmoid" in (c.get("scoring_func"), c.get("score_func"), c.get("moe_router_activation")):
+        w.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
 def _rope(w: GGUFWriter, c: Config) -> None:
     nested: Mapping[str, Any] = c.get("rope_parameters") or {}
     full: Mapping[str, Any] = nested.get("full_attention", nested)
     scaling: Mapping[str, Any] = c.get("rope_scaling") or full
-    w.add_rope_freq_base(c.get("rope_theta", full.get("rope_theta")))
+    theta = c.get("rope_theta", full.get("rope_theta"))
+    w.add_rope_freq_base(theta[0] if isinstance(theta, list) else theta)
     local = c.get(
         "rope_local_base_freq", c.get("swa_rope_theta", nested.get("sliding_attention", {}).get("rope_theta"))
     )
@@ -234,4 +252,6 @@ _EXTRA: dict[str, Callable[[GGUFWriter, Config], None]] = {
     "exaone4": _exaone4,
     "llama4_text": _llama4,
     "mimo_v2_flash": _mimo2,
+    "phimoe": _phi3,
+    **ROUTED_EXTRA,
 }

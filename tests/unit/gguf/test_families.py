@@ -3,6 +3,7 @@
 The config must give the same model in every field, and every tensor the same bits.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,24 @@ import pytest
 from jswa.errors import UnsupportedModel
 from jswa.gguf.architectures import ARCHITECTURES
 from jswa.gguf.checkpoint import Checkpoint, read_checkpoint
+from jswa.gguf.file.header import read_gguf
 from jswa.gguf.made import read_made
 from jswa.model.hf.config import parse_config
-from tests.parity.load import load_fixture
-from tests.support.gguf.convert import convert, rounded
+from tests.parity.load import read_config
+from tests.support.gguf.fixtures import of_text, write_fixture
 from tests.support.gguf.metadata import ARCHES
 
 # llama.cpp has these numbers in its program, not in the file.
 _CHUNKS = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 _AS_LLAMA = {"model_type": "llama"}  # the converter forgets the window, which is null here
 _NO_WINDOW = {"sliding_window": None}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FIRST_IS_FULL = {"layer_types": [_FULL, _SLIDING, _SLIDING, _SLIDING]}
+# The file has the factor of Phi-3's LongRoPE in place of phimoe's own.
+_FACTOR = math.sqrt(1 + math.log(128 / 32) / math.log(32))
+_FACTORS = {"long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 12.0, 20.0, 33.0]}
+_FACTORS["short_factor"] = _FACTORS["long_factor"]
+_PHIMOE_ROPE = {"rope_type": "longrope", **_FACTORS, "long_mscale": _FACTOR, "short_mscale": _FACTOR}
 CASES: dict[str, dict[str, Any]] = {
     "llama_gqa": {},
     "llama_mqa": {},
@@ -70,15 +79,30 @@ CASES: dict[str, dict[str, Any]] = {
     "llama4_text_chunk5_llama3": _CHUNKS,
     "mimo_v2_flash_base": {},
     "mimo_v2_flash_groups": {},
+    "phimoe_base": {"original_max_position_embeddings": 4096},  # the converter needs it
+    "phimoe_long": {"rope_scaling": _PHIMOE_ROPE, "rope_theta": 10_000.0},
+    "dots1_base": {},
+    "dots1_groups": {},
+    "exaone_moe_base": {},
+    "exaone_moe_groups": {},
+    "afmoe_base": {
+        "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL, _SLIDING],
+        "global_attn_every_n_layers": 4,
+    },
+    "afmoe_defaults": {"mup_enabled": True},
+    "laguna_base": _FIRST_IS_FULL,
+    "laguna_per_element": {**_FIRST_IS_FULL, "moe_router_logit_softcapping": 0.0},  # which the converter forgets
+    "step3p7_text": {},
+    "cohere2_moe_base": {"expert_selection_fn": "sigmoid"},  # the converter says so of all models
+    "cohere2_moe_dense_prefix": {},
+    "mellum_base": {},
+    "muse_glimmer_base": {"output_multiplier": 0.19611613},  # in float32
 }
 
 
 def converted(name: str, folder: Path, changes: dict[str, Any], kind: str = "F32") -> tuple[Any, Any, Checkpoint]:
-    """A fixture's config and tensors, and the checkpoint that comes back from GGUF."""
-    fixture = load_fixture(name)
-    config = {**fixture.config, **changes}
-    tensors = {key: x for key, x in rounded(fixture.tensors).items() if "rotary_emb" not in key}
-    convert(folder / "it.gguf", {**config, **(fixture.old_config or {}), **changes}, tensors, kind)
+    """A fixture's config, its decoder's tensors, and the checkpoint that comes back from GGUF."""
+    config, tensors = write_fixture(folder / "it.gguf", name, kind, **changes)
     return config, tensors, read_checkpoint(folder / "it.gguf")
 
 
@@ -108,9 +132,7 @@ def test_config_and_tensors_come_back(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_case() -> None:
-    read_ones = {ARCHES[load_fixture(name).config["model_type"]].name for name in CASES}
-    names = {name.upper().replace("-", "_") for name in ARCHITECTURES}
-    assert {one.replace("_", "") for one in read_ones} == {one.replace("_", "") for one in names}
+    assert {ARCHES[of_text(read_config(name))["model_type"]][0] for name in CASES} == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize(
@@ -128,3 +150,22 @@ def test_a_feature_that_is_lost_is_refused_or_kept(name: str, key: str, tmp_path
         return
     with pytest.raises(UnsupportedModel, match=key):
         converted(name, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("muse_glimmer_base", "blk.1.attn_q_norm.weight", "must have one number, and ones"),
+        ("muse_glimmer_base", "blk.2.attn_k_norm.weight", "must have one number, and ones"),
+        ("step3p7_text", "rope_freqs.weight", "must be factors of Llama 3's scaling"),
+    ],
+)
+def test_a_vector_that_a_config_cannot_have_is_refused(name: str, tensor: str, said: str, tmp_path: Path) -> None:
+    """Of norms that stand for one number, and of factors that stand for Llama 3's four."""
+    path = converted(name, tmp_path, CASES[name])[2].paths[0]
+    where = read_gguf(path).tensors[tensor]
+    data = bytearray(path.read_bytes())
+    data[where.begin + 4 : where.begin + 8] = np.float32(1.7).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=said):
+        read_checkpoint(path)

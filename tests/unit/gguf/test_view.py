@@ -22,7 +22,8 @@ from jswa.storage.convert import convert as convert_folder
 from jswa.storage.hub import find_model
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint
-from tests.support.gguf.convert import convert, rounded
+from tests.support.gguf.convert import rounded
+from tests.support.gguf.fixtures import write_fixture
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,7 @@ def own_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(path: Path, name: str = "llama_one_layer", kind: str = "F32", **changes: Any) -> Path:
     """A fixture as GGUF."""
-    fixture = load_fixture(name)
-    convert(path, {**fixture.config, **(fixture.old_config or {}), **changes}, rounded(fixture.tensors), kind)
+    write_fixture(path, name, kind, **changes)
     return path
 
 
@@ -46,7 +46,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(other[key]), err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3_text_p6", "qwen3_moe_base", "gpt_oss_base", "gemma4_text_moe"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "gemma3_text_p6", "qwen3_moe_base", "gpt_oss_base", "gemma4_text_moe", "exaone_moe_base"]
+)
 def test_parameters_are_those_of_the_folder(name: str, tmp_path: Path) -> None:
     """The engine's own, bit for bit; of a converted folder too."""
     fixture = load_fixture(name)
@@ -138,7 +140,7 @@ def test_other_architectures_and_keys_are_refused_by_name(tmp_path: Path) -> Non
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"general\.architecture = 'mamba': must be one of cohere2, exaone4"):
+    with pytest.raises(UnsupportedModel, match=r"general\.architecture = 'mamba': must be one of afmoe, cohere2, coh"):
         view_of(tmp_path / "it.gguf")
     written(tmp_path / "it.gguf")
     data = (tmp_path / "it.gguf").read_bytes().replace(b"llama.vocab_size", b"llama.some_thing")
