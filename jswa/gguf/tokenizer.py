@@ -3,8 +3,8 @@
 GGUF keeps a vocabulary and names how text is split; tokenizer.json says everything. What a file does not say is as the
 families' own tokenizer.json has it:
 
-* Added tokens are matched before text is normalized, in words and with the spaces around them. Only Phi-3's take spaces
-  after them.
+* Added tokens are matched before text is normalized, in words and with the spaces around them. Only those of Phi-3 and
+  PhiMoE take spaces after them.
 * Tokens that the file marks as control tokens are special. The converter marks some so that the family does not.
 """
 
@@ -67,7 +67,7 @@ def tokenizer_files(metadata: Mapping[str, object]) -> TokenizerFiles:
     # The released tokenizer of Gemma 4 leaves BOS to the chat template, whatever the converter writes.
     bos = _added_id(metadata, tokens, "bos_token", scheme.add_bos) if model != "gemma4" else None
     eos = _added_id(metadata, tokens, "eos_token", default=False)
-    spaces_after = model == "llama" and text_of(metadata, "general.architecture") == "phi3"
+    spaces_after = model == "llama" and text_of(metadata, "general.architecture") in ("phi3", "phimoe")
     added = _added_tokens(tokens, spaces_after=spaces_after)
     content = {
         "version": "1.0",

@@ -1,6 +1,7 @@
 """How byte-level vocabularies split text, by the name that llama.cpp gives it in `tokenizer.ggml.pre`.
 
-The entries are those of the families' own tokenizer.json, which llama.cpp's expressions approximate.
+The entries are those of the families' own tokenizer.json, which llama.cpp's expressions approximate. Only afmoe, laguna
+and mellum2 are as llama.cpp has them.
 """
 
 from typing import Any, NamedTuple
@@ -58,27 +59,42 @@ _LLAMA3 = PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES), ignore_merges=True, add_
 _GPT4O = PreTokenizer((_o200k(_UP_TO_THREE, f"{_SHORT}?"), _BYTES), ignore_merges=True)
 _QWEN2 = PreTokenizer((_cl100k(_ONE), _BYTES), _NFC)
 _CODE = PreTokenizer((_DIGITS, _WORDS))
-_DEEPSEEK3 = (
-    _split(_UP_TO_THREE),
-    _split("[一-龥\u3040-ゟ゠-ヿ]+"),
+_DEEPSEEK3_WORDS = _split(
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+{_END}"
+)
+_DEEPSEEK3 = (_split(_UP_TO_THREE), _split("[一-龥\u3040-ゟ゠-ヿ]+"), _DEEPSEEK3_WORDS, _BYTES)
+# Digits in threes from the last; scripts of East and South-East Asia.
+_AFMOE = (
+    _split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
     _split(
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+{_END}"
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff"
+        "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
     ),
+    _DEEPSEEK3_WORDS,
     _BYTES,
 )
+# Words with one space between them stay together, for merges that cross them.
+_EXAONE_MOE = _split(
+    rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_ONE}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]{_END}"
+)
 PRE_TOKENIZERS = {
+    "afmoe": PreTokenizer(_AFMOE),
     "command-r": PreTokenizer((_DIGITS, _WORDS), _NFC),
     "dbrx": PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES)),
     "deepseek-v3": PreTokenizer(_DEEPSEEK3),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE, _BYTES), _NFC),
     "exaone4": PreTokenizer((_WORDS,), _NFC),
     "glm4": PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES), ignore_merges=True),
     "gpt-2": PreTokenizer((_WORDS,)),
     "gpt-4o": _GPT4O,
+    "laguna": PreTokenizer((_split(r"[^\n]+|\n+"), _cl100k(_ONE), _BYTES)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "llama4": _GPT4O,
+    "mellum2": _CODE,
     "olmo": PreTokenizer((_WORDS,), _NFC),
     "qwen2": _QWEN2,
     "refact": _CODE,

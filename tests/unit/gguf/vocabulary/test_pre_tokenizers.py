@@ -16,12 +16,15 @@ PIECES = {
     **dict.fromkeys(("gpt-4o", "llama4"), "I'M| |123|45| HTTPServer's| a|.b|/\n\n| | x"),
     "tekken": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/\n\n| | x",
     "deepseek-v3": "I|'M| |123|45| HTTPServer|'s| a|.b|/\n\n| | x",
+    "afmoe": "I|'M| |12|345| HTTPServer|'s| a|.b|/\n\n| | x",
+    "laguna": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/|\n\n| | x",
+    "exaone-moe": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/\n|\n| | x",
     **dict.fromkeys(("exaone4", "gpt-2", "olmo"), "I|'|M| 12345| HTTPServer|'s| a|.|b|/|\n\n | x"),
     **dict.fromkeys(
-        ("command-r", "refact", "smollm", "starcoder"), "I|'|M| |1|2|3|4|5| HTTPServer|'s| a|.|b|/|\n\n | x"
+        ("command-r", "mellum2", "refact", "smollm", "starcoder"), "I|'|M| |1|2|3|4|5| HTTPServer|'s| a|.|b|/|\n\n | x"
     ),
 }
-NFC = ("command-r", "exaone4", "olmo", "qwen2")
+NFC = ("command-r", "exaone-moe", "exaone4", "olmo", "qwen2")
 
 
 def backend(pre: str) -> tokenizers.Tokenizer:
@@ -53,3 +56,17 @@ def test_a_word_that_is_a_token_needs_no_merges_where_the_family_says_so(pre: st
     metadata["tokenizer.ggml.merges"] = []
     text = tokenizers.Tokenizer.from_str(tokenizer_files(metadata).tokenizer)
     assert (len(text.encode("ox", add_special_tokens=False).ids) == 1) == PRE_TOKENIZERS[pre].ignore_merges
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("afmoe", "1234567 \u0e40\u0e41 \u4e00x", "1|234|567| |\u0e40\u0e41| |\u4e00|x"),
+        ("exaone-moe", "of the  end", "of the| | end"),
+        ("laguna", "a\n\n b", "a|\n\n| b"),
+    ],
+)
+def test_what_tells_a_family_from_its_neighbours(pre: str, text: str, pieces: str) -> None:
+    splitter = backend(pre).pre_tokenizer
+    assert splitter is not None
+    assert "|".join(text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)) == pieces
