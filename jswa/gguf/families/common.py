@@ -31,10 +31,10 @@ def usual(m: Model, *, heads: bool = True) -> Config:
     return found
 
 
-def plain(m: Model) -> Config:
-    """Return the keys of a model with whole heads rotated alike, one feed-forward width, and RMS norms."""
+def plain(m: Model, *, local_base: bool = False) -> Config:
+    """Return the keys of a model with whole heads rotated, one feed-forward width, and RMS norms; see `rope`."""
     found = usual(m)
-    found |= rope(m, found["head_dim"])
+    found |= rope(m, found["head_dim"], local_base=local_base)
     found["rms_norm_eps"] = m.number("attention.layer_norm_rms_epsilon")
     return found | {"intermediate_size": m.same("feed_forward_length")}
 

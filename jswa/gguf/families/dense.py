@@ -117,7 +117,6 @@ def muse_glimmer(m: Model) -> Config:
     Raises UnsupportedModel if they are none of that kind.
     """
     found = plain(m)
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     slides = m.sliding(4)
     of_q, of_k = _numbers(m, "attn_q_norm.weight"), _numbers(m, "attn_k_norm.weight")
     if len(of_q) != 1 or of_k != {1.0}:
@@ -169,7 +168,6 @@ def olmo2(m: Model) -> Config:
     window = m.integer("attention.sliding_window", 0, low=0)
     if not window:
         return {**found, "model_type": "olmo2"}
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     return {**found, "model_type": "olmo3", "sliding_window": window, "layer_types": types(m.sliding(4))}
 
 
@@ -177,7 +175,6 @@ def cohere2(m: Model) -> Config:
     """Return the config of cohere2."""
     found = usual(m)
     rotary = rope(m, found["head_dim"])
-    m.requires("rope.freq_base_swa", rotary["rope_theta"])
     return {
         **found,
         **rotary,
@@ -195,7 +192,6 @@ def exaone4(m: Model) -> Config:
     """Return the config of exaone4; a model without a window has only full layers."""
     found = plain(m)
     window = m.integer("attention.sliding_window", 4096 if m.layers == 64 else 0, low=0)
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     if not window:
         return {**found, "model_type": "exaone4", "sliding_window": None, "layer_types": types([False] * m.layers)}
     return {**found, "model_type": "exaone4", "sliding_window": window, "layer_types": types(m.sliding(4))}

@@ -16,7 +16,6 @@ def gemma2(m: Model) -> Config:
     """Return the config of gemma2. llama.cpp has the scale of queries, softcaps and window in its program."""
     found = plain(m)
     widest = m.layers == 46  # 27B
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     return found | {
         "model_type": "gemma2",
         "attention_bias": m.has("attn_q.bias"),
@@ -36,7 +35,7 @@ def _scalar(found: Config, *, widest: bool) -> int:
 
 def gemma3(m: Model) -> Config:
     """Return the config of gemma3. llama.cpp has the scale of queries and every sixth layer in its program."""
-    found = plain(m)
+    found = plain(m, local_base=True)
     window = m.integer("attention.sliding_window", 0, low=0)
     slides = m.sliding(6) if window else [False] * m.layers
     return found | {
@@ -64,7 +63,7 @@ def gemma3n(m: Model) -> Config:
     streams = m.integer("altup.num_inputs")
     return {
         **found,
-        **rope(m, found["head_dim"]),
+        **rope(m, found["head_dim"], local_base=True),
         "model_type": "gemma3n_text",
         "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
         "intermediate_size": m.widths("feed_forward_length"),
@@ -102,8 +101,7 @@ def gemma4(m: Model) -> Config:
     doubled = [width * 2 if index >= m.layers - shared else width for index in range(m.layers)]
     if widths not in ([width] * m.layers, doubled):
         raise m.wrong("feed_forward_length", "must be one width, or twice as much in layers that share KV")
-    tied = any(f"blk.{i}.attn_k.weight" in m.tensors and f"blk.{i}.attn_v.weight" not in m.tensors
-               for i in range(m.layers))  # fmt: skip
+    tied = any(k and not v for k, v in zip(m.which("attn_k.weight"), m.which("attn_v.weight"), strict=True))
     count = m.integer("expert_count", 0, low=0)
     experts = {"enable_moe_block": False} if not count else {
         "enable_moe_block": True, "num_experts": count, "top_k_experts": m.integer("expert_used_count"),

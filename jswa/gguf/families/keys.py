@@ -34,10 +34,6 @@ class Model:
         if self.layers > MAX_LAYERS:
             raise self.wrong("block_count", f"must be at most {MAX_LAYERS}")
 
-    def __contains__(self, key: str) -> bool:
-        """Return whether a key is there, without counting it as read."""
-        return key in self._values
-
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = _HIGHEST) -> int:
         """Return a whole number in [low, high]; without a default the key must be there. Raises CheckpointError."""
         value = self._take(key, default)

@@ -54,7 +54,6 @@ def gpt_oss(m: Model) -> Config:
     rotary = rope(m, found["head_dim"])
     if rotary["rope_scaling"] is not None:
         rotary["rope_scaling"]["truncate"] = False  # as transformers computes it; llama.cpp rounds
-    m.requires("rope.freq_base_swa", rotary["rope_theta"])
     m.requires("expert_gating_func", SOFTMAX)
     width = m.shape("ffn_gate_exps.weight", 3)[1]
     m.integer("feed_forward_length", width)
@@ -79,7 +78,6 @@ def llama4(m: Model) -> Config:
     m.requires("attention.sliding_window", 8192)
     count = m.integer("expert_count")
     rotary = rope(m, found["head_dim"])
-    m.requires("rope.freq_base_swa", rotary["rope_theta"])
     return {
         **found,
         **rotary,

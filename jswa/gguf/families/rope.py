@@ -19,13 +19,20 @@ _LLAMA3 = (
 _NEAR = 2e-6  # of factors: they are float32
 
 
-def rope(m: Model, head_dim: int) -> dict[str, Any]:
+def rope(m: Model, head_dim: int, *, local_base: bool = False) -> dict[str, Any]:
     """Return `rope_theta` and `rope_scaling` of a model that rotates whole heads.
 
-    Raises UnsupportedModel if the file rotates a part of a head, or scales in a way that jswa does not compute.
+    Args:
+        local_base: sliding layers have a base of their own, which the caller reads.
+
+    Raises UnsupportedModel if the file rotates a part of a head, or scales in a way that jswa does not compute, or has
+    a second base.
     """
     m.requires("rope.dimension_count", head_dim)
-    return _rope(m, head_dim)
+    found = _rope(m, head_dim)
+    if not local_base:
+        m.requires("rope.freq_base_swa", found["rope_theta"])
+    return found
 
 
 def rope_by_type(m: Model, head_dim: int, full: int, local: int, *, factors: int | None = None) -> dict[str, Any]:

@@ -49,7 +49,6 @@ def dots1(m: Model) -> Config:
 def exaone_moe(m: Model) -> Config:
     """Return the config of exaone_moe."""
     found = plain(m)
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     return {
         **found,
         **_deepseek(m, "num_experts", "num_shared_experts"),
@@ -66,7 +65,6 @@ def afmoe(m: Model) -> Config:
         m.requires(key, 1)
     m.requires("expert_weights_norm", True)
     found = plain(m)
-    m.requires("rope.freq_base_swa", found["rope_theta"])
     return {
         **found,
         **_experts(m),
@@ -184,7 +182,6 @@ def cohere2moe(m: Model) -> Config:
     """
     found = usual(m)
     rotary = rope(m, found["head_dim"])
-    m.requires("rope.freq_base_swa", rotary["rope_theta"])
     m.requires("expert_weights_scale", 1.0)
     experts = _experts(m)
     width, shared = experts.pop("moe_intermediate_size"), m.integer("expert_shared_count", 0, low=0)
