@@ -50,6 +50,7 @@ OPENERS = {
     "jswa/commands/task_sets.py": (1, "task sets, which the user names"),
     "jswa/exec/compile/store.py": (4, "programs that jswa has compiled, its sources, and /proc/cpuinfo"),
     "jswa/forms/base/panels.py": (1, "memory without a file"),
+    "jswa/gguf/outline.py": (1, "writes a copy of a header"),
     "jswa/plan/trace.py": (1, "a trace that the user names"),
     "jswa/storage/convert.py": (1, "writes the copy"),
     "jswa/storage/folders.py": (1, "waits for what was written"),

@@ -7,13 +7,15 @@ only the readers of tensors ask `pointer.pointed` for the files.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jswa.errors import CheckpointError
 from jswa.gguf.checkpoint import Checkpoint, read_checkpoint
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.names import shard_names
+from jswa.gguf.outline import Source, write_outlines
 from jswa.gguf.pointer import POINTER, home, identity, maker, pointer_of
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.folders import write_folder
@@ -28,12 +30,33 @@ def view_of(path: Path) -> Path:
     path = _reachable(path)
     paths = [path.with_name(name) for name in shard_names(path.name)]
     pointer = {"maker": maker(), "files": [identity(one) for one in paths]}
-    name = f"{path.stem[:64]}-{hashlib.sha256(os.fsencode(paths[0])).hexdigest()[:16]}"
-    folder = home() / name
+    folder = _folder_of(os.fsencode(paths[0]), path)
     if pointer_of(folder) != pointer:
         files = files_of(read_checkpoint(path))
         _write(folder, {**files, POINTER: json.dumps(pointer)})
     return folder
+
+
+def preview_of(files: Sequence[tuple[str, Source]], key: str) -> Path:
+    """Return a folder with the JSON files of a GGUF checkpoint that is elsewhere; it has no weights.
+
+    Args:
+        files: name and content of each file, in order.
+        key: tells this checkpoint from all others.
+
+    Raises what `view_of` and `Source.read` raise.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = [Path(scratch) / Path(name).name for name, _ in files]
+        write_outlines(paths, [source for _, source in files])
+        found = files_of(read_checkpoint(paths[0]))
+    folder = _folder_of(key.encode(), paths[0])
+    _write(folder, found)
+    return folder
+
+
+def _folder_of(key: bytes, path: Path) -> Path:
+    return home() / f"{path.stem[:64]}-{hashlib.sha256(key).hexdigest()[:16]}"
 
 
 def files_of(checkpoint: Checkpoint) -> dict[str, str]:

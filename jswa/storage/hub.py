@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from tqdm import tqdm
 
-from jswa.errors import CheckpointError, HubError, ModelError
+from jswa.errors import CheckpointError, HubError, ModelError, UnsupportedModel
 from jswa.gguf.hub_names import Asked, asked, files_for
 from jswa.storage.checkpoint_files import is_folder, is_there
 from jswa.storage.json_object import read_object
@@ -40,6 +40,7 @@ _OTHER_DISK = "name a folder on another disk with --download-dir or HF_HOME"
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt"}
 _NOT_READ = "; jswa reads weights in safetensors and GGUF files, not in .bin files"
 _GIB = 2**30
+_Needed = Literal["config", "all but weights", "all"]
 _log = logging.getLogger("jswa")
 
 
@@ -49,7 +50,7 @@ def find_model(
     revision: str | None = None,
     download_dir: str | None = None,
     check: Callable[[Path], object] = lambda folder: None,
-    needed: Literal["config", "all but weights", "all"] = "all",
+    needed: _Needed = "all",
 ) -> Path:
     """Return the folder of a model, downloaded if `model` is the id of a repository on the hub, OWNER/NAME.
 
@@ -60,7 +61,7 @@ def find_model(
         revision: branch, tag or commit of the repository; the main branch if None.
         download_dir: folder for downloads; huggingface_hub's cache if None.
         check: called with the folder of a repository when it has all files but the weights. What it raises ends the
-            download.
+            download. Of a GGUF file the header is read for it, if the hub sends parts of files.
         needed: which files: config.json, or also tokenizer and chat template, or also weights.
 
     Raises CheckpointError if there is no such folder and `model` is no id, and HubError if a download fails.
@@ -74,7 +75,7 @@ def find_model(
         return _view_of(folder, check)
     wanted = asked(str(model))
     if wanted is not None:
-        return _view_of(_Repository(wanted.repository, revision, download_dir).gguf(wanted, needed == "config"), check)
+        return _gguf(_Repository(wanted.repository, revision, download_dir), wanted, check, needed)
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         what = "is a file" if os.path.isfile(folder) else "there is no such folder"
         raise CheckpointError(
@@ -103,6 +104,20 @@ def _view_of(path: Path, check: Callable[[Path], object]) -> Path:
     folder = view_of(path)
     check(folder)
     return folder
+
+
+def _gguf(repository: "_Repository", wanted: Asked, check: Callable[[Path], object], needed: _Needed) -> Path:
+    """Return the folder that a GGUF file of a repository stands for: of its header, and then of the whole file."""
+    files = repository.gguf_files(wanted)
+    if not repository.has(files):
+        folder = repository.preview(files)
+        if folder is not None:
+            check(folder)
+            if needed != "all":
+                return folder
+        elif needed == "config":
+            raise HubError(f"{repository.name}: {files[0]} is not downloaded, and its header cannot be read by itself")
+    return _view_of(repository.download(files) / files[0], check)
 
 
 def names_model(word: str) -> bool:
@@ -161,13 +176,29 @@ class _Repository(NamedTuple):
             self._require_space(where)
             return Path(snapshot_download(**where))
 
-    def gguf(self, wanted: Asked, cached: bool) -> Path:
-        """Download a GGUF file with all its parts, and return its path; `cached`: only if it is in the cache."""
+    def gguf_files(self, wanted: Asked) -> list[str]:
+        """Return the names of the parts of a GGUF file."""
         with self._explained():
-            files = files_for(wanted, self._names())
-        if cached and not all(map(self._has, files)):
-            raise HubError(f"{self.name}: {files[0]} is not downloaded, and its config comes with its weights")
-        return self.download(files) / files[0]
+            return files_for(wanted, self._names())
+
+    def preview(self, files: Sequence[str]) -> Path | None:
+        """Return a folder with the config and the tokenizer of a GGUF file that is not downloaded.
+
+        None if the hub does not send parts of files. Raises CheckpointError and UnsupportedModel as `view_of` does.
+        """
+        from jswa.gguf.view import preview_of
+        from jswa.storage.hub_file import find_file
+
+        try:
+            found = [find_file(self.name, file, self.revision) for file in files]
+            key = f"{self.name}@{found[0].commit}/{files[0]}"
+            return preview_of(list(zip(files, found, strict=True)), key)
+        except (CheckpointError, UnsupportedModel):
+            raise
+        except Exception as error:  # errors of HTTP and of the disk; the download explains those that last
+            why = " ".join(str(error).split())[:200]
+            _log.warning("%s: the header of %s cannot be read by itself: %s", self.name, files[0], why)
+            return None
 
     def _names(self) -> list[str]:
         """Return the names of the repository's files: of those in the cache if there is no connection."""
@@ -192,12 +223,12 @@ class _Repository(NamedTuple):
                 raise
             return sorted(found)
 
-    def _has(self, file: str) -> bool:
-        """Return whether a file is in the cache."""
+    def has(self, files: Sequence[str]) -> bool:
+        """Return whether all these files are in the cache."""
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.name, file, cache_dir=self.cache, revision=self.revision)
-        return isinstance(found, str)
+        where: dict[str, Any] = {"cache_dir": self.cache, "revision": self.revision}
+        return all(isinstance(try_to_load_from_cache(self.name, file, **where), str) for file in files)
 
     def _require_space(self, where: Mapping[str, Any]) -> None:
         """Raise HubError if the disk has not enough room for the files that are not in the cache."""

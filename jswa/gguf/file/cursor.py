@@ -1,8 +1,7 @@
 """Reading numbers, strings and arrays of a GGUF header one after the other, without trust in its lengths."""
 
 import struct
-from io import FileIO
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,10 +20,18 @@ _SCALARS: dict[int, np.dtype[Any]] = {
 _BOOL = 7
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """Bytes that are read one after the other; none are left if none come."""
+
+    def read(self, count: int, /) -> bytes | None:
+        """Return the next bytes, at most `count`."""
+
+
 class Cursor:
     """A position in the header of a file. `at` is the next byte, `where` the file's name in errors."""
 
-    def __init__(self, file: FileIO, size: int, where: str) -> None:
+    def __init__(self, file: Readable, size: int, where: str) -> None:
         """Start at the first byte; `size` is the file's."""
         self.at, self.where = 0, where
         self._file, self._size = file, size

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jswa.errors import CheckpointError
-from jswa.gguf.file.cursor import Cursor
+from jswa.gguf.file.cursor import Cursor, Readable
 from jswa.gguf.file.types import blocks
 from jswa.storage.checkpoint_files import open_file
 from jswa.storage.json_object import label, shown
@@ -68,23 +68,30 @@ def read_gguf(path: Path) -> Gguf:
     a type is unknown, or a tensor does not fit into the file or overlaps another.
     """
     with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        cursor = Cursor(file, size, path.name)
-        tensors, entries = _counts(cursor)
-        metadata: dict[str, Value] = {}
-        for _ in range(entries):
-            key = cursor.string(_MAX_NAME, "a key of the metadata")
-            if key in metadata:
-                raise CheckpointError(f"{path.name}: metadata key {label(key)} occurs twice")
-            metadata[key] = _value(cursor, key)
-        found: dict[str, GgufTensor] = {}
-        for _ in range(tensors):
-            tensor = _tensor(cursor, path)
-            if tensor.name in found:
-                raise CheckpointError(f"{tensor.where} is stored twice in this file")
-            found[tensor.name] = tensor
-        alignment = _alignment(metadata, path.name)
-        start = -(-cursor.at // alignment) * alignment
+        return header_of(file, os.fstat(file.fileno()).st_size, path)
+
+
+def header_of(file: Readable, size: int, path: Path) -> Gguf:
+    """Return what `read_gguf` returns, of a file of `size` bytes that is read from its first byte on.
+
+    Raises CheckpointError as `read_gguf` does.
+    """
+    cursor = Cursor(file, size, path.name)
+    tensors, entries = _counts(cursor)
+    metadata: dict[str, Value] = {}
+    for _ in range(entries):
+        key = cursor.string(_MAX_NAME, "a key of the metadata")
+        if key in metadata:
+            raise CheckpointError(f"{path.name}: metadata key {label(key)} occurs twice")
+        metadata[key] = _value(cursor, key)
+    found: dict[str, GgufTensor] = {}
+    for _ in range(tensors):
+        tensor = _tensor(cursor, path)
+        if tensor.name in found:
+            raise CheckpointError(f"{tensor.where} is stored twice in this file")
+        found[tensor.name] = tensor
+    alignment = _alignment(metadata, path.name)
+    start = -(-cursor.at // alignment) * alignment
     return Gguf(path, metadata, _placed(found, start, size, alignment))
 
 

@@ -25,6 +25,7 @@ class Hub:
         revisions: branches, tags and commits of all repositories.
         cuts: bytes of a file after which connections are cut, one after the other, by file name.
         wrong: bodies that are sent in place of files, by file name.
+        ranges: parts of files are sent, as Range headers ask for them.
         status: status of every answer, if it is not 200.
         wait: seconds before each answer.
         requests: method, path, and Range header of all requests.
@@ -37,6 +38,7 @@ class Hub:
     revisions: set[str] = field(default_factory=lambda: {"main", COMMIT})
     cuts: dict[str, list[int]] = field(default_factory=dict)
     wrong: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
     status: int = 200
     wait: float = 0.0
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -53,6 +55,11 @@ class Hub:
             for verb, path, _ in self.requests
             if verb == method and "/resolve/" in path
         }
+
+    def got_parts(self, name: str) -> list[tuple[int, int]]:
+        """Return first byte and byte after the last of each part of a file that was asked for; -1 is its end."""
+        asked = [part for verb, path, part in self.requests if verb == "GET" and path.endswith(f"/{name}")]
+        return [_range(part) for part in asked]
 
 
 @contextmanager
@@ -126,16 +133,17 @@ class _Handler(BaseHTTPRequestHandler):
         length, content = len(content), self.hub.wrong.get(name, content)
         if not body:
             return self._send(200, b"", {**headers, "Content-Length": str(length)}, body=False)
-        begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-        if begin:
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+        asked = self.headers.get("Range") if self.hub.ranges else None
+        begin, end = _range(asked)
+        last = len(content) if end < 0 else min(end, len(content))
+        if asked is not None:
+            headers["Content-Range"] = f"bytes {begin}-{last - 1}/{len(content)}"
         cuts = self.hub.cuts.get(name)
         cut = cuts.pop(0) if cuts else None
-        end = len(content) if cut is None else begin + cut
         self._send(
-            206 if begin else 200,
-            content[begin:end],
-            {**headers, "Content-Length": str(len(content) - begin)},
+            200 if asked is None else 206,
+            content[begin : last if cut is None else begin + cut],
+            {**headers, "Content-Length": str(last - begin)},
             body=True,
         )
         if cut is not None:
@@ -152,3 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _digest(content: bytes) -> str:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+
+
+def _range(header: str | None) -> tuple[int, int]:
+    """Return first byte and byte after the last of a Range header; -1 is the end of the file."""
+    first, _, last = (header or "bytes=0-").removeprefix("bytes=").partition("-")
+    return int(first), int(last) + 1 if last else -1

@@ -18,8 +18,7 @@ from jswa.exec import sizing
 from jswa.llm import LLM
 from jswa.model.weights.converted import MANIFEST
 from jswa.storage.hub import TINY, find_model
-from tests.parity.load import load_fixture
-from tests.support.gguf.convert import convert
+from tests.support.gguf.fixtures import write_fixture
 from tests.support.server.hub import COMMIT, TOKEN, Hub, serving
 from tests.support.tiny import SHAPES
 
@@ -201,18 +200,23 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -
     assert "name one by its type or its name: acme/gguf:Q8_0" in said
 
 
-def test_gguf_files_are_found_by_type_and_by_name(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As llama.cpp's -hf does it. Offline they come from the cache, and for a config nothing is downloaded."""
+def gguf_repository(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, fixture: str = "llama_one_layer"
+) -> Path:
+    """Serve `acme/gguf`, which has a fixture as a GGUF file. The fixture has no tokenizer."""
     monkeypatch.setenv("JSWA_COMPILATION_CACHE", str(tmp_path / "views"))
+    monkeypatch.setattr("jswa.gguf.view._tokenizer", lambda metadata: {})
     hub.folders["acme/gguf"] = tmp_path / "gguf"
     (tmp_path / "gguf").mkdir()
-    fixture = load_fixture("llama_one_layer")
-    convert(tmp_path / "gguf" / "it-Q8_0.gguf", {**fixture.config, **(fixture.old_config or {})}, fixture.tensors)
+    write_fixture(tmp_path / "gguf" / file, fixture)
+    return tmp_path / "gguf" / file
+
+
+def test_gguf_files_are_found_by_type_and_by_name(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's -hf does it. Offline they come from the cache."""
+    gguf_repository(hub, tmp_path, monkeypatch, "it-Q8_0.gguf")
     for name in ("it-Q4_K_M.gguf", "mmproj-Q8_0.gguf", "it-F16-00001-of-00002.gguf", "README.md"):
         (tmp_path / "gguf" / name).write_bytes(b"x")
-    monkeypatch.setattr("jswa.gguf.view._tokenizer", lambda metadata: {})
-    with pytest.raises(HubError, match="is not downloaded, and its config comes with its weights"):
-        find("acme/gguf:Q8_0", tmp_path, needed="config")
     folder = find("acme/gguf:q8_0", tmp_path)
     assert hub.got() == {"it-Q8_0.gguf"}
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
@@ -231,6 +235,60 @@ def test_gguf_files_are_found_by_type_and_by_name(hub: Hub, tmp_path: Path, monk
     hub.requests.clear()
     assert find("acme/gguf:Q8_0", tmp_path) == folder
     assert not hub.requests
+
+
+@pytest.mark.parametrize("fixture", ["llama_rope_llama3", "phi3_long", "muse_glimmer_base"])
+def test_a_config_of_a_gguf_file_needs_its_header_only(
+    fixture: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same config as of the whole file. Vectors that a config needs, such as factors of frequencies, are read."""
+    path = gguf_repository(hub, tmp_path, monkeypatch, "it-F32.gguf", fixture)
+    with path.open("ab") as file:  # beyond all tensors; a header is read in steps of a MiB
+        file.truncate(path.stat().st_size + 2**22)
+    before = find("acme/gguf:F32", tmp_path, needed="config")
+    assert find("acme/gguf:F32", tmp_path / "other", needed="all but weights") == before
+    parts = hub.got_parts("it-F32.gguf")
+    assert parts[0] == (0, 2**20)
+    assert all(end > 0 for _, end in parts)
+    assert sum(end - begin for begin, end in parts) < 2 * (2**20 + 2**12)
+    config = (before / "config.json").read_text()
+    assert not list(before.glob("*.gguf"))
+    after = find("acme/gguf:F32", tmp_path)
+    assert after != before
+    assert (after / "config.json").read_text() == config
+    assert hub.got_parts("it-F32.gguf")[-1] == (0, -1)
+
+
+def test_a_gguf_file_is_downloaded_only_if_the_model_can_run(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An architecture that is not known, and a model that does not fit, are refused by the header."""
+    path = gguf_repository(hub, tmp_path, monkeypatch, "it-F32.gguf")
+    with pytest.raises(ConfigError, match="too large"):
+        find("acme/gguf:F32", tmp_path, check=too_large)
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba", 1))
+    with pytest.raises(UnsupportedModel, match=r"it-F32\.gguf: general\.architecture = 'mamba': must be one of"):
+        find("acme/gguf:F32", tmp_path)
+    assert (0, -1) not in hub.got_parts("it-F32.gguf")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+
+def too_large(folder: Path) -> None:
+    """A check that refuses a llama."""
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    raise ConfigError("model", str(folder), "too large")
+
+
+def test_without_parts_of_files_a_gguf_file_is_downloaded_first(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so. For a config it is an error."""
+    gguf_repository(hub, tmp_path, monkeypatch, "it-F32.gguf")
+    hub.ranges = False
+    with pytest.raises(HubError, match=r"^acme/gguf: it-F32\.gguf is not downloaded, and its header cannot be read"):
+        find("acme/gguf:F32", tmp_path, needed="config")
+    assert json.loads((find("acme/gguf:F32", tmp_path) / "config.json").read_text())["model_type"] == "llama"
+    assert "the hub sends whole files only" in caplog.text
 
 
 def test_wrong_answers_of_a_proxy_are_no_model(hub: Hub, tmp_path: Path) -> None:
