@@ -21,8 +21,8 @@ def write_groups(folder: Path, name: str, sizes: dict[str, int], scales: str = "
         out[key] = x
         if key.endswith("_proj.weight"):
             out[key] = rng.integers(-128, 128, x.shape, np.int8)
-            groups = rng.uniform(0.5, 1, (x.shape[0], x.shape[1] // size)) / 500
-            out[f"{key}_scale"] = np.asarray(jnp.asarray(groups, scales))
+            factors = rng.uniform(0.5, 1, (x.shape[0], x.shape[1] // size)) / 500
+            out[f"{key}_scale"] = np.asarray(jnp.asarray(factors, scales))
     groups = {
         str(size): {"targets": [f"re:.*{part}.*"], "weights": {"num_bits": 8, "group_size": size, **config}}
         for part, size in sizes.items()

@@ -195,8 +195,7 @@ def in_panels(weights: Float[Array, "*E K C"] | Quantized | Int4 | Nvfp4 | Int8G
     if isinstance(weights, Int8Groups):
         values, scales = weights
         quads = quads and fits_quads(values.shape[-2], scales.shape[-2])
-        held = Int8Groups(_panels(values, quads), _panels(scales, False) if quads else scales)
-        return Panels(held, values.shape[-1])
+        return Panels(Int8Groups(_panels(values, quads), _panels(scales, False) if quads else scales), values.shape[-1])
     if isinstance(weights, Quantized):
         return Panels(weights._replace(values=_panels(weights.values, False)), weights.values.shape[-1])
     if isinstance(weights, Nvfp4):

@@ -22,8 +22,7 @@ def test_numbers_are_rounded_once(scales: str) -> None:
     weights, _ = random(96, 40, 3, scales)
     factors = jnp.asarray(np.random.default_rng(1).uniform(2.0**-24, 1, (3, 40)), scales)
     weights = weights._replace(scales=factors.at[0].set(2.0**-24))  # the least float16
-    factors = np.repeat(np.asarray(weights.scales, np.float64), 32, axis=0)
-    exact = np.asarray(weights.values, np.float64) * factors
+    exact = np.asarray(weights.values, np.float64) * np.repeat(np.asarray(weights.scales, np.float64), 32, axis=0)
     for dtype in ("float32", "bfloat16", "float16"):
         found = jax.jit(dequantized, static_argnums=1)(weights, jnp.dtype(dtype))
         np.testing.assert_array_equal(np.asarray(found), exact.astype(np.float32).astype(jnp.dtype(dtype)), dtype)
