@@ -24,8 +24,8 @@ class HubFile(NamedTuple):
 
         Raises HubError if the hub sends anything else, and the errors of huggingface_hub and of the network.
         """
-        from huggingface_hub import constants
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+        from huggingface_hub import constants, get_session, hf_raise_for_status
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # documented, not marked so
 
         wanted = {"Range": f"bytes={begin}-{begin + count - 1}", "Accept-Encoding": "identity"}
         headers, found = {**build_hf_headers(), **wanted}, bytearray()

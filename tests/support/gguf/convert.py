@@ -24,13 +24,14 @@ Pairs = Iterator[tuple[str, Array]]
 _STACKED = re.compile(r"(.*(?:\.experts|altup_projections|altup_unembed_projections))\.(\d+)\.(?:(\w+)\.)?weight")
 
 
-def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str = "F32") -> None:
+def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str = "F32", split: int = 0) -> None:
     """Write a checkpoint as one GGUF file, its matrices in a type of llama.cpp, its vectors in F32.
 
+    With `split` it becomes several files of so many tensors each, whose names are numbered.
     Norms of Gemma 2 and 3 get 1 added in float32, which not all numbers survive: round them first (`rounded`).
     """
     name, arch = ARCHES[config["model_type"]]
-    writer = GGUFWriter(path, name)
+    writer = GGUFWriter(path, name, split_max_tensors=split)
     write_metadata(writer, config)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 8)
     for name, data in _converted(config, tensors):

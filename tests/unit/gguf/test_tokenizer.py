@@ -150,7 +150,7 @@ def test_chat_templates_are_read_by_name(tmp_path: Path) -> None:
         ({}, r"tokenizer\.ggml\.model = None: must be gpt2, llama or gemma4"),
         (byte_level(model="bert"), r"tokenizer\.ggml\.model = 'bert': must be"),
         (byte_level(model=3), r"tokenizer\.ggml\.model = 3: must be a text"),
-        (byte_level("falcon"), r"tokenizer\.ggml\.pre = 'falcon': must be one of gemma4, command-r, "),
+        (byte_level("falcon"), r"tokenizer\.ggml\.pre = 'falcon': must be one of gemma4, afmoe, "),
         (byte_level(pre=None), r"tokenizer\.ggml\.pre = None: must be one of"),
         (
             byte_level(add_space_prefix=True),

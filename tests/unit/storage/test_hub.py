@@ -201,14 +201,19 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub, tmp_path: Path) -
 
 
 def gguf_repository(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, fixture: str = "llama_one_layer"
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    fixture: str = "llama_one_layer",
+    split: int = 0,
 ) -> Path:
-    """Serve `acme/gguf`, which has a fixture as a GGUF file. The fixture has no tokenizer."""
+    """Serve `acme/gguf`, which has a fixture as a GGUF file, or as several. The fixture has no tokenizer."""
     monkeypatch.setenv("JSWA_COMPILATION_CACHE", str(tmp_path / "views"))
     monkeypatch.setattr("jswa.gguf.view._tokenizer", lambda metadata: {})
     hub.folders["acme/gguf"] = tmp_path / "gguf"
     (tmp_path / "gguf").mkdir()
-    write_fixture(tmp_path / "gguf" / file, fixture)
+    write_fixture(tmp_path / "gguf" / file, fixture, split=split)
     return tmp_path / "gguf" / file
 
 
@@ -257,6 +262,20 @@ def test_a_config_of_a_gguf_file_needs_its_header_only(
     assert after != before
     assert (after / "config.json").read_text() == config
     assert hub.got_parts("it-F32.gguf")[-1] == (0, -1)
+
+
+@pytest.mark.parametrize("fixture", ["llama_one_layer", "muse_glimmer_base"])
+def test_the_header_of_each_part_of_a_gguf_file_is_read(
+    fixture: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config may be read of vectors of any part."""
+    gguf_repository(hub, tmp_path, monkeypatch, "it-F32.gguf", fixture, split=8)
+    names = sorted(path.name for path in (tmp_path / "gguf").iterdir())
+    assert len(names) > 1
+    before = find("acme/gguf:F32", tmp_path, needed="config")
+    assert all((0, -1) not in hub.got_parts(name) for name in names)
+    after = find("acme/gguf:F32", tmp_path)
+    assert (after / "config.json").read_text() == (before / "config.json").read_text()
 
 
 def test_a_gguf_file_is_downloaded_only_if_the_model_can_run(
