@@ -7,7 +7,7 @@ Units: every length, window and position is in tokens; a window includes the que
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 AttentionKind = Literal["full", "local"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -55,21 +55,41 @@ class Rope:
 
 @dataclass(frozen=True)
 class Reach:
-    """Keys that a query at position q of a local layer attends to.
+    """Keys that a query at position q of a local layer attends to, its own included.
 
-    Sliding: k > q - size. Chunked: k ≥ ⌊q / size⌋ · size. Both include q itself, so a query sees at most `size` keys.
+    Sliding: k > q - size. Chunked: k ≥ (⌊q / size⌋ - lookback) · size, which are the keys of the query's chunk and of
+    `lookback` chunks before it. Positions may be NumPy or JAX arrays, except in `first_visible`.
     """
 
     size: int
     chunked: bool = False
+    lookback: int = 0
 
-    def first_visible(self, position: int) -> int:
-        """Return the oldest position that a query at `position`, or any later query, sees."""
-        return position // self.size * self.size if self.chunked else max(0, position - (self.size - 1))
+    def __post_init__(self) -> None:
+        assert self.chunked or not self.lookback, "only chunks look back"
 
-    def hidden_from(self, position: int) -> int:
+    @property
+    def span(self) -> int:
+        """Keys that a query sees at most."""
+        return self.size * (1 + self.lookback)
+
+    def oldest(self, position: Any, layers: int = 1) -> Any:
+        """Return `first_visible`, but a number below 0 for a query whose reach begins before the text."""
+        if not self.chunked:
+            return position - layers * (self.size - 1)
+        chunk = position // self.size
+        return (chunk - layers * self.lookback if self.lookback else chunk) * self.size
+
+    def first_visible(self, position: int, layers: int = 1) -> int:
+        """Return the oldest position that a query at `position`, or any later query, sees.
+
+        With `layers`: through so many local layers, one upon the other, each of which sees this far.
+        """
+        return max(0, int(self.oldest(position, layers)))
+
+    def hidden_from(self, position: Any) -> Any:
         """Return the first query position that no longer sees `position`."""
-        return (position // self.size + 1) * self.size if self.chunked else position + self.size
+        return (position // self.size + 1 + self.lookback) * self.size if self.chunked else position + self.size
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,7 @@ def first_visible(reach: Reach | None, at: Int[np.ndarray, "*n"]) -> Int[np.ndar
     """Return the oldest position that a query at each position sees; 0 if there are no local layers."""
     if reach is None:
         return np.zeros_like(at)
-    first: Int[np.ndarray, "*n"] = (
-        at // reach.size * reach.size if reach.chunked else np.maximum(at - (reach.size - 1), 0)
-    )
+    first: Int[np.ndarray, "*n"] = np.maximum(reach.oldest(at), 0)
     return first
 
 
@@ -160,8 +158,9 @@ def _seen(reach: Reach | None, end: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*
         return np.zeros_like(end)
     size = reach.size
     if reach.chunked:
-        pairs: Int[np.ndarray, "*n"] = end // size * (size * (size + 1) // 2) + end % size * (end % size + 1) // 2
-        return pairs
+        hidden = np.maximum(end // size - reach.lookback, 0)  # chunks that a query at `end` no longer sees
+        pairs: Int[np.ndarray, "*n"] = end * (end + 1) // 2
+        return pairs - size * (size * (hidden * (hidden - 1) // 2) + end % size * hidden)
     short = np.minimum(end, size)
     pairs = short * (short + 1) // 2 + (end - short) * size
     return pairs

@@ -242,7 +242,7 @@ def attention_of(
         "attention_bytes" if bits >= 16 else "attention_bytes_8",
         "attention_flops" if head_dim > 64 else "attention_flops_64",
     )
-    edge = 0.0 if reach is None else 1 / reach.size
+    edge = 0.0 if reach is None else 1 / reach.span
     return Work(scope, size, size + more, flops, shares, ((calls, "attention_start"),), edge)
 
 

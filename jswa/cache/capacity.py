@@ -17,7 +17,7 @@ def peak_slots(layout: KVLayout, max_tokens: int, length: int) -> int:
     The peak of local pages is the last prefill chunk beside the window before it.
     """
     chunk = min(max_tokens, length)
-    local = layout.touch(min(length, layout.reach.size - 1 + chunk)) if layout.reach is not None else 0
+    local = layout.touch(min(length, layout.reach.span - 1 + chunk)) if layout.reach is not None else 0
     return layout.full_pages(length) + layout.pages_per_slab * local
 
 
@@ -78,7 +78,7 @@ def ideal_fraction(layout: KVLayout, length: int) -> float:
     if layout.full is not None:
         ideal += layout.full.num_layers * layout.full.elems * length
     if layout.local is not None and layout.reach is not None:
-        ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.size)
+        ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.span)
     taken = layout.resident_slots(length) / layout.pages_per_slab * layout.num_lanes * layout.slab_elems
     return ideal / taken
 
@@ -96,7 +96,7 @@ class ResidentSlots:
     """`KVLayout.resident_slots` of many rows at once. The slots of windows are looked up by length."""
 
     def __init__(self, layout: KVLayout) -> None:
-        longest = 0 if layout.reach is None else layout.reach.size
+        longest = 0 if layout.reach is None else layout.reach.span
         windows = [layout.pages_per_slab * layout.window_pages(length) for length in range(longest + 1)]
         self._windows, self._page, self._has_full = np.array(windows), layout.page_size, layout.full is not None
 

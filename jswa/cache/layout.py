@@ -104,7 +104,7 @@ class KVLayout:
         """Return the local pages that a row of `length` tokens may hold while it decodes."""
         if self.reach is None:
             return 0
-        span = min(length, self.reach.size)
+        span = min(length, self.reach.span)
         return -(-span // self.page_size) if self.reach.chunked else self.touch(span)
 
     def resident_slots(self, length: int) -> int:
@@ -199,8 +199,7 @@ def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_slab
 
 def _require_uniform(layers: list[AttentionConfig], name: str) -> None:
     shapes = {(a.num_kv_heads, a.stored_head_dim, a.v_head_dim, a.reach.size if a.reach else 0) for a in layers}
-    chunked = {a.reach is not None and a.reach.chunked for a in layers}
-    if len(shapes) > 1 or len(chunked) > 1:
+    if len(shapes) > 1 or len({a.reach for a in layers}) > 1:
         raise UnsupportedModel(
             f"{name} layers must share one shape (KV heads, head size, value size, window or chunk), "
             f"this model has {sorted(shapes)}"

@@ -18,7 +18,11 @@ _MOST_CHILDREN = 40  # of a node, the newest
 
 
 class ArenaGeometry(NamedTuple):
-    """Sizes that never change. `window`: tokens that a local layer sees, 0 without such layers."""
+    """Sizes that never change.
+
+    window: size of a local layer's window or chunk, 0 without such layers.
+    lookback: chunks that a query sees before its own.
+    """
 
     page_size: int
     pages_per_slab: int
@@ -27,6 +31,7 @@ class ArenaGeometry(NamedTuple):
     window: int
     chunked: bool
     has_full: bool
+    lookback: int = 0
 
 
 class CacheView(NamedTuple):
@@ -54,10 +59,10 @@ class CacheView(NamedTuple):
 
 def geometry_of(layout: KVLayout, num_slabs: int, max_rows: int) -> ArenaGeometry:
     """Return the sizes of an arena."""
-    reach = layout.reach
-    window, chunked = (0, False) if reach is None else (reach.size, reach.chunked)
+    reach, has_full = layout.reach, layout.full is not None
+    window, chunked, lookback = (0, False, 0) if reach is None else (reach.size, reach.chunked, reach.lookback)
     return ArenaGeometry(
-        layout.page_size, layout.pages_per_slab, num_slabs, max_rows, window, chunked, layout.full is not None
+        layout.page_size, layout.pages_per_slab, num_slabs, max_rows, window, chunked, has_full, lookback
     )
 
 

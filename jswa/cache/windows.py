@@ -1,7 +1,7 @@
 """Local pages that leave a row's window.
 
 One frontier on *launched* tokens (of steps handed to the device, never of planned steps): whole pages older than
-max(0, launched - (W - 1)) leave the window, and with chunked layers all pages of earlier chunks. Pages of a prompt wait
+the oldest key that the next query sees leave the window. Pages of a prompt wait
 (`Lease.slid`) until their tokens have come back and the cache has published them; if memory is short, they
 are freed first.
 """
@@ -39,10 +39,9 @@ class Windows:
         """Free local pages that no later query of these rows can see, once so many tokens are on the device."""
         if self._reach is None:
             return
-        table, size = self._table, self._reach.size
-        # As `Reach.first_visible`, but negative for a query that sees everything: no page is below that.
-        first = launched // size * size if self._reach.chunked else launched - (size - 1)
-        frontier = first // self._page
+        table = self._table
+        # It is negative for a query that sees everything: no page is below that.
+        frontier = self._reach.oldest(launched) // self._page
         moved = frontier > table.first_local[rows]
         rows, frontier = rows[moved], frontier[moved]
         self.slid_pages += int((frontier - table.first_local[rows]).sum())

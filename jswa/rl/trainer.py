@@ -90,6 +90,5 @@ def _visible(a: AttentionConfig, length: int) -> Bool[np.ndarray, "T T"]:
     query, key = np.arange(length)[:, None], np.arange(length)[None]
     seen: Bool[np.ndarray, "T T"] = key <= query
     if a.reach is not None:
-        size = a.reach.size
-        seen &= query // size == key // size if a.reach.chunked else query - key < size
+        seen &= key >= a.reach.oldest(query)
     return seen

@@ -55,9 +55,9 @@ def paged_attention(
     """Return softmax attention of each row's tokens to the keys at and before them, read from the row's pages.
 
     A token at position i sees the keys at positions j with rows.visible_from ≤ j ≤ i and, with a window W, j > i - W,
-    or, with chunks of C, j ≥ ⌊i / C⌋ · C. The keys of the step's own tokens are read from the pages too, so `write_kv`
-    must come first. Values that no token of a row sees are never used: they may be NaN. Padding tokens get finite
-    numbers without meaning.
+    or, with chunks of C and a look-back of L chunks, j ≥ (⌊i / C⌋ - L) · C. The keys of the step's own tokens are read
+    from the pages too, so `write_kv` must come first. Values that no token of a row sees are never used: they may be
+    NaN. Padding tokens get finite numbers without meaning.
 
     Args:
         q: queries of the step's tokens; or, on Hopper, as `packed_form` says.

@@ -12,7 +12,7 @@ class AttentionParams(NamedTuple):
     Attributes:
         scale: factor of the products of queries and keys.
         window: keys that a query sees at most, its own included.
-        chunk: a query sees the keys of its own chunk of that many positions.
+        chunk: a query sees the keys of its own chunk of that many positions, and of `lookback` chunks before it.
         softcap: scores become softcap · tanh(score / softcap).
         v_dim: size of V, which is the end of a token's E numbers; K is their beginning, and the two may overlap. None:
             E - D.
@@ -23,6 +23,17 @@ class AttentionParams(NamedTuple):
     chunk: int | None = None
     softcap: float | None = None
     v_dim: int | None = None
+    lookback: int = 0
+
+    @property
+    def span(self) -> int | None:
+        """Keys that a query sees at most, its own included; None: all."""
+        return self.window or (self.chunk and self.chunk * (1 + self.lookback))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Window and chunk as kernels take them, 0 for none. With both, a query sees `window` keys before its chunk."""
+        return self.window or (self.chunk or 0) * self.lookback, self.chunk or 0
 
     def value_size(self, row: int, head_dim: int) -> int:
         """Return the size of V in rows of `row` numbers with keys of `head_dim`."""
@@ -32,7 +43,11 @@ class AttentionParams(NamedTuple):
         """Return the oldest position that the window or the chunk of a query at each position reaches."""
         if self.window is not None:
             return jnp.maximum(position - (self.window - 1), 0)
-        return jnp.zeros_like(position) if self.chunk is None else position // self.chunk * self.chunk
+        if self.chunk is None:
+            return jnp.zeros_like(position)
+        if not self.lookback:
+            return position // self.chunk * self.chunk
+        return jnp.maximum(position // self.chunk - self.lookback, 0) * self.chunk
 
 
 class PagedRows(NamedTuple):

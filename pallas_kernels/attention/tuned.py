@@ -29,9 +29,9 @@ class Entry:
 
 def key_of(shape: Shape) -> str:
     """Return the key of a shape's entry."""
-    reach = (
-        f"w{shape.attend.window}" if shape.attend.window else f"c{shape.attend.chunk}" if shape.attend.chunk else "f"
-    )
+    attend = shape.attend
+    reach = f"w{attend.window}" if attend.window else f"c{attend.chunk}" if attend.chunk else "f"
+    reach += f"l{attend.lookback}" if attend.lookback else ""
     heads = f"h{shape.group}x{shape.kv_heads}d{shape.head_dim}v{shape.v_dim}e{shape.row}"
     return f"{shape.stored}-{heads}-p{shape.page}-{reach}-q{shape.queries}-b{_up(shape.tiles)}-n{_up(shape.columns)}"
 

@@ -30,6 +30,7 @@ def paged_attention(
     v_dim = attend.value_size(kv.shape[-1], q.shape[2])
     shape = jax.ShapeDtypeStruct((*q.shape[:2], v_dim), q.dtype)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("jswa_attention", shape)
+    window, chunk = attend.bounds
     own = jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
     out: Array = call(
         q,
@@ -37,8 +38,8 @@ def paged_attention(
         *(array.astype(jnp.int32) for array in (*rows, tiles.row, tiles.offset, tiles.tokens)),
         own,
         layer=np.int64(layer_index),
-        window=np.int64(attend.window or 0),
-        chunk=np.int64(attend.chunk or 0),
+        window=np.int64(window),
+        chunk=np.int64(chunk),
         scale=np.float32(attend.scale),
         softcap=np.float32(attend.softcap or 0.0),
     )

@@ -23,11 +23,15 @@ from jswa.cache.lease import Lease, PageRun
 from jswa.cache.manager import CacheManager
 from jswa.errors import UnsupportedModel
 from tests.support.builders import LAYOUTS, make_layout, share
+from tests.support.text.model import first_seen
 
 PAGE_SIZES = [1, 4, 16]
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in PAGE_SIZES for window in (1, 2, 3, 5, 16, 33)],
     "chunked": [(page, Reach(page * pages, chunked=True)) for page in PAGE_SIZES for pages in (1, 2, 5)],
+    "looking back": [
+        (page, Reach(page * pages, True, chunks)) for page in PAGE_SIZES for pages, chunks in ((1, 1), (3, 2))
+    ],
 }
 WIDTH = 200
 
@@ -148,12 +152,12 @@ class LeaseMachine(RuleBasedStateMachine):
             full, local = row.lease.full, row.lease.local
             assert (full.start, full.end) == (0, math.ceil(row.launched / p) if self.layout.full else 0)
             if reach is not None:
-                first = row.launched // reach.size * reach.size
-                first = first if reach.chunked else max(0, row.launched - (reach.size - 1))
+                first = first_seen(reach, row.launched)
                 assert (local.start, local.end) == (first // p, math.ceil(row.launched / p))
                 assert len(local.held) <= self.layout.window_pages(row.launched)
                 if reach.chunked:
-                    assert len(local.held) == math.ceil(row.launched % reach.size / p), "pages of an earlier chunk"
+                    seen = reach.lookback * reach.size + row.launched % reach.size
+                    assert len(local.held) == math.ceil(min(seen, row.launched) / p), "pages of an earlier chunk"
                 else:
                     assert len(local.held) <= self.layout.touch(min(row.launched, reach.size))
             slots = len(full.held) + self.layout.pages_per_slab * len(local.held)
@@ -232,7 +236,9 @@ def _lengths(lease: Lease) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+    ("kind", "shapes"),
+    [(k, "sliding") for k in LAYOUTS]
+    + [(k, chunks) for chunks in ("chunked", "looking back") for k in LAYOUTS if k != "full only"],
 )
 def test_leases_hold_exactly_the_window_under_any_calls(kind: str, shapes: str) -> None:
     """Full pages from 0, local pages of exactly the window, ids that follow compaction; growth is all or nothing."""

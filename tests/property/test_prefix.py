@@ -23,16 +23,18 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixMatch
 from jswa.cache.prefix.policies import POLICIES, MakePolicy
-from jswa.cache.prefix.resume import replay_length
+from jswa.cache.prefix.resume import replay_start
 from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
 from tests.support.loops.conversation import make_conversation
 from tests.support.prefix.any_victim import AnyVictim
-from tests.support.text.model import TextModel
+from tests.support.text.model import TextModel, first_seen
 
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4, 16) for window in (1, 3, 6, 20)],
     "chunked": [(page, Reach(page * pages, chunked=True)) for page in (1, 4, 16) for pages in (1, 3)],
+    "looking back": [(page, Reach(page * pages, True, 1)) for page in (1, 4) for pages in (1, 3)]
+    + [(1, Reach(3, chunked=True, lookback=2)), (16, Reach(16, chunked=True, lookback=1))],
 }
 WIDTH = 64
 LONGEST = 90
@@ -275,11 +277,9 @@ class PrefixMachine(RuleBasedStateMachine):
         least = 0
         if reach is None:
             least = at.full_to
-        elif reach.chunked:
-            least = reach.first_visible(at.full_to)
         else:
-            least = max(0, at.full_to - replay_length(self.layout))
-            assert at.exact_from <= max(0, at.full_to - (reach.size - 1)) or at.start == at.boundary
+            least = replay_start(self.layout, at.full_to)
+            assert at.exact_from <= first_seen(reach, at.full_to) or at.start == at.boundary
         assert at.start >= least, "a missing window prevents the hit"
         if self.roomy:
             kept = max((shared(text, tokens[:-1]) for own, text in self.texts if own == salt), default=0)
@@ -296,7 +296,9 @@ def array(tokens: list[int]) -> Int[np.ndarray, " T"]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+    ("kind", "shapes"),
+    [(k, "sliding") for k in LAYOUTS]
+    + [(k, chunks) for chunks in ("chunked", "looking back") for k in LAYOUTS if k != "full only"],
 )
 def test_the_cache_finds_what_was_published_and_nothing_else(kind: str, shapes: str) -> None:
     """Right pages, exact windows, the start rule and no leak while pages are shared, copied, evicted and withdrawn."""

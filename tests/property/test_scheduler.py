@@ -24,6 +24,10 @@ from tests.support.loops.conversation import VOCAB, make_conversation
 SHAPES = {  # page sizes, and reaches of local layers
     "sliding": [(page, Reach(window)) for page in (1, 4) for window in (1, 3, 6, 9)],
     "chunked": [(page, Reach(chunk, chunked=True)) for page, chunk in ((1, 1), (1, 3), (1, 9), (4, 4), (4, 12))],
+    "looking back": [
+        *((1, Reach(1, chunked=True, lookback=1)), (1, Reach(3, chunked=True, lookback=2))),
+        *((4, Reach(4, chunked=True, lookback=1)), (4, Reach(12, chunked=True, lookback=1))),
+    ],
 }
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
 
@@ -185,7 +189,9 @@ def test_a_page_moves_when_no_plan_follows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"), [(k, "sliding") for k in LAYOUTS] + [(k, "chunked") for k in LAYOUTS if k != "full only"]
+    ("kind", "shapes"),
+    [(k, "sliding") for k in LAYOUTS]
+    + [(k, chunks) for chunks in ("chunked", "looking back") for k in LAYOUTS if k != "full only"],
 )
 def test_every_request_finishes_once_with_the_tokens_that_it_gets_alone(kind: str, shapes: str) -> None:
     """Under batching, chunking, preemption, compaction and aborts; no page stays held."""
@@ -196,7 +202,7 @@ def test_every_request_finishes_once_with_the_tokens_that_it_gets_alone(kind: st
 @share(8)
 @given(
     layers=st.sampled_from(list(LAYOUTS.values())),
-    shape=st.sampled_from(SHAPES["sliding"] + SHAPES["chunked"]),
+    shape=st.sampled_from([one for shapes in SHAPES.values() for one in shapes]),
     slabs=st.integers(6, 30),
     older=st.lists(st.tuples(PROMPTS, st.integers(1, 30)), max_size=4),
     prompt=st.integers(1, 59),

@@ -43,10 +43,12 @@ class Row:
         """One past the row's last position."""
         return self.start + self.count
 
-    def keys(self, position: int, window: int | None, chunk: int | None = None) -> range:
+    def keys(self, position: int, window: int | None, chunk: int | None = None, lookback: int = 0) -> range:
         """Return the positions that the query at `position` sees."""
         first = 0 if window is None else position - window + 1
-        return range(max(self.visible_from, first if chunk is None else position - position % chunk), position + 1)
+        if chunk is not None:
+            first = position - position % chunk - lookback * chunk
+        return range(max(self.visible_from, first), position + 1)
 
 
 def paged_attention(
@@ -60,6 +62,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     chunk: int | None = None,
+    lookback: int = 0,
     sinks: Float[np.ndarray, " H"] | None = None,
     smallest: float = 0.0,
 ) -> tuple[Float[np.ndarray, "tokens H V"], Float[np.ndarray, "tokens H"]]:
@@ -76,7 +79,7 @@ def paged_attention(
     for row, pages in zip(rows, page_rows, strict=True):
         for position in range(row.start, row.end):
             query = q[len(out)].astype(np.float64)
-            keys = np.array(row.keys(position, window, chunk))
+            keys = np.array(row.keys(position, window, chunk, lookback))
             seen = kv[pages[keys // page_size - row.first_page], layer_index, :, keys % page_size].astype(np.float64)
             heads = []
             roundings.append([])
@@ -131,8 +134,8 @@ def dense_attention(model: ModelConfig) -> Attend:
         query, key = np.arange(len(q))[:, None], np.arange(len(q))[None]
         visible = key <= query
         if config.reach is not None:
-            same_chunk = key // config.reach.size == query // config.reach.size
-            visible &= same_chunk if config.reach.chunked else query - key < config.reach.size
+            near = query // config.reach.size - key // config.reach.size <= config.reach.lookback
+            visible &= near if config.reach.chunked else query - key < config.reach.size
         top = jnp.where(visible[None], scores, -jnp.inf).max(axis=-1, keepdims=True)
         top = top if sinks is None else jnp.maximum(top, sinks[:, None, None])
         weights = jnp.where(visible[None], jnp.exp(scores - top), 0.0)

@@ -23,7 +23,7 @@ from scipy.sparse import coo_matrix  # type: ignore[import-untyped]
 from benchmarks.cache.traces import TraceRequest
 from jswa.cache.layout import KVLayout
 from jswa.cache.prefix.radix import common_prefix
-from jswa.cache.prefix.resume import replay_length
+from jswa.cache.prefix.resume import replay_start
 
 
 class Use(NamedTuple):
@@ -123,7 +123,7 @@ def _add_request(
     total = parts[-1].start + parts[-1].tokens
     if all(end >= begin for end in ends):
         return total
-    replay = min(total, replay_length(layout))
+    replay = total - replay_start(layout, total)
     window = program.variable()
     kept.append((ends[0], begin, window, m * _least_window(layout, total)))
     before = None

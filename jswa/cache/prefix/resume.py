@@ -4,9 +4,10 @@ The cache has full KV for [0, n), and local KV with holes. A boundary b ≤ n is
 position that a query at b sees. The row starts at the largest of
 
 * the last live boundary;
-* max(0, n - J·(W - 1)), J local layers: the *revival*. Running [start, n) against the cached KV of the full layers
-  makes local layer j exact from start + (j - 1)(W - 1) on, so all of them are in [n - (W - 1), n);
-* with chunked layers ⌊n / C⌋·C, which is live without any local page.
+* the oldest position that a query at n sees through all J local layers, one upon the other: the *revival*. Running
+  [start, n) against the cached KV of the full layers makes a local layer exact from the oldest position that the layer
+  above needs, so all of them are exact in what a query at n sees. With windows it starts at max(0, n - J·(W - 1)); with
+  chunks, L of them seen beside the own one, at max(0, ⌊n / C⌋ - J·L) · C, which for L = 0 is live without local pages.
 """
 
 from typing import NamedTuple
@@ -40,11 +41,11 @@ class Resume(NamedTuple):
 COLD = Resume(0, 0, 0, 0, 0)
 
 
-def replay_length(layout: KVLayout) -> int:
-    """Return J·(W - 1): the tokens to replay until the last window is exact in all J local layers."""
+def replay_start(layout: KVLayout, end: int) -> int:
+    """Return where a replay up to `end` starts that makes the window of a query there exact in all local layers."""
     if layout.reach is None or layout.local is None:
-        return 0
-    return layout.local.num_layers * (layout.reach.size - 1)
+        return end
+    return layout.reach.first_visible(end, layout.local.num_layers)
 
 
 def resume(layout: KVLayout, full_to: int, live: Bool[np.ndarray, " pages"]) -> Resume:
@@ -52,13 +53,12 @@ def resume(layout: KVLayout, full_to: int, live: Bool[np.ndarray, " pages"]) -> 
     if layout.reach is None or layout.local is None:
         return Resume(full_to, full_to, full_to, 0, full_to)
     boundary = last_live_boundary(layout.reach, layout.page_size, full_to, live)
-    revived = 0 if layout.reach.chunked else max(0, full_to - replay_length(layout))
+    revived = replay_start(layout, full_to)
     if boundary >= revived:
         first = layout.reach.first_visible(boundary)
         # A cached page is exact from its first token on.
         return Resume(full_to, boundary, first, first // layout.page_size * layout.page_size, boundary)
-    exact_from = revived + (layout.local.num_layers - 1) * (layout.reach.size - 1)
-    return Resume(full_to, revived, revived, exact_from, revived)
+    return Resume(full_to, revived, revived, layout.reach.first_visible(full_to), revived)
 
 
 def last_live_boundary(reach: Reach, page_size: int, length: int, live: Bool[np.ndarray, " pages"]) -> int:

@@ -141,6 +141,7 @@ def _table(config: ModelConfig, layout: KVLayout, itemsize: int, memory: int, we
     )
     reach = layout.reach
     window = "" if reach is None else f", {'chunk' if reach.chunked else 'window'} {reach.size}"
+    window += f" and {reach.lookback} before it" if reach is not None and reach.lookback else ""
     head = f"{'tokens':>8} {'KV here':>10} {'ideal':>10} {'share':>7} {'all full':>10}   rows in {_gib(memory)} GiB:"
     lines = [
         f"{config.family}: {kinds}{window}",

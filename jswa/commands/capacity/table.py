@@ -84,7 +84,7 @@ def _fixed_ratio_rows(family: str, full: int, local: int, layout: KVLayout, leng
     if family not in _WINDOW_POOLS or layout.reach is None or not full:
         return memory / ((full + local) * length)
     full_tokens = memory / (full + FIXED_RATIO * local)
-    held = min(length, layout.reach.size + _SLACK + layout.page_size)
+    held = min(length, layout.reach.span + _SLACK + layout.page_size)
     return min(full_tokens / length, full_tokens * FIXED_RATIO / held)
 
 
@@ -92,8 +92,9 @@ def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length
     """Return the rows that fit in vLLM's one pool: layers in groups as large as the smaller kind, the last one padded.
 
     A row has ⌈n / group⌉ page tables per kind. A local table holds the window and one page more; of chunked layers it
-    holds the chunk, which begins at a page. vLLM frees past chunks by default since 0.33.0:
-    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 1 in vllm/envs.py. `memory` in elements.
+    holds the chunk, which begins at a page; chunks that are seen with the one before are a window to vLLM. It frees
+    past chunks by default since 0.33.0: VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE is 1 in vllm/envs.py.
+    `memory` in elements.
     """
     full = [_elems(a) for a in attention if a.kind == "full"]
     local = [_elems(a) for a in attention if a.kind == "local"]
@@ -101,7 +102,8 @@ def _grouped_rows(attention: Sequence[AttentionConfig], layout: KVLayout, length
         return memory / (sum(full + local) * length)
     group = min(len(kind) for kind in (full, local) if kind)
     page = _GROUP_PAGE * max(full + local)  # elements of one layer; a layer with smaller tokens fits more of them
-    window = math.ceil(min(layout.reach.size, length) / (page // local[0])) + (not layout.reach.chunked)
+    aligned = layout.reach.chunked and not layout.reach.lookback
+    window = math.ceil(min(layout.reach.span, length) / (page // local[0])) + (not aligned)
     pages = math.ceil(len(local) / group) * window
     if full:
         pages += math.ceil(len(full) / group) * math.ceil(length / (page // full[0]))

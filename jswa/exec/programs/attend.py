@@ -122,4 +122,5 @@ def static(attention: AttentionConfig) -> AttentionParams:
         chunk=reach.size if reach is not None and reach.chunked else None,
         softcap=attention.softcap,
         v_dim=attention.v_head_dim,
+        lookback=reach.lookback if reach is not None else 0,
     )

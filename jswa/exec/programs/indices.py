@@ -208,10 +208,12 @@ def step_indices(
         full = kind(state["full_table"], num_slabs * layout.full.pages_per_slab, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
-        first = starts // reach.size * reach.size if reach.chunked else jnp.maximum(starts - (reach.size - 1), 0)
+        first = reach.oldest(starts)
+        if reach.lookback or not reach.chunked:  # else it is never below 0
+            first = jnp.maximum(first, 0)
         first_page = first // layout.page_size
         table = state["local_table"]
-        width = min(-(-(reach.size - 1 + longest) // layout.page_size) + 1, table.shape[1])
+        width = min(-(-(reach.span - 1 + longest) // layout.page_size) + 1, table.shape[1])
         page_rows = _pages_from(table, row_ids, first_page, width)
         rows = PagedRows(starts, counts, page_rows, first_page, inputs.column("local_visible_from"))
         local = kind(table, num_slabs, rows, real)

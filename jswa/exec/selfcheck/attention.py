@@ -95,7 +95,7 @@ def _content(
     """Return page tables, the packed rows, and how many slabs the lane needs: ragged rows on shuffled pages."""
     bucket, layout = config.bucket, config.layout
     reach = config.model.layers[layer].attention.reach
-    longest = min(limits.max_model_len, _LONGEST, max(300, (reach.size if reach else 0) + 70))
+    longest = min(limits.max_model_len, _LONGEST, max(300, (reach.span if reach else 0) + 70))
     rows = min(bucket.rows, _ROWS)
     most = bucket.per_row if bucket.decode else 170
     first = min(bucket.tokens - rows + 1, longest - 1, most)

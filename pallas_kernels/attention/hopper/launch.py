@@ -123,12 +123,13 @@ class Shape:
 
     def most_blocks(self, block: int, queries: int) -> int:
         """Return how many blocks the keys of `queries` consecutive queries touch at most."""
-        reach, held = self.attend.window or self.attend.chunk, self.columns * self.page
-        if reach is None:
+        span, chunk, held = self.attend.span, self.attend.chunk, self.columns * self.page
+        if span is None:
             return (held - 1) // block + 1
-        longest = min(reach - 1 + queries, held)
-        # A chunk begins at the first key of a block. If one query sees one chunk alone, no block is cut at the front.
-        return (longest - 1) // block + (1 if self.attend.window is None and queries == 1 else 2)
+        longest = min(span - 1 + queries, held)
+        # If chunks begin at the first key of a block, and there is one query, no block is cut at the front.
+        aligned = chunk is not None and chunk % block == 0 and queries == 1
+        return (longest - 1) // block + (1 if aligned else 2)
 
 
 @dataclass(frozen=True)

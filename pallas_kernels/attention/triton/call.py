@@ -71,6 +71,7 @@ def paged_attention(
 
 def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
     attend = shape.attend
+    window, chunk = attend.bounds
     d_main, d_rest = column_parts(shape.head_dim)
     v_main, v_rest = column_parts(shape.v_dim)
     return {
@@ -87,8 +88,8 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
         "V": shape.v_dim,
         "V_MAIN": v_main,
         "V_REST": v_rest,
-        "WINDOW": attend.window or 0,
-        "CHUNK": attend.chunk or 0,
+        "WINDOW": window,
+        "CHUNK": chunk,
         "SCALE": float(attend.scale),
         "SOFTCAP": float(attend.softcap or 0.0),
         "CHUNKS": shape.chunks(tuning.rows),

@@ -43,7 +43,7 @@ def attend(
     V: tl.constexpr,
     V_MAIN: tl.constexpr,
     V_REST: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # 0: none. With CHUNK, a query sees WINDOW keys before its chunk
     CHUNK: tl.constexpr,  # 0: none
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,  # 0.0: none
@@ -137,10 +137,13 @@ def attend(
 @no_type_check
 def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """Return `AttentionParams.first_visible` of the positions."""
+    if CHUNK > 0:
+        first = position // CHUNK * CHUNK
+        if WINDOW > 0:
+            first = tl.maximum(first - WINDOW, 0)
+        return first
     if WINDOW > 0:
         return tl.maximum(position - (WINDOW - 1), 0)
-    if CHUNK > 0:
-        return position // CHUNK * CHUNK
     return position * 0
 
 
@@ -149,10 +152,10 @@ def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexp
 def _visible(key: tl.tensor, position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
     """Return whether the causal order, and window or chunk, let a query see a key."""
     visible = key <= position
-    if WINDOW > 0:
-        visible &= key > position - WINDOW
     if CHUNK > 0:
-        visible &= key >= position // CHUNK * CHUNK
+        visible &= key >= _first_visible(position, WINDOW, CHUNK)
+    elif WINDOW > 0:
+        visible &= key > position - WINDOW
     return visible
 
 

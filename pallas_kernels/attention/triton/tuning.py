@@ -100,11 +100,11 @@ class Shape:
 
     def most_blocks(self, rows: int, block: int) -> int:
         """Return how many blocks the keys of a thread block's queries touch at most."""
-        reach, held = self.attend.window or self.attend.chunk, self.columns * self.page
-        if reach is None:
+        span, held = self.attend.span, self.columns * self.page
+        if span is None:
             return -(-held // block)
         queries = min(self.queries, (rows - 2) // self.group + 2)
-        return (min(reach - 1 + queries, held) - 1) // block + 2
+        return (min(span - 1 + queries, held) - 1) // block + 2
 
 
 def column_parts(size: int) -> tuple[int, int]:

@@ -16,8 +16,8 @@ constexpr int64_t kBlock = 64;
 constexpr float kLowest = -1e30f;  // finite, so that a query without visible keys makes no NaN
 
 inline int64_t first_visible(const Attention& a, int64_t position) {
-  if (a.window) return position - a.window + 1 > 0 ? position - a.window + 1 : 0;
-  return a.chunk ? position / a.chunk * a.chunk : 0;
+  const int64_t first = a.chunk ? position / a.chunk * a.chunk - a.window : a.window ? position - a.window + 1 : 0;
+  return first > 0 ? first : 0;
 }
 
 // What a tile needs beside its arguments: each array is rounded up to whole vectors.

@@ -52,7 +52,7 @@ struct Attention {
   int64_t tokens, heads, head_dim, v_dim, cell;
   int64_t pages, layers, kv_heads, page_size, layer;
   int64_t rows, width, tiles, tile_size;
-  int64_t window, chunk;  // 0: none
+  int64_t window, chunk;  // 0: none. With both, a query sees `window` keys before its chunk
   float scale, softcap;   // softcap 0: none
 };
 

@@ -103,10 +103,11 @@ export class Replay {
   }
 
   slide(state) {
-    const { window, chunked, page_size: page } = this.geometry;
+    const { window, chunked, lookback, page_size: page } = this.geometry;
     if (!window) return;
-    const visible = chunked ? Math.floor(state.launched / window) * window : Math.max(0, state.launched - (window - 1));
-    state.first = Math.floor(visible / page);
+    const at = state.launched;
+    const oldest = chunked ? (Math.floor(at / window) - lookback) * window : at - (window - 1);
+    state.first = Math.floor(Math.max(0, oldest) / page);
     for (const [position, id] of state.local) {
       if (position < state.first) {
         state.local.delete(position);

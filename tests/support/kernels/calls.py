@@ -49,7 +49,7 @@ def make_call(case: Case, specs: tuple[RowSpec, ...], seed: int = 0) -> Call:
     kv[0] = 0.0
     for index, row in enumerate(rows):
         page_rows[index, : used[index]], ids = ids[: used[index]], ids[used[index] :]
-        seen = {key for position in range(row.start, row.end) for key in row.keys(position, case.window, case.chunk)}
+        seen = {key for position in range(row.start, row.end) for key in _keys(case, row, position)}
         for key in seen:
             cell = page_rows[index, key // case.page_size - row.first_page], case.layer_index, slice(None)
             kv[(*cell, key % case.page_size)] = rng.standard_normal(kv.shape[2::2])
@@ -61,8 +61,12 @@ def _row(case: Case, spec: RowSpec) -> Row:
     if not spec.count:
         return Row(0, 0)
     row = Row(spec.start, spec.count, 0, spec.visible_from)
-    first = row.keys(row.start, case.window, case.chunk).start // case.page_size if case.pages_cut else 0
+    first = _keys(case, row, row.start).start // case.page_size if case.pages_cut else 0
     return Row(spec.start, spec.count, first, spec.visible_from)
+
+
+def _keys(case: Case, row: Row, position: int) -> range:
+    return row.keys(position, case.window, case.chunk, case.lookback)
 
 
 def check(out: Float[np.ndarray, "T H V"], call: Call, case: Case, *, roundoffs: float = 1.0) -> int:
@@ -108,6 +112,7 @@ def expect(call: Call, case: Case) -> tuple[Float[np.ndarray, "tokens H V"], Flo
         window=case.window,
         softcap=case.softcap,
         chunk=case.chunk,
+        lookback=case.lookback,
         sinks=None if case.sinks is None else np.array(case.sinks),
         smallest=float(jnp.finfo(case.dtype).tiny),  # type: ignore[no-untyped-call]
     )
@@ -211,7 +216,7 @@ def _program(
 
 
 def _attend(case: Case) -> AttentionParams:
-    return AttentionParams(_scale(case), case.window, case.chunk, case.softcap, case.heads[3])
+    return AttentionParams(_scale(case), case.window, case.chunk, case.softcap, case.heads[3], case.lookback)
 
 
 def _scale(case: Case) -> float:

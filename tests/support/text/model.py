@@ -10,8 +10,10 @@ from jswa.types import FinishReason
 
 
 def first_seen(reach: Reach, position: int) -> int:
-    """Return the oldest key of a query: the last `size` keys with its own, or those of its chunk. Not the engine's."""
-    return position - position % reach.size if reach.chunked else max(0, position + 1 - reach.size)
+    """Return the oldest key of a query: of the last `size` keys, or of its chunks. Not the engine's function."""
+    if reach.chunked:
+        return max(0, position - position % reach.size - reach.lookback * reach.size)
+    return max(0, position + 1 - reach.size)
 
 
 class Run(NamedTuple):

@@ -25,11 +25,12 @@ from tests.support.kernels import calls, grouped_calls
 from tests.support.kernels.device import hopper
 from tools.cases.kernels.attention import CASES, Case
 from tools.cases.kernels.attention_fp8 import FP8_CASES
+from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
 from tools.cases.kernels.experts import CASES as EXPERT_CASES
 from tools.cases.kernels.ladder import RUNGS, Rung
 from tools.cases.small_models import SMALL_MODELS
 
-ATTENTION = {case.name: case for case in (*CASES, *FP8_CASES)}
+ATTENTION = {case.name: case for case in (*CASES, *FP8_CASES, *LOOKBACK_CASES)}
 EXPERTS = {case.name: case for case in EXPERT_CASES}
 SHAPE = (64, 64)
 HALF = jnp.dtype(jnp.bfloat16)

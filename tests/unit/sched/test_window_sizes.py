@@ -12,20 +12,20 @@ from jswa.config import Limits
 from pallas_kernels.attention.rows import AttentionParams
 from tests.support.builders import make_layout, make_request
 from tests.support.loops.loop import Loop
-from tests.support.text.model import TextModel
+from tests.support.text.model import TextModel, first_seen
 
 PAGE, CHUNK, NEW = 16, 256, 40
 
 
 @pytest.mark.parametrize("size", [1, 128, 513, 1024, 4096, 8192])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_host_and_kernels_see_the_same_keys(size: int, chunked: bool) -> None:
-    """The last `size` keys with the query's own, or those of its chunk; `hidden_from` is the first that does not."""
-    reach = Reach(size, chunked)
+@pytest.mark.parametrize("chunks", [0, 1, 2], ids=["window", "chunk", "chunk and one before"])
+def test_host_and_kernels_see_the_same_keys(size: int, chunks: int) -> None:
+    """The last `size` keys with the query's own, or those of `chunks`; `hidden_from` is the first that does not."""
+    reach = Reach(size, chunked=True, lookback=chunks - 1) if chunks else Reach(size)
     positions = np.unique(np.clip([k * size + d for k in (0, 1, 2, 16) for d in (-2, -1, 0, 1, 2)], 0, None))
-    first = [position // size * size if chunked else max(0, position - size + 1) for position in positions.tolist()]
+    first = [first_seen(reach, position) for position in positions.tolist()]
     assert [reach.first_visible(position) for position in positions.tolist()] == first
-    attend = AttentionParams(1.0, chunk=size) if chunked else AttentionParams(1.0, window=size)
+    attend = AttentionParams(1.0, chunk=size, lookback=chunks - 1) if chunks else AttentionParams(1.0, window=size)
     assert attend.first_visible(jnp.asarray(positions, jnp.int32)).tolist() == first
     for key in positions.tolist():
         hidden = reach.hidden_from(key)
@@ -47,7 +47,11 @@ def serve(loop: Loop, model: TextModel, name: str, prompts: list[list[int]]) -> 
     return [prompt + tokens for prompt, tokens in zip(prompts, said.values(), strict=True)]
 
 
-@pytest.mark.parametrize("reach", [Reach(1024), Reach(1024, chunked=True)], ids=["sliding", "chunked"])
+@pytest.mark.parametrize(
+    "reach",
+    [Reach(1024), Reach(1024, chunked=True), Reach(512, chunked=True, lookback=1)],
+    ids=["sliding", "chunked", "chunk and one before"],
+)
 def test_rows_read_their_own_pages_in_windows_of_1024_keys(reach: Reach) -> None:
     """In chunked prefill, decode, hits and after windows were evicted."""
     layout, model = make_layout(PAGE, reach, num_full=1, num_local=2), TextModel(50)

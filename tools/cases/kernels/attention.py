@@ -24,7 +24,7 @@ class Case:
     Attributes:
         rows: sets of rows; each set is one step.
         tokens: tokens of a step, padding included.
-        page_size, window, chunk, softcap, layers_per_page, layer_index: see `paged_attention` and `AttentionParams`.
+        page_size, window, chunk, lookback, softcap, layers_per_page, layer_index: see `paged_attention`.
         sinks: one per query head.
         heads: query heads, KV heads, head size D, value size.
         row: numbers of a token in a page. 0: D + value size. If it is less than that, K and V overlap.
@@ -43,6 +43,7 @@ class Case:
     page_size: int
     window: int | None = None
     chunk: int | None = None
+    lookback: int = 0
     sinks: tuple[float, ...] | None = None
     heads: tuple[int, int, int, int] = (4, 2, 8, 8)
     row: int = 0

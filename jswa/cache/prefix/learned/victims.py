@@ -17,7 +17,7 @@ from jswa.cache.prefix.learned.ageing import Ageing
 from jswa.cache.prefix.learned.places import Places
 from jswa.cache.prefix.policy import pages_freed
 from jswa.cache.prefix.radix import NONE, RadixTree
-from jswa.cache.prefix.resume import replay_length
+from jswa.cache.prefix.resume import replay_start
 from jswa.errors import EngineError
 
 _SAMPLE = 64  # items drawn for each that is chosen
@@ -33,7 +33,6 @@ class Victims:
         self._places = places
         self._ageing = ageing
         self._reach = tree.layout.reach
-        self._replay = replay_length(tree.layout)
         self._has_full = tree.layout.full is not None
         self._random = np.random.default_rng(0)
         self._chosen: list[tuple[Node | Window, int]] = []  # with `last`, the best at the end
@@ -130,7 +129,7 @@ class Victims:
         """Return where a row that matches `length` tokens would start, by the windows that end at `last` or before."""
         if self._reach is None:
             return length
-        least = self._reach.first_visible(length) if self._reach.chunked else max(0, length - self._replay)
+        least = replay_start(self._tree.layout, length)
         above: Node | None = node
         found = least
         while above is not None and found == least and above.start + len(above.tokens) > least:

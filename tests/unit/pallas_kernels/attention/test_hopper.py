@@ -7,14 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pallas_kernels import interpreter, mosaic
 from pallas_kernels.attention.api import tile_tokens
 from pallas_kernels.attention.hopper.heuristics import default_tuning
-from pallas_kernels.attention.hopper.launch import Tuning, launch
+from pallas_kernels.attention.hopper.launch import Shape, Tuning, launch
+from pallas_kernels.attention.rows import AttentionParams
 from pallas_kernels.hopper import BLOCK_SMEM_BYTES, SM_SMEM_BYTES, SMEM_BYTES
 from tests.support.kernels.calls import check, lower, make_call, run, run_packed, shape_of
 from tests.support.nights import sample
+from tests.support.oracles import Row
 from tools.aot.measures.tma import recorded
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
@@ -114,6 +118,23 @@ def test_all_copies_are_swizzled(name: str) -> None:
         lower(LAYER[name])
     assert found
     assert {descriptor.swizzle for descriptor in found} <= {32, 64, 128}
+
+
+@given(st.data())
+def test_most_blocks_bounds_what_the_queries_of_a_thread_block_see(data: st.DataObject) -> None:
+    """Splits and work lists rely on this bound, wherever the queries lie and chunks begin."""
+    page, columns = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 30))
+    reach, size = data.draw(st.sampled_from(["full", "window", "chunk"])), data.draw(st.integers(1, 300))
+    lookback = data.draw(st.integers(0, 2)) if reach == "chunk" else 0
+    window, chunk = (size if reach == name else None for name in ("window", "chunk"))
+    attend = AttentionParams(1.0, window, chunk, lookback=lookback)
+    queries, block = data.draw(st.integers(1, 40)), 2 ** data.draw(st.integers(0, 7))
+    dtype = jnp.dtype("bfloat16")
+    shape = Shape(1, queries, 1, 1, 64, 64, 128, page, 99, columns, 1, dtype, attend)
+    first = data.draw(st.integers(0, page * columns - 1))
+    last = min(first + queries, page * columns) - 1
+    keys = Row(first, 1).keys(first, window, chunk, lookback)
+    assert last // block - keys.start // block + 1 <= shape.most_blocks(block, queries)
 
 
 def test_small_windows_are_not_split_and_long_contexts_fill_the_gpu() -> None:

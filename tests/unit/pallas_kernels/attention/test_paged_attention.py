@@ -20,12 +20,13 @@ from tests.support.kernels.calls import Call, check, make_call, run, tiles_of, t
 from tests.support.oracles import Row
 from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, RAGGED_DECODE, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
+from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
 
 
 def served() -> list[ParameterSet]:
     """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
-    for index, case in enumerate((*CASES, *FP8_CASES)):
+    for index, case in enumerate((*CASES, *FP8_CASES, *LOOKBACK_CASES)):
         for implementation in get_args(Implementation):
             if implementation.startswith("triton"):
                 continue  # see test_triton

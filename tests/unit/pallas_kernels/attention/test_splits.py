@@ -17,9 +17,10 @@ from tests.support.oracles import Row
 from tools.cases.kernels.attention import CASES, RAGGED_DECODE, RAGGED_PROMPT, RAGGED_STEP, Case
 from tools.cases.kernels.attention_fp8 import FP8_CASES
 from tools.cases.kernels.attention_layers import LAYERS, SPLIT_LAYERS
+from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
 from tools.cases.kernels.attention_shapes import arguments
 
-CASE = {case.name: case for case in (*CASES, *FP8_CASES)}
+CASE = {case.name: case for case in (*CASES, *FP8_CASES, *LOOKBACK_CASES)}
 LAYER = {layer.name: layer for layer in LAYERS}
 SPLIT = {layer.name: layer for layer in SPLIT_LAYERS}
 DECODE, STEP, PROMPT = CASE[RAGGED_DECODE], CASE[RAGGED_STEP], CASE[RAGGED_PROMPT]

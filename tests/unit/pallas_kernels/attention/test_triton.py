@@ -26,11 +26,12 @@ from tests.support.nights import sample
 from tests.support.oracles import Row
 from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
+from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
 from tools.cases.kernels.attention_matrix import matrix
 from tools.cases.kernels.attention_shapes import Arguments, arguments
 
 ROUNDOFFS = 2  # Triton's interpreter truncates where a GPU rounds
-NAMED = {case.name: case for case in CASES}
+NAMED = {case.name: case for case in (*CASES, *LOOKBACK_CASES) if not case.kv_dtype}
 SINKS_AND_WINDOW = NAMED["16 bits, 64/64 p16, window 64, sinks"]
 FULL = NAMED["16 bits, 128/128 p64, full, softcap, splits"]
 TILES = NAMED["16 bits, tiles of 8, chunk 128, first visible"]
@@ -201,7 +202,10 @@ def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> N
     held = page * columns
     reach = data.draw(st.sampled_from(["full", "window", "chunk"]))
     size = data.draw(st.integers(1, 300))
-    attend = AttentionParams(1.0, size if reach == "window" else None, size if reach == "chunk" else None)
+    lookback = data.draw(st.integers(0, 2)) if reach == "chunk" else 0
+    attend = AttentionParams(
+        1.0, size if reach == "window" else None, size if reach == "chunk" else None, lookback=lookback
+    )
     queries, group = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 9))
     rows, block = 2 ** data.draw(st.integers(4, 7)), 2 ** data.draw(st.integers(4, 7))
     shape = Shape(1, queries, group, 1, 64, 64, 128, page, columns, 1, jnp.dtype("bfloat16"), attend)
@@ -211,7 +215,7 @@ def test_most_blocks_bounds_what_a_thread_block_visits(data: st.DataObject) -> N
     last = min(start + min((chunk * rows + rows - 1) // group, queries - 1), held - 1)
     if first > last:
         return
-    keys = Row(first, last - first + 1).keys(first, attend.window, attend.chunk)
+    keys = Row(first, last - first + 1).keys(first, attend.window, attend.chunk, lookback)
     assert last // block - keys.start // block + 1 <= shape.most_blocks(rows, block)
 
 
