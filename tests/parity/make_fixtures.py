@@ -33,6 +33,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
+import tests.parity.rnj1  # noqa: F401 - registers a model that transformers lacks
 from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.case import Case, Config
 from tests.parity.cases import cases
@@ -44,6 +45,7 @@ from tests.parity.cases import hybrid as cases_hybrid
 from tests.parity.cases import moe as cases_moe
 from tests.parity.cases import post_norm as cases_post_norm
 from tests.parity.cases import qwen as cases_qwen
+from tests.parity.cases import rnj1 as cases_rnj1
 from tests.parity.cases import scaled as cases_scaled
 from tests.parity.cases import wrapped as cases_wrapped
 from tests.parity.choices import Choices
@@ -63,6 +65,7 @@ TABLES = (
     cases_gated,
     cases_scaled,
     cases_wrapped,
+    cases_rnj1,
 )
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24

@@ -82,6 +82,7 @@ CHOSEN = {
     "qwen3_window_nowhere",
     "seed_oss_base",
     "seed_oss_other_biases_tied",
+    "rnj1_base",
     "smollm3_base",
     "smollm3_window",
     "starcoder2_base",

@@ -34,6 +34,8 @@ _ALIASES = {
     "mimo_v2_pro": "mimo_v2_flash",
     "step3p7_text": "step3p5",
 }
+# Families whose configs have another's model type: by model type and class in `architectures`.
+_CLASSES = {("gemma3_text", "Rnj1ForCausalLM"): "rnj1"}
 # Families with building blocks that the decoder does not have, and multimodal ones whose text part it cannot run.
 _OTHER_BLOCKS = {
     "deepseek_v4": "compressed caches and hyper-connections",
@@ -103,6 +105,10 @@ def _text_part(outer: Fields) -> tuple[Fields, str]:
         fields = Fields(outer.table("text_config"), "config.json: text_config")
         family = fields.string("model_type", _TEXT_PARTS.get(family, family))
     family = _ALIASES.get(_TEXT_PARTS.get(family, family), _TEXT_PARTS.get(family, family))
+    classes = fields.raw.get("architectures")
+    for (kind, name), other in _CLASSES.items():
+        if family == kind and isinstance(classes, list) and name in classes:
+            family = other
     if family in _OTHER_BLOCKS:
         raise _with_other_blocks(fields, family)
     if family not in FAMILIES:

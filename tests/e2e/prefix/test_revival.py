@@ -23,6 +23,7 @@ from tests.support.builders import changed
 from tests.support.nights import sample
 from tests.support.oracles import random_params, small_model
 from tests.support.paged import FLOAT32, LENGTH, TOLERANCE, Device, Kind, Session, Span, Text, compare
+from tests.support.text.model import first_seen
 
 CHUNK = 24
 MOST_DIFFERENT = ("gpt_oss_base", "llama4_text_every_second", "gemma4_text_mix")
@@ -32,7 +33,7 @@ PAGE_SIZES = {  # of others: 4
     "qwen3_layer_types": 8,
     "cohere2_base": 8,
 }
-VARIANTS = ("mistral_w8", "mistral_layer_types", "mimo_v2_flash_base", "gemma3n_text_base", *PAGE_SIZES)
+VARIANTS = ("mistral_w8", "mistral_layer_types", "mimo_v2_flash_base", "gemma3n_text_base", "rnj1_base", *PAGE_SIZES)
 # One fixture of every other family.
 NIGHTLY = [name for name in names() if name.endswith("_base") and name not in (*MOST_DIFFERENT, *VARIANTS)]
 FIXTURES = (*MOST_DIFFERENT, *VARIANTS, *NIGHTLY)
@@ -54,17 +55,17 @@ class Family:
 
     @property
     def replay(self) -> int:
-        """Number of tokens whose replay rebuilds a window: J·(W - 1)."""
-        reach, local = self.device.layout.reach, self.device.layout.local
-        assert reach is not None
-        assert local is not None
-        return local.num_layers * (reach.size - 1)
+        """The longest text whose window takes a replay from its beginning: J·(W - 1) tokens with windows of W."""
+        return max(length for length in range(LENGTH) if self.revived_at(length) == 0)
 
     def revived_at(self, found: int) -> int:
         """Return the start of a row that has full KV for `found` tokens and no local KV."""
-        reach = self.device.layout.reach
+        reach, local = self.device.layout.reach, self.device.layout.local
         assert reach is not None
-        return found // reach.size * reach.size if reach.chunked else max(0, found - self.replay)
+        assert local is not None
+        for _ in range(local.num_layers):
+            found = first_seen(reach, found)
+        return found
 
     def hit(self, found: int) -> int:
         """Return how much full KV of `found` tokens such a row uses: whole pages, unless copying the last one pays."""
@@ -135,7 +136,7 @@ def lose_spare_pages(session: Session) -> None:
 
 
 def test_an_evicted_window_is_rebuilt_from_the_start_rules_position(family: Family) -> None:
-    """Without local KV the row starts J·(W - 1) tokens before the end of its hit, or at the beginning of the chunk."""
+    """Without local KV the row starts J·(W - 1) tokens before the end of its hit, or at the beginning of a chunk."""
     base = Session(family.device)
     base.run(Text("first", family.tokens, 60))
     compare(base.logits["first"], family.sketch)
@@ -160,7 +161,7 @@ def test_a_row_can_start_at_the_end_of_any_cached_window(family: Family) -> None
     for found in sorted({1, size - 1, size, size + 1, 2 * size, 31, 32, 33, 2 * page, 3 * page + 2}):
         session = Session(family.device)
         # Every second text is so long that the row gives up the window before its end.
-        session.run(Text("first", family.tokens, found, found + 1 + (found % 2) * (size + page)))
+        session.run(Text("first", family.tokens, found, found + 1 + (found % 2) * (reach.span + page)))
         lose_spare_pages(session)
         span = family.probe(session, Text("second", family.branch(found), found + 1, found + 3))
         assert span.start == family.live_at(found)

@@ -26,6 +26,19 @@ _GEMMA2 = Defaults(
     tie_word_embeddings=True,
 )
 
+_GEMMA3 = Defaults(
+    vocab_size=262208,
+    hidden_size=2304,
+    num_hidden_layers=26,
+    num_attention_heads=8,
+    max_position_embeddings=131072,
+    intermediate_size=9216,
+    num_key_value_heads=4,
+    head_dim=256,
+    sliding_window=4096,
+    tie_word_embeddings=True,
+)
+
 GEMMA: Mapping[str, Family] = {
     "gemma": Family(
         gemma.gemma,
@@ -56,18 +69,13 @@ GEMMA: Mapping[str, Family] = {
     ),
     "gemma3_text": Family(
         gemma.gemma3,
-        Defaults(
-            vocab_size=262208,
-            hidden_size=2304,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-            max_position_embeddings=131072,
-            intermediate_size=9216,
-            num_key_value_heads=4,
-            head_dim=256,
-            sliding_window=4096,
-            tie_word_embeddings=True,
-        ),
+        _GEMMA3,
+        SANDWICH,
+        eos=1,
+    ),
+    "rnj1": Family(
+        gemma.rnj1,
+        _GEMMA3,
         SANDWICH,
         eos=1,
     ),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jswa.architecture import Reach
 from jswa.errors import CheckpointError, ModelError, UnsupportedModel
 from jswa.model.hf.config import load_config, parse_config
 
@@ -28,7 +29,13 @@ LLAMA: dict[str, Any] = {
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 8}
 GEMMA = LLAMA | {"model_type": "gemma3_text", "sliding_window": 8, "head_dim": 16, "sliding_window_pattern": 3}
 WRAPPED = {"model_type": "gemma3", "text_config": GEMMA}
-FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED}
+CHUNKS = ["chunked_attention", "full_attention", "chunked_attention"]
+RNJ1 = GEMMA | {
+    "architectures": ["Rnj1ForCausalLM"],
+    "layer_types": CHUNKS,
+    "rope_parameters": {"full_attention": {"rope_type": "default"}, "chunked_attention": {"rope_type": "default"}},
+}
+FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED, "rnj1": RNJ1}
 
 
 def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -103,6 +110,12 @@ def test_the_error_names_a_key_out_of_range_and_its_value(key: str, value: objec
         ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "full_attention = 3"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "attention_factor": 1e300}}, "finite in float32"),
         ("gemma3", {"num_hidden_layers": -1}, "text_config: num_hidden_layers = -1"),
+        ("gemma3_text", {"layer_types": CHUNKS}, "layer_types = .*3 of full_attention, sliding_attention"),
+        ("rnj1", {"layer_types": None}, "layer_types = None: must list 3 of full_attention, chunked_attention"),
+        ("rnj1", {"layer_types": ["sliding_attention"] * 3}, "layer_types = .*3 of full_attention, chunked_attention"),
+        ("rnj1", {"sliding_window": 7}, "sliding_window = 7: must be even: it is the size of two chunks"),
+        ("rnj1", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "must have chunked_attention"),
+        ("rnj1", {"rope_parameters": {"chunked_attention": 3}}, "must have chunked_attention"),
     ],
 )
 def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: dict[str, Any], named: str) -> None:
@@ -205,7 +218,7 @@ ROPE_KEYS = (
 
 
 @given(
-    st.sampled_from(["llama", "gemma3_text"]),
+    st.sampled_from(["llama", "gemma3_text", "rnj1"]),
     st.dictionaries(
         st.sampled_from(ROPE_KEYS),
         st.sampled_from(["linear", "yarn", "llama3", "dynamic", "default"])
@@ -218,6 +231,8 @@ def test_any_rope_table_gives_finite_frequencies_or_a_typed_error(form: str, tab
     """Every inverse frequency and scale of a parsed config is finite."""
     if form == "gemma3_text" and not old:
         table = {"full_attention": table, "sliding_attention": table}
+    if form == "rnj1":
+        old, table = False, {"full_attention": table, "chunked_attention": table}
     try:
         model = parse_config(FORMS[form] | {"rope_scaling" if old else "rope_parameters": table})
     except ModelError:
@@ -226,3 +241,15 @@ def test_any_rope_table_gives_finite_frequencies_or_a_typed_error(form: str, tab
         rope = layer.attention.rope
         assert rope is not None
         assert np.isfinite(np.array([*rope.inv_freq, rope.scale], np.float32)).all()
+
+
+def test_rnj1_is_gemma3_by_its_class_and_has_a_rotary_embedding_for_each_kind_of_layer() -> None:
+    """Parameters of a layer type are read like flat ones: YaRN's bounds are not rounded if they say so."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "truncate": False}
+    model = parse_config(RNJ1 | {"rope_parameters": {"chunked_attention": yarn | {"rope_theta": 5e5}}})
+    chunked, full, _ = (layer.attention for layer in model.layers)
+    flat = parse_config(LLAMA | {"head_dim": 16, "rope_parameters": yarn | {"rope_theta": 5e5}})
+    assert model.family == "rnj1"
+    assert chunked.rope == flat.layers[0].attention.rope
+    assert full.rope == parse_config(GEMMA).layers[2].attention.rope
+    assert (chunked.reach, full.reach) == (Reach(4, chunked=True, lookback=1), None)
