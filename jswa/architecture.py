@@ -7,7 +7,9 @@ Units: every length, window and position is in tokens; a window includes the que
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from jswa.reach import Reach as Reach
 
 AttentionKind = Literal["full", "local"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -54,45 +56,6 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """Keys that a query at position q of a local layer attends to, its own included.
-
-    Sliding: k > q - size. Chunked: k ≥ (⌊q / size⌋ - lookback) · size, which are the keys of the query's chunk and of
-    `lookback` chunks before it. Positions may be NumPy or JAX arrays, except in `first_visible`.
-    """
-
-    size: int
-    chunked: bool = False
-    lookback: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.chunked or not self.lookback, "only chunks look back"
-
-    @property
-    def span(self) -> int:
-        """Keys that a query sees at most."""
-        return self.size * (1 + self.lookback)
-
-    def oldest(self, position: Any, layers: int = 1) -> Any:
-        """Return `first_visible`, but a number below 0 for a query whose reach begins before the text."""
-        if not self.chunked:
-            return position - layers * (self.size - 1)
-        chunk = position // self.size
-        return (chunk - layers * self.lookback if self.lookback else chunk) * self.size
-
-    def first_visible(self, position: int, layers: int = 1) -> int:
-        """Return the oldest position that a query at `position`, or any later query, sees.
-
-        With `layers`: through so many local layers, one upon the other, each of which sees this far.
-        """
-        return max(0, int(self.oldest(position, layers)))
-
-    def hidden_from(self, position: Any) -> Any:
-        """Return the first query position that no longer sees `position`."""
-        return (position // self.size + 1 + self.lookback) * self.size if self.chunked else position + self.size
-
-
-@dataclass(frozen=True)
 class Temperature:
     """Scaling of queries by position: q · (1 + rate · ln(1 + n)), n = (position + offset) / period.
 
@@ -134,6 +97,8 @@ class AttentionConfig:
         v_norm: norm of the values, per head.
         softcap: scores become softcap · tanh(score / softcap).
         sinks: a learned logit per query head takes part in the softmax (attention sink).
+        key_sinks: a learned key per KV head, with a value of zero, takes part in every softmax (IQuest-Q1). It is
+            subtracted from the keys that are stored: its own score is then 0, a sink, and the softmax is the same.
         v_scale: values are multiplied by it before they are stored.
         kv_from: index of the layer whose stored KV this layer reads (shared KV); this layer then stores none.
         keys_as_values: the key projection also gives the values. K is normed by `qk_norm` and rotated, V is normed by
@@ -157,6 +122,7 @@ class AttentionConfig:
     v_norm: Norm | None = None
     softcap: float | None = None
     sinks: bool = False
+    key_sinks: bool = False
     v_scale: float = 1.0
     temperature: Temperature | None = None
     gate: AttentionGate | None = None
@@ -170,6 +136,11 @@ class AttentionConfig:
     def kind(self) -> AttentionKind:
         """The page view of the arena that the layer reads; "local" layers store only the tokens within reach."""
         return "full" if self.reach is None else "local"
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether the softmax has sinks, of either kind."""
+        return self.sinks or self.key_sinks
 
     @property
     def stored_head_dim(self) -> int:
@@ -295,6 +266,7 @@ class LayerConfig:
     Attributes:
         parallel: attention and feed-forward both read pre_attn(x), and both results are added to x (Command R).
         side: experts beside the dense feed-forward.
+        keeps_normed: the sum after attention is of pre_attn(x), not of x (IQuest-Q1).
         scalar: the layer's output is multiplied by a learned number (Gemma 4).
     """
 
@@ -308,6 +280,7 @@ class LayerConfig:
     side: SideExperts | None = None
     attn_residual: Residual = Residual()
     mlp_residual: Residual = Residual()
+    keeps_normed: bool = False
     scalar: bool = False
 
     @property

@@ -60,6 +60,8 @@ class Attention(nnx.Module):
         self.k_norm = norm(config.qk_norm, config.num_kv_heads) if config.kv_from is None else None
         self.v_norm = Normalize(config.v_norm, config.v_head_dim, dtype) if config.v_norm and k else None
         self.sinks = zeros(config.num_heads, dtype=dtype) if config.sinks else None
+        own = (config.num_kv_heads, config.head_dim)
+        self.sink_key = zeros(*own, dtype=dtype) if config.key_sinks and config.kv_from is None else None
         self.gate = zeros(d_model, gates(config, config.gate), dtype=dtype) if config.gate else None
         self.gate_bias = zeros(config.num_heads, dtype=dtype) if config.gate and config.gate.bias else None
 
@@ -84,7 +86,7 @@ class Attention(nnx.Module):
             # In float32: rounded to bfloat16, the factor would scale all scores of a query wrongly by up to 0.4 %.
             q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
-        out = attend(layer, q, kv, None if self.sinks is None else self.sinks[...])
+        out = attend(layer, q, kv, self._sinks(q.dtype))
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
     def in_parts(
@@ -110,8 +112,13 @@ class Attention(nnx.Module):
         qkv, rope = linear_parts(x, self.qkv, self.qkv_bias, adapters), tables_of(config, ropes)
         projection = Projection(qkv, heads, weights, rope, temperature, x.dtype, implementation)
         attend_projection: Callable[..., Array] = attend
-        out = attend_projection(layer, projection, None, None if self.sinks is None else self.sinks[...])
+        out = attend_projection(layer, projection, None, self._sinks(x.dtype))
         return linear_parts(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
+
+    def _sinks(self, dtype: jnp.dtype) -> Float[Array, " H"] | None:
+        if self.config.key_sinks:  # the score of a sink's key, which was subtracted from the keys, and so from itself
+            return jnp.zeros(self.config.num_heads, dtype)
+        return None if self.sinks is None else self.sinks[...]
 
     def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
         """Return x in heads, normed unless norms come after the rotation."""
@@ -137,6 +144,8 @@ class Attention(nnx.Module):
         values = k if config.keys_as_values else v
         values = normed(self.v_norm, values.reshape(len(k), config.num_kv_heads, config.v_head_dim))
         keys = self._rotated(self.k_norm, self._heads(self.k_norm, k)[..., -config.stored_head_dim :], ropes)
+        if self.sink_key is not None:
+            keys = keys - self.sink_key[...].astype(keys.dtype)[None]
         if config.v_scale != 1.0:
             values = values * jnp.asarray(config.v_scale, values.dtype)
         return jnp.concatenate([keys, values], axis=-1)

@@ -45,6 +45,7 @@ def heads_of(config: AttentionConfig) -> Heads:
         "keys_as_values": config.keys_as_values,
         "qk_norm_all_heads": config.qk_norm_all_heads,
         "qk_norm_after_rope": config.qk_norm_after_rope,
+        "key_sinks": config.key_sinks,
         "stored_head_dim": config.stored_head_dim != config.head_dim,
     }
     for name, found in unserved.items():
@@ -66,7 +67,9 @@ def require_served(model: ModelConfig, implementation: Implementation) -> None:
     if model.has_tail:
         raise NoElementwiseKernel("layers without KV at the end: choose elementwise=xla for this model")
     for layer in model.layers:
-        more = layer.parallel or layer.side or layer.scalar or model.per_layer_input or model.altup
+        more = (
+            layer.parallel or layer.side or layer.scalar or layer.keeps_normed or model.per_layer_input or model.altup
+        )
         if more:
             raise NoElementwiseKernel("a layer is more than attention and feed-forward: choose elementwise=xla")
         heads = heads_of(layer.attention)

@@ -32,7 +32,7 @@ _DENSE: dict[str, Side] = {"gate_up": "outputs", "gate_up_bias": "outputs", "dow
 _SIDES: dict[str, dict[str, Side]] = {
     "ends": {"embed": "leading", "lm_head": "outputs", "head_bias": "outputs"},
     "attention": {
-        **dict.fromkeys(("qkv", "qkv_bias", "gate", "gate_bias", "sinks", "kv"), "outputs"),
+        **dict.fromkeys(("qkv", "qkv_bias", "gate", "gate_bias", "sinks", "sink_key", "kv"), "outputs"),
         "out": "inputs",
         "out_bias": "first",
     },
@@ -138,8 +138,9 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     if layer is not None and last in ("qkv", "qkv_bias"):
         columns = _qkv_columns(layer.attention, devices)
         return ShardCut(-1, _in_blocks(columns, shape[-1]) if form == "block_scales" else columns)
-    if layer is not None and last == "kv":  # one scale per KV head
-        return ShardCut(-1, tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices)))
+    if layer is not None and last in ("kv", "sink_key"):  # one scale, or key, per KV head
+        heads = tuple((_kv_heads(layer.attention, device, devices),) for device in range(devices))
+        return ShardCut(-1 if last == "kv" else 0, heads)
     return ShardCut(-1, _even(shape[-1], devices, halves=1 + _is_gated(owner, last, layer)))
 
 

@@ -105,7 +105,7 @@ class Layer(nnx.Module):
         attended = normed(self.post_attn, self._attend(read, index, run))
         if self.config.parallel:
             return x + attended + normed(self.post_mlp, psum(self._mix(read, run), self.devices))
-        x = _join(self.config.attn_residual, x, attended)
+        x = _join(self.config.attn_residual, read if self.config.keeps_normed else x, attended)
         x = _join(self.config.mlp_residual, x, self._feed(x, run))
         if self.per_layer is not None and own is not None:
             x = x + self.per_layer(x, own)

@@ -33,7 +33,8 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-import tests.parity.rnj1  # noqa: F401 - registers a model that transformers lacks
+import tests.parity.iquest_q1
+import tests.parity.rnj1  # noqa: F401 - the same
 from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.case import Case, Config
 from tests.parity.cases import cases
@@ -42,6 +43,7 @@ from tests.parity.cases import full as cases_full
 from tests.parity.cases import gated as cases_gated
 from tests.parity.cases import gemma as cases_gemma
 from tests.parity.cases import hybrid as cases_hybrid
+from tests.parity.cases import iquest_q1 as cases_iquest_q1
 from tests.parity.cases import moe as cases_moe
 from tests.parity.cases import post_norm as cases_post_norm
 from tests.parity.cases import qwen as cases_qwen
@@ -66,6 +68,7 @@ TABLES = (
     cases_scaled,
     cases_wrapped,
     cases_rnj1,
+    cases_iquest_q1,
 )
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24

@@ -52,6 +52,7 @@ CHOSEN = {
     "granitemoe_swa_shared_thetas",
     "hunyuan_v1_dense_base",
     "hunyuan_v1_dense_plain_rope_bias",
+    "iquest_q1_all_keys",
     "kolibri1_layer_types_norm",
     "laguna_gating_false",
     "laguna_per_element",

@@ -75,6 +75,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layers": [0, 2],
         },
     ),
+    "iquest_q1": ("iquest_q1_base", {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    "rnj1": (
+        "rnj1_base",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "layer_types": ["chunked_attention", F, "chunked_attention"],
+        },
+    ),
 }
 DRAFTS = {"method": "suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 # Options of the engine by form.

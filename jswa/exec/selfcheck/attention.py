@@ -34,7 +34,7 @@ def attention_cases(engine: CheckedEngine) -> Iterator[Case]:
     kinds: dict[Hashable, int] = {}
     for layer, one in enumerate(model.layers):
         a = one.attention
-        key = a.kind, a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim, a.scale, a.reach, a.softcap, a.sinks
+        key = a.kind, a.num_heads, a.num_kv_heads, a.head_dim, a.v_head_dim, a.scale, a.reach, a.softcap, a.has_sinks
         kinds.setdefault(key, layer)
     for layer in kinds.values():
         attention = model.layers[layer].attention
@@ -66,7 +66,7 @@ def _attention_results(
     q = (normal(tokens, a.num_heads, a.head_dim) / (abs(a.scale) * a.head_dim**0.5)).astype(dtype)
     kv = normal(tokens, shape.num_kv_heads, shape.row).astype(dtype)
     lane = normal(1, slabs, layout.slab_elems).astype(kv_dtype)
-    sinks = normal(a.num_heads).astype(dtype) if a.sinks else None
+    sinks = normal(a.num_heads).astype(dtype) if a.has_sinks else None
     found = _attend(config, layer, state, packed, lane, q, kv, sinks, scales)
     wide = lane if kv_dtype.itemsize == 1 else lane.astype(jnp.float32)
     q, kv = q.astype(jnp.float32), kv.astype(jnp.float32)

@@ -87,7 +87,7 @@ _PREFIXES = (
 )
 _BARE = re.compile(r"^(embed_tokens|embed_tokens_per_layer|layers|norm)\.")
 _NOT_TEXT = re.compile(
-    r"(^|\.)(vision_\w+|\w*_vision|multi_modal_projector|multimodal_projector|vit_\w+|visual|audio_\w+|\w*_audio|mtp)\."
+    r"(^|\.)(vision_\w+|\w*_vision|multi_modal_projector|multimodal_projector|vit_\w+|visual|audio_\w+|\w*_audio|mtp|mtp_layers)\."
     r"|\.rotary_emb\.inv_freq$"
 )
 
@@ -198,14 +198,19 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_sl
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
     if a.out_bias:
         table["attention.out_bias"] = _bias(out)
-    table |= _qk_norms(a, prefix, folds, names)
-    if a.sinks:
-        table["attention.sinks"] = _vector(f"{prefix}.{names.sinks}", a.num_heads)
+    table |= _qk_norms(a, prefix, folds, names) | _sinks(a, prefix, names)
     if a.gate is not None:
         width = a.num_heads * (1 if a.gate.per_head else a.v_head_dim)
         table["attention.gate"] = _matrix({f"{prefix}.{names.gate}": width}, d)
         if a.gate.bias:
             table["attention.gate_bias"] = _vector(f"{prefix}.gate_bias", a.num_heads)
+    return table
+
+
+def _sinks(a: AttentionConfig, prefix: str, names: Names) -> dict[str, Source]:
+    table = {"attention.sinks": _vector(f"{prefix}.{names.sinks}", a.num_heads)} if a.sinks else {}
+    if a.key_sinks and a.kv_from is None:
+        table["attention.sink_key"] = Source((TensorPart(f"{prefix}.sink_k", (a.num_kv_heads, a.head_dim)),))
     return table
 
 
@@ -279,10 +284,8 @@ def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collec
         one = TensorPart(f"{folder}.{down}.weight", (count, d, f))
         return [("gate_up", Source(both, "transposed")), ("down", Source((one,), "transposed"))]
     if names.stored == "rows":
-        rows, one = (
-            TensorPart(f"{folder}.{names.expert_rows[0]}", (count, 2 * f, d)),
-            TensorPart(f"{folder}.{names.expert_rows[1]}", (count, d, f)),
-        )
+        both_key, one_key = (f"{folder}.{name}" for name in names.expert_rows)
+        rows, one = TensorPart(both_key, (count, 2 * f, d)), TensorPart(one_key, (count, d, f))
         return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
     layout: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
     table = [

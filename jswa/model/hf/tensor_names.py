@@ -30,6 +30,7 @@ class Names:
         stored: layout of the experts: "each" (one tensor per expert and matrix, [out, in]), "stacked" (one per matrix,
             [E, out, in]), "rows" ([E, gate | up, in] and [E, out, in]), "halves" ([E, in, gate | up]) or "interleaved"
             ([E, in, gate and up alternating]).
+        expert_rows: names of the two tensors in the layout "rows".
         expert_gate, expert_up, expert_down: names of an expert's matrices in the layouts "each" and "stacked".
         expert_rows: names of the two tensors in the layout "rows".
         shared: prefix of the shared expert.
@@ -55,6 +56,7 @@ class Names:
     expert_scale: str = "router.per_expert_scale"
     experts: str = "mlp.experts"
     stored: Literal["each", "stacked", "rows", "halves", "interleaved"] = "each"
+    expert_rows: tuple[str, str] = ("gate_up_proj", "down_proj")
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"

@@ -30,6 +30,8 @@ WINDOWS = (
     "gemma3",
     "gpt_oss",
     "mimo_v2_flash",
+    "iquest_q1",
+    "rnj1",
 )  # models whose evicted windows are rebuilt; with chunks there is nothing to rebuild
 Facts = dict[str, Any]
 

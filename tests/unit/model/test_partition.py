@@ -55,6 +55,18 @@ def test_each_device_stores_the_kv_heads_that_its_query_heads_read(heads: int, k
     assert seen == list(range(heads))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "devices"), [(8, 8, 4), (8, 2, 4), (8, 1, 8), (16, 4, 8)])
+def test_each_device_stores_the_keys_of_sinks_of_its_kv_heads(heads: int, kv_heads: int, devices: int) -> None:
+    """One per KV head, which several devices may store."""
+    model = model_of(heads, kv_heads, key_sinks=True)
+    part = shard_config(model, devices).layers[0].attention
+    whole = np.arange(kv_heads)[:, None].repeat(D, axis=1)
+    cut = cut_of("layers.0.attention.sink_key", whole.shape, model, devices)
+    for device in range(devices):
+        first = device * part.num_heads // (heads // kv_heads)  # that the device's first query head reads
+        assert shard_of(cut, whole, device)[:, 0].tolist() == [*range(first, first + part.num_kv_heads)]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "axis"),
     [

@@ -35,7 +35,15 @@ RNJ1 = GEMMA | {
     "layer_types": CHUNKS,
     "rope_parameters": {"full_attention": {"rope_type": "default"}, "chunked_attention": {"rope_type": "default"}},
 }
-FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED, "rnj1": RNJ1}
+IQUEST = LLAMA | {
+    "model_type": "iquest_q1",
+    "num_hidden_layers": 5,
+    "num_hybrid_layers_block": 1,
+    "last_layers_types": [],
+    "sliding_window": 8,
+    "rotary_dim": 8,
+}
+FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED, "rnj1": RNJ1, "iquest_q1": IQUEST}
 
 
 def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -116,6 +124,12 @@ def test_the_error_names_a_key_out_of_range_and_its_value(key: str, value: objec
         ("rnj1", {"sliding_window": 7}, "sliding_window = 7: must be even: it is the size of two chunks"),
         ("rnj1", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "must have chunked_attention"),
         ("rnj1", {"rope_parameters": {"chunked_attention": 3}}, "must have chunked_attention"),
+        ("iquest_q1", {"num_hybrid_layers_block": 2}, "num_hybrid_layers_block = 2: must give 5 layers with first_"),
+        ("iquest_q1", {"num_hybrid_layers_block": 2**31 - 1}, "num_hybrid_layers_block = .*: must give 5 layers"),
+        ("iquest_q1", {"first_layers_types": ["x"]}, "first_layers_types = .* must list at most 5 of full_attention"),
+        ("iquest_q1", {"no_rope_layers": [5]}, "no_rope_layers = 5: must be a whole number from 0 to 4"),
+        ("iquest_q1", {"mlp_only_layers": 1}, "mlp_only_layers = 1: must list layers from 0 to 4"),
+        ("iquest_q1", {"rotary_dim": 17}, "rotary_dim = 17: must be a whole number from 2 to 16"),
     ],
 )
 def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: dict[str, Any], named: str) -> None:
@@ -141,6 +155,10 @@ def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: 
         ("gemma3", {"model_type": "siglip"}, "model_type = 'siglip'"),
         ("gemma3", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method = 'bitsandbytes'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("iquest_q1", {"use_over_encoding": True}, "use_over_encoding = True is not implemented"),
+        ("iquest_q1", {"moe_router_dtype": "bf16"}, "moe_router_dtype = 'bf16' is not implemented"),
+        ("iquest_q1", {"shared_kv_num_layers": 2}, "shared_kv_num_layers = 2 is not implemented"),
+        ("iquest_q1", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn': must be default"),
     ],
 )
 def test_the_error_names_a_feature_that_is_not_implemented(form: str, changes: dict[str, Any], named: str) -> None:
