@@ -24,6 +24,8 @@ class Norm:
         cast_first: x / rms(x) is cast to the activation dtype before it is multiplied by the weight (llama), not after
             (gemma). This makes no difference in float32.
         weighted: False if the norm has no weight.
+        gate_rank: the result y is multiplied by σ(high(silu(low(y)))), of two matrices with this rank between them
+            (Grug). 0: it is not.
         centered: the mean is subtracted first, which makes it a LayerNorm.
     """
 
@@ -33,6 +35,7 @@ class Norm:
     weighted: bool = True
     centered: bool = False
     bias: bool = False
+    gate_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,13 @@ class AttentionGate:
     Attributes:
         per_head: there is one gate per head instead of one per element.
         bias: there is a learned bias per head.
+        scale: factor of the gate.
     """
 
     activation: Literal["sigmoid", "softplus"]
     per_head: bool = False
     bias: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class AttentionConfig:
         sinks: a learned logit per query head takes part in the softmax (attention sink).
         key_sinks: a learned key per KV head, with a value of zero, takes part in every softmax (IQuest-Q1). It is
             subtracted from the keys that are stored: its own score is then 0, a sink, and the softmax is the same.
+        exclusive: of each head's output, the part along the token's own value is taken away, before the gate (Grug).
         v_scale: values are multiplied by it before they are stored.
         kv_from: index of the layer whose stored KV this layer reads (shared KV); this layer then stores none.
         keys_as_values: the key projection also gives the values. K is normed by `qk_norm` and rotated, V is normed by
@@ -123,6 +129,7 @@ class AttentionConfig:
     softcap: float | None = None
     sinks: bool = False
     key_sinks: bool = False
+    exclusive: bool = False
     v_scale: float = 1.0
     temperature: Temperature | None = None
     gate: AttentionGate | None = None

@@ -16,6 +16,8 @@ from jswa.model.lora import AdapterIds
 from pallas_kernels.elementwise.api import Implementation
 from pallas_kernels.elementwise.arguments import HeadWeights, Parts
 
+_LEAST_SQUARES = 1e-6  # added to the squares of a value, by which a part along it is divided
+
 
 @runtime_checkable
 class Attend(Protocol):
@@ -87,6 +89,8 @@ class Attention(nnx.Module):
             q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
         out = attend(layer, q, kv, self._sinks(q.dtype))
+        if config.exclusive and kv is not None:
+            out = _without(out, kv[..., -config.v_head_dim :])
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
     def in_parts(
@@ -160,7 +164,8 @@ class Attention(nnx.Module):
         if self.gate_bias is not None:
             gate = gate + self.gate_bias[...][None, :, None]
         function = jax.nn.sigmoid if config.activation == "sigmoid" else jax.nn.softplus
-        return out * function(gate.astype(jnp.float32)).astype(out.dtype)
+        gate = function(gate.astype(jnp.float32))
+        return out * (gate if config.scale == 1.0 else gate * config.scale).astype(out.dtype)
 
 
 def projected(config: AttentionConfig) -> tuple[int, int, int]:
@@ -174,6 +179,14 @@ def projected(config: AttentionConfig) -> tuple[int, int, int]:
 def gates(config: AttentionConfig, gate: AttentionGate) -> int:
     """Return the number of gates per token."""
     return config.num_heads * (1 if gate.per_head else config.v_head_dim)
+
+
+def _without(out: Float[Array, "T H V"], values: Float[Array, "T K V"]) -> Float[Array, "T H V"]:
+    """Return the output of each head without its part along the token's own value."""
+    own = jnp.repeat(values.astype(jnp.float32), out.shape[1] // values.shape[1], axis=1)
+    wide = out.astype(jnp.float32)
+    share = (wide * own).sum(axis=-1, keepdims=True) / ((own * own).sum(axis=-1, keepdims=True) + _LEAST_SQUARES)
+    return (wide - share * own).astype(out.dtype)
 
 
 def _temperature(config: Temperature, positions: Int[Array, " T"]) -> Float[Array, " T"]:

@@ -96,9 +96,11 @@ def whole[Branch: Parts | Pairs](parts: Branch, dtype: jnp.dtype, devices: int) 
 
 
 def rms_of(norm: Norm) -> Rms:
-    """Return a norm as the kernels know it. Raises NoElementwiseKernel if it is a LayerNorm."""
+    """Return a norm as the kernels know it. Raises NoElementwiseKernel if it is a LayerNorm, or has a gate."""
     if norm.centered or norm.bias:
         raise NoElementwiseKernel("a LayerNorm: choose elementwise=xla for this model")
+    if norm.gate_rank:
+        raise NoElementwiseKernel("a norm with a gate: choose elementwise=xla for this model")
     return Rms(norm.eps, norm.offset, norm.cast_first, norm.weighted)
 
 

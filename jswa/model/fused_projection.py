@@ -46,6 +46,7 @@ def heads_of(config: AttentionConfig) -> Heads:
         "qk_norm_all_heads": config.qk_norm_all_heads,
         "qk_norm_after_rope": config.qk_norm_after_rope,
         "key_sinks": config.key_sinks,
+        "exclusive": config.exclusive,
         "stored_head_dim": config.stored_head_dim != config.head_dim,
     }
     for name, found in unserved.items():

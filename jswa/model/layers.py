@@ -39,9 +39,19 @@ class Normalize(nnx.Module):
         self.config = config
         self.weight = zeros(size, dtype=dtype) if config.weighted else None
         self.bias = zeros(size, dtype=dtype) if config.bias else None
+        rank = config.gate_rank
+        self.low = zeros(size, rank, dtype=dtype) if rank else None
+        self.high = zeros(rank, size, dtype=dtype) if rank else None
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Return the normed x, of the same shape and dtype."""
+        out = self._normed(x)
+        if self.low is None or self.high is None:
+            return out
+        gate = linear(jax.nn.silu(linear(out, self.low, None)), self.high, None)
+        return out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
+
+    def _normed(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         wide, sums = x.astype(jnp.float32), self.sums
         if self.config.centered:
             wide = wide - row_means(wide, sums)

@@ -33,6 +33,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
+import tests.parity.grug_moe  # registers a model that transformers lacks, as the next two do
 import tests.parity.iquest_q1
 import tests.parity.rnj1  # noqa: F401 - the same
 from tests.parity.archive import Facts, Recipe, digest, remade, store
@@ -42,6 +43,7 @@ from tests.parity.cases import dense as cases_dense
 from tests.parity.cases import full as cases_full
 from tests.parity.cases import gated as cases_gated
 from tests.parity.cases import gemma as cases_gemma
+from tests.parity.cases import grug_moe as cases_grug_moe
 from tests.parity.cases import hybrid as cases_hybrid
 from tests.parity.cases import iquest_q1 as cases_iquest_q1
 from tests.parity.cases import moe as cases_moe
@@ -69,6 +71,7 @@ TABLES = (
     cases_wrapped,
     cases_rnj1,
     cases_iquest_q1,
+    cases_grug_moe,
 )
 CASES = tuple(case for table in TABLES for case in table.CASES)
 PROMPT, GREEDY = 40, 24

@@ -50,6 +50,7 @@ CHOSEN = {
     "granitemoe_base",
     "granitemoe_swa_base",
     "granitemoe_swa_shared_thetas",
+    "grug_moe_base",
     "hunyuan_v1_dense_base",
     "hunyuan_v1_dense_plain_rope_bias",
     "iquest_q1_all_keys",

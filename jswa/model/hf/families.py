@@ -11,9 +11,10 @@ from jswa.model.hf.entries.blocks import BLOCKS
 from jswa.model.hf.entries.dense import DENSE
 from jswa.model.hf.entries.gated import GATED
 from jswa.model.hf.entries.gemma import GEMMA
+from jswa.model.hf.entries.grug import GRUG
 from jswa.model.hf.entries.iquest import IQUEST
 from jswa.model.hf.entries.mixtures import MIXTURES
 from jswa.model.hf.entries.plain import PLAIN
 from jswa.model.hf.family import Family
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **PLAIN, **GEMMA, **BLOCKS, **MIXTURES, **GATED, **IQUEST}
+FAMILIES: Mapping[str, Family] = {**DENSE, **PLAIN, **GEMMA, **BLOCKS, **MIXTURES, **GATED, **IQUEST, **GRUG}

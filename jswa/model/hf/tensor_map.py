@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple
 
-from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig, Norm
 from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.tensor_names import Names
@@ -131,6 +131,10 @@ def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Sourc
     d, vocab, names = config.d_model, config.vocab_size, FAMILIES[config.family].names
     table = {"embed": Source((TensorPart("model.embed_tokens.weight", (vocab, d)),))}
     table |= _norm("final_norm", config.final_norm.weighted, config.final_norm.bias, "model.norm", d)
+    table |= _norm_gate("final_norm", config.final_norm, "model.final_gated_norm", d)
+    if config.embed_norm is not None:
+        table |= _norm("embed_norm", config.embed_norm.weighted, config.embed_norm.bias, "model.embed_norm", d)
+        table |= _norm_gate("embed_norm", config.embed_norm, "model.embed_gated_norm", d)
     if not config.tie_embeddings:
         table["lm_head"] = _matrix({"lm_head": vocab}, d)
     if config.head_bias:
@@ -166,12 +170,21 @@ def _norms(layer: LayerConfig, d: int, theirs: str, names: Names) -> dict[str, S
     for ours, norm in norms.items():
         if norm is not None:
             table |= _norm(ours, norm.weighted, norm.bias, f"{theirs}.{names.norms[ours]}", d)
+            table |= _norm_gate(ours, norm, f"{theirs}.{names.norm_gates.get(ours)}", d)
     return table
 
 
 def _norm(ours: str, weighted: bool, bias: bool, theirs: str, size: int) -> dict[str, Source]:
     table = {f"{ours}.weight": _vector(f"{theirs}.weight", size)} if weighted else {}
     return table | ({f"{ours}.bias": _vector(f"{theirs}.bias", size)} if bias else {})
+
+
+def _norm_gate(ours: str, norm: Norm, theirs: str, d: int) -> dict[str, Source]:
+    rank = norm.gate_rank
+    if not rank:
+        return {}
+    low, high = _matrix({f"{theirs}.down_proj": rank}, d), _matrix({f"{theirs}.up_proj": d}, rank)
+    return {f"{ours}.low": low, f"{ours}.high": high}
 
 
 def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_slices: bool) -> dict[str, Source]:

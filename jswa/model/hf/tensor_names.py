@@ -19,6 +19,7 @@ class Names:
 
     Attributes:
         norms: tensor name of each norm of `LayerConfig`.
+        norm_gates: prefix of the gate of each norm that has one.
         fused: q, k and v are one tensor; gate and up are one tensor.
         fused_up: gate and up are one tensor; q, k and v are not.
         q_norm, k_norm: norms of q and k, below `self_attn`.
@@ -30,7 +31,6 @@ class Names:
         stored: layout of the experts: "each" (one tensor per expert and matrix, [out, in]), "stacked" (one per matrix,
             [E, out, in]), "rows" ([E, gate | up, in] and [E, out, in]), "halves" ([E, in, gate | up]) or "interleaved"
             ([E, in, gate and up alternating]).
-        expert_rows: names of the two tensors in the layout "rows".
         expert_gate, expert_up, expert_down: names of an expert's matrices in the layouts "each" and "stacked".
         expert_rows: names of the two tensors in the layout "rows".
         shared: prefix of the shared expert.
@@ -41,6 +41,7 @@ class Names:
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
+    norm_gates: Mapping[str, str] = field(default_factory=dict)
     fused: bool = False
     fused_up: bool = False
     q_norm: str = "q_norm"
@@ -56,7 +57,6 @@ class Names:
     expert_scale: str = "router.per_expert_scale"
     experts: str = "mlp.experts"
     stored: Literal["each", "stacked", "rows", "halves", "interleaved"] = "each"
-    expert_rows: tuple[str, str] = ("gate_up_proj", "down_proj")
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"

@@ -41,9 +41,19 @@ IQUEST = LLAMA | {
     "num_hybrid_layers_block": 1,
     "last_layers_types": [],
     "sliding_window": 8,
+    "head_dim": 16,
     "rotary_dim": 8,
 }
-FORMS = {"llama": LLAMA, "mistral": MISTRAL, "gemma3_text": GEMMA, "gemma3": WRAPPED, "rnj1": RNJ1, "iquest_q1": IQUEST}
+GRUG = LLAMA | {"model_type": "grug_moe", "sliding_window": 8, "head_dim": 16}
+FORMS = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "gemma3_text": GEMMA,
+    "gemma3": WRAPPED,
+    "rnj1": RNJ1,
+    "iquest_q1": IQUEST,
+    "grug_moe": GRUG,
+}
 
 
 def parse(base: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -159,6 +169,9 @@ def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: 
         ("iquest_q1", {"moe_router_dtype": "bf16"}, "moe_router_dtype = 'bf16' is not implemented"),
         ("iquest_q1", {"shared_kv_num_layers": 2}, "shared_kv_num_layers = 2 is not implemented"),
         ("iquest_q1", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn': must be default"),
+        ("grug_moe", {"grugmoe_artifact_schema_version": 2}, "grugmoe_artifact_schema_version = 2: must be 1"),
+        ("grug_moe", {"disable_pko": False}, "disable_pko = False: must be True"),
+        ("grug_moe", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn': must be default"),
     ],
 )
 def test_the_error_names_a_feature_that_is_not_implemented(form: str, changes: dict[str, Any], named: str) -> None:
