@@ -159,8 +159,9 @@ def _seen(reach: Reach | None, end: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*
     size = reach.size
     if reach.chunked:
         hidden = np.maximum(end // size - reach.lookback, 0)  # chunks that a query at `end` no longer sees
-        pairs: Int[np.ndarray, "*n"] = end * (end + 1) // 2
-        return pairs - size * (size * (hidden * (hidden - 1) // 2) + end % size * hidden)
+        unseen = size * (size * (hidden * (hidden - 1) // 2) + end % size * hidden)
+        pairs: Int[np.ndarray, "*n"] = end * (end + 1) // 2 - unseen
+        return pairs
     short = np.minimum(end, size)
     pairs = short * (short + 1) // 2 + (end - short) * size
     return pairs

@@ -1,9 +1,8 @@
 """Local pages that leave a row's window.
 
-One frontier on *launched* tokens (of steps handed to the device, never of planned steps): whole pages older than
-the oldest key that the next query sees leave the window. Pages of a prompt wait
-(`Lease.slid`) until their tokens have come back and the cache has published them; if memory is short, they
-are freed first.
+One frontier on *launched* tokens (of steps handed to the device, never of planned steps): whole pages older than what
+the next query sees leave the window (`Reach`). Pages of a prompt wait (`Lease.slid`) until their tokens have come back
+and the cache has published them; if memory is short, they are freed first.
 """
 
 from collections.abc import Collection

@@ -11,8 +11,8 @@ from jswa.cache.layout import KVLayout
 LENGTHS = (2048, 8192, 32768, 131072)
 # SGLang 0.5.23: the families whose windows get a pool of their own (is_hybrid_swa_model); others keep every token.
 _WINDOW_POOLS = {
-    "beam", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa", "granitemoe_swa", "laguna", "llama4_text",
-    "mellum", "mimo_v2", "mimo_v2_flash", "muse_glimmer_text", "step3p5",
+    "beam", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa", "granitemoe_swa", "iquest_q1", "laguna",
+    "llama4_text", "mellum", "mimo_v2", "mimo_v2_flash", "muse_glimmer_text", "step3p5",
 }  # fmt: skip
 FIXED_RATIO = 0.8  # SGLang's default --swa-full-tokens-ratio: tokens of the window pool per token of the full pool
 _SLACK = 128  # tokens beyond the window that SGLang keeps in decode
