@@ -173,6 +173,9 @@ class Engine:
         ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
         if like is None:
             needs_of(params)  # raises for what no rib serves
+            if params.pooling == "mean" and self.limits.deterministic:
+                limit = "must be 'last' in a deterministic engine: the sum of a mean is rounded as its prompt is cut"
+                raise RequestError("pooling", "mean", limit)
             number, digest = (0, None) if options.lora is None else self._adapters.find(options.lora)
             root = root_key(options.cache_salt, digest)
             ends = () if params.ignore_eos else self.model.eos_token_ids

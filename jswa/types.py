@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from jaxtyping import Float
 
 from jswa.errors import GenerationError, InvalidSampling
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 MissReason = Literal[
-    "cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "skipped", "not finite", "disabled"
+    "cold", "evicted", "window lost", "salt", "too short", "prompt logprobs", "mean pooling", "skipped",
+    "not finite", "disabled",
 ]  # fmt: skip
+Pooling = Literal["last", "mean"]
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
 MAX_LOGIT_BIAS = 1_024  # entries of a logit_bias, at most
@@ -98,6 +101,8 @@ class SamplingParams:
         logprobs: return log probabilities of the chosen token and of this many most likely tokens, as the model gives
             them: before temperature, penalties and masks.
         prompt_logprobs: return the same for the tokens of the prompt.
+        pooling: return the final hidden state of the prompt's last token ("last"), or the mean over all its tokens
+            ("mean"), as `RequestOutput.pooled`. It needs max_tokens = 1; the token means nothing.
         ignore_eos: continue after the model's end tokens.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form that the text has. The text ends where the form allows nothing more.
@@ -124,6 +129,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
@@ -171,6 +177,9 @@ class SamplingParams:
         _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} entries")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "skip_reading_prefix_cache"):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        pooling = self.pooling
+        _check("pooling", pooling, pooling in (None, *get_args(Pooling)), "None, 'last' or 'mean'")
+        _check("max_tokens", self.max_tokens, pooling is None or self.max_tokens == 1, "1 with pooling")
         form = self.structured_outputs
         known = form is None or isinstance(form, StructuredOutputsParams)
         _check("structured_outputs", form, known, "None or a StructuredOutputsParams")
@@ -200,10 +209,10 @@ class PrefixHit(NamedTuple):
         replayed_tokens: full_hit_tokens - cached_tokens, computed again because their local KV had been evicted.
         revived: whether the replay rebuilt the window at the end of the hit, instead of starting from a cached window.
         reason: why the other tokens missed the cache: text never seen ("cold"), "evicted", seen under another "salt"
-            only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs"), "skipped" as
-            the request asked, computed again because logits behind cached tokens were not finite ("not finite"), or an
-            engine without prefix cache ("disabled"). "salt" reveals prompts of other tenants: show it to operators, not
-            to clients.
+            only, "too short" to be worth a copy, computed for their log probabilities ("prompt logprobs") or for the
+            mean of their hidden states ("mean pooling"), "skipped" as the request asked, computed again because logits
+            behind cached tokens were not finite ("not finite"), or an engine without prefix cache ("disabled"). "salt"
+            reveals prompts of other tenants: show it to operators, not to clients.
         host_tokens: cached tokens that would have been computed without the pages from host memory.
         disk_tokens: the part of host_tokens that came to host memory from the disk.
     """
@@ -299,7 +308,8 @@ class CompletionOutput:
 class RequestOutput:
     """The result of one prompt; vLLM's names. `error` is set if the request failed after it had been accepted.
 
-    `prefix` is the prefix cache hit of the prompt (of its first text, if n > 1).
+    `prefix` is the prefix cache hit of the prompt (of its first text, if n > 1). `pooled`: the hidden state [M] that
+    `SamplingParams.pooling` asks for.
     """
 
     request_id: str
@@ -312,6 +322,7 @@ class RequestOutput:
     prefix: PrefixHit | None = None
     metrics: RequestMetrics | None = None
     error: GenerationError | None = field(default=None)
+    pooled: Float[np.ndarray, " M"] | None = None
 
 
 _INT32 = 2**31 - 1

@@ -46,7 +46,7 @@ class Letters(AnsweredStep):
         """Return log probabilities, which are the same for every token; None if the plan asks for none."""
         if self.plan.variant == PLAIN:
             return None
-        of_all = _table(self.plan.num_tokens)[:5] if VARIANTS[self.plan.variant].every else None
+        of_all = {"logprobs": _table(self.plan.num_tokens)[:5]} if VARIANTS[self.plan.variant].every else {}
         return StepResults(_table(self.plan.num_rows)[:5], of_all)
 
 

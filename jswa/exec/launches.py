@@ -138,7 +138,10 @@ class Pending:
         return np.asarray(self._outputs.tokens)[: self.plan.num_rows]
 
     def results(self) -> StepResults | None:
-        """Return what the step gives besides tokens, None of a plain step; wait for the step."""
+        """Return what the step gives besides tokens, None if ribs ask for nothing of it; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
-        _, drawn, *others = self._outputs
-        return None if drawn is None else jax.tree.map(np.asarray, StepResults(drawn, *others))
+        _, drawn, forwarded, *experts = self._outputs
+        if drawn is None and not forwarded:
+            return None
+        found: StepResults = jax.tree.map(np.asarray, StepResults(drawn, forwarded, *experts))
+        return found

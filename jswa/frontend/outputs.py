@@ -202,6 +202,7 @@ class PromptTexts:
             prefix=self._prefix,
             metrics=self._metrics,
             error=event.error,
+            pooled=event.pooled,
         )
 
     def _logprobs(self, at: ChoiceLogprobs, wanted: int | None) -> dict[int, Logprob]:

@@ -1,11 +1,21 @@
 """The seam between the jitted step and its ribs: hooks, chosen when a program is traced. A plain program has none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.elementwise.sums import Implementation as Sums
+
+
+class TokenRows(NamedTuple):
+    """Whose the T tokens of a step are: the row of each by its index in the plan, R for padding; each row's last token.
+
+    The last token of a row that the plan does not have is any.
+    """
+
+    row: Int[Array, " T"]
+    last: Int[Array, " R"]
 
 
 @runtime_checkable
@@ -17,11 +27,17 @@ class Forwarded(Protocol):
         logits: Callable[[Float[Array, "B M"]], Float[Array, "B V"]],
         hidden: Float[Array, "T M"],
         section: Int[Array, " T"],
+        rows: Callable[[], TokenRows],
         block: int,
         devices: int,
         sums: Sums,
     ) -> Any:
-        """Return arrays `[T, …]` for the host. `logits`: the head, for at most `block` tokens at a time."""
+        """Return arrays `[T, …]` or `[R, …]` for the host.
+
+        Args:
+            logits: the head, for at most `block` tokens at a time.
+            rows: whose the tokens are.
+        """
         ...
 
 
@@ -48,12 +64,20 @@ class Drawn(Protocol):
 
 
 class Hooks(NamedTuple):
-    """What a rib computes in a step.
+    """What the ribs of a variant compute in a step.
 
     Attributes:
+        forwarded: by the rib's name; empty unless the variant has `every`.
+        drawn: of at most one rib.
         top: how many of the most likely tokens the sampling kernels return beside the draw; then these compute `drawn`.
     """
 
-    forwarded: Forwarded
-    drawn: Drawn
-    top: int
+    forwarded: Mapping[str, Forwarded]
+    drawn: Drawn | None = None
+    top: int = 0
+
+    def beside(self, other: "Hooks") -> "Hooks":
+        """Return the hooks of a variant of both; only one of them may have `drawn`."""
+        assert self.drawn is None or other.drawn is None, "only one rib may compute something of draws"
+        forwarded = {**self.forwarded, **other.forwarded}
+        return Hooks(forwarded, self.drawn or other.drawn, max(self.top, other.top))

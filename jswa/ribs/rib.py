@@ -45,11 +45,14 @@ class Variant(NamedTuple):
         forward, finish: the variants in which the halves of such a step run.
         every: whether its programs have the hidden states of all tokens, and get a number for each (`section`). Such
             steps have no drafts.
+        asked: whether its programs are compiled only when a request asks for them, never ahead of it. They must take
+            no more memory than those of the widest other variant, which the engine measures.
     """
 
     forward: str = PLAIN
     finish: str = PLAIN
     every: bool = False
+    asked: bool = False
 
 
 class Known(NamedTuple):
@@ -94,8 +97,11 @@ class RibRows(Protocol):
         """Return the variant in which a step of these rows runs; None: the widest that any step may need now."""
         ...
 
-    def section(self, tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"]:
-        """Return a number for each of a step's tokens, `known` being the last of them; for variants with `every`."""
+    def section(self, tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"] | None:
+        """Return a number for each of a step's tokens, `known` being the last of them; for variants with `every`.
+
+        None: the rib needs none. Of the ribs that meet in a step one may need some.
+        """
         ...
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
@@ -113,7 +119,8 @@ class Rib(NamedTuple):
     Attributes:
         name: of its notes.
         fields: the sampling parameters that it serves.
-        variants: of step programs, the one that computes most last. Only one rib of an engine may have some.
+        variants: of step programs, the one that computes most last. If rows of different ribs meet in a step, it runs
+            in a variant of both (`table.VARIANTS`).
         needs: returns what a request with these parameters needs of this rib.
         rows: makes its state for so many rows.
     """

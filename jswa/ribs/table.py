@@ -5,18 +5,16 @@ from collections.abc import Mapping, Sequence
 from jswa.errors import RequestError
 from jswa.plan import PLAIN
 from jswa.ribs.logprobs.host import LOGPROBS
+from jswa.ribs.pooling.host import POOLING
 from jswa.ribs.rib import NO_NEEDS, Needs, Rib, Variant
 from jswa.types import SamplingParams
 
 RIBS: Sequence[Rib] = [
     LOGPROBS,
+    POOLING,
 ]
-VARIANTS: Mapping[str, Variant] = {
-    PLAIN: Variant(),
-    **{name: own for rib in RIBS for name, own in rib.variants.items()},
-}
-WIDEST = [*VARIANTS][-1]  # the variant that computes most
-_OPTIONAL = ("logprobs", "prompt_logprobs")  # sampling parameters that a rib must serve
+_BETWEEN = "+"  # in the name of a variant of several ribs
+_OPTIONAL = ("logprobs", "prompt_logprobs", "pooling")  # sampling parameters that a rib must serve
 _SERVED = frozenset(field for rib in RIBS for field in rib.fields)
 
 
@@ -29,6 +27,42 @@ def needs_of(params: SamplingParams) -> Needs:
         if name not in _SERVED:
             raise RequestError(name, getattr(params, name), "must be None: this engine was built without it")
     return _joined([rib.needs(params) for rib in RIBS])
+
+
+def joined_name(*names: str) -> str:
+    """Return the name of the variant of a step whose rows need these variants, of different ribs each."""
+    return _BETWEEN.join(name for name in names if name != PLAIN) or PLAIN
+
+
+def parts_of(variant: str) -> set[str]:
+    """Return the variants of single ribs that a variant has in it."""
+    return set(variant.split(_BETWEEN))
+
+
+def _variants() -> dict[str, Variant]:
+    """Return the variants of each rib, and of ribs that meet in a step; each is wider than those in it."""
+    found = {PLAIN: Variant()}
+    for rib in RIBS:
+        found |= {
+            joined_name(name, own): _both(one, other)
+            for own, other in rib.variants.items()
+            for name, one in found.items()
+        }
+    return found
+
+
+def _both(one: Variant, other: Variant) -> Variant:
+    return Variant(
+        joined_name(one.forward, other.forward),
+        joined_name(one.finish, other.finish),
+        one.every or other.every,
+        one.asked or other.asked,
+    )
+
+
+VARIANTS: Mapping[str, Variant] = _variants()
+# The variant whose steps take most memory; see `Variant.asked`.
+WIDEST = [name for name, own in VARIANTS.items() if not own.asked][-1]
 
 
 def _joined(parts: list[Needs]) -> Needs:

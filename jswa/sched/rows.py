@@ -27,8 +27,8 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, PLAIN, SAMPLING, SAMPLING_ROW, Request, sampling_of
-from jswa.ribs.rib import NO_NEEDS, Known, Needs
-from jswa.ribs.table import RIBS
+from jswa.ribs.rib import NO_NEEDS, Known, Needs, RibRows
+from jswa.ribs.table import RIBS, joined_name
 from jswa.sched.token_counts import TokenCounts
 
 RECENT = 1024  # tokens of a row that wait to be copied to its text; a power of two
@@ -139,7 +139,7 @@ class Rows:
         self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
         if needs.watched:
             self.watched += 1
-            for rib in self.ribs:
+            for rib in self._asked_by(request):
                 rib.begins(row, request)
         self.names[row], self.tenants[row] = request.request_id, request.options.tenant
         if request.adapter:
@@ -166,21 +166,24 @@ class Rows:
         self.departures += 1
         if needs.watched:
             self.watched -= 1
-            for rib in self.ribs:
+            for rib in self._asked_by(request):
                 rib.leaves(row)
         self.stops.count(request.stop_ids, -1)
+
+    def _asked_by(self, request: Request) -> list[RibRows]:
+        """Return the states of the ribs that look at a request."""
+        return [own for rib, own in zip(RIBS, self.ribs, strict=True) if rib.needs(request.params).watched]
 
     def variant(self, row_ids: Int[np.ndarray, " R"] | None = None) -> str:
         """Return the variant in which a step of these rows runs; None: the widest that any step may need now."""
         if not self.watched:
             return PLAIN
-        found = (rib.variant(self.launched, row_ids) for rib in self.ribs)
-        return next((variant for variant in found if variant != PLAIN), PLAIN)
+        return joined_name(*(rib.variant(self.launched, row_ids) for rib in self.ribs))
 
     def section(self, tokens: int, known: Items[Known]) -> Int[np.ndarray, " T"]:
-        """Return a number for each of a step's tokens, for the rib that has variants; see `RibRows.section`."""
-        (found,) = (own.section(tokens, known) for rib, own in zip(RIBS, self.ribs, strict=True) if rib.variants)
-        return found
+        """Return a number for each of a step's tokens, for the rib that needs some; see `RibRows.section`."""
+        found = (rib.section(tokens, known) for rib in self.ribs)
+        return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""

@@ -201,6 +201,8 @@ def ask(llm: LLM, vocab: int) -> dict[str, Any]:
     stats = llm.cache_stats()
     scored = llm.generate(text, temperature=0, max_tokens=1, prompt_logprobs=1, **asked)[0].prompt_logprobs
     assert scored is not None
+    pooled = llm.generate(text, max_tokens=1, pooling="last", **asked)[0].pooled
+    assert pooled is not None
     drawn = [
         list(llm.generate(text[:n], max_tokens=8, seed=n, **asked, **given)[0].outputs[0].token_ids)
         for n, given in (
@@ -218,6 +220,7 @@ def ask(llm: LLM, vocab: int) -> dict[str, Any]:
         "cached": stats.cached_tokens,
         "revived": stats.revived_tokens,
         "prompt": [[one[t].logprob for t in sorted(one)] for one in scored if one is not None],
+        "pooled": pooled.tolist(),
         "drawn": drawn,
     }
 

@@ -25,7 +25,7 @@ from jswa.kernels import Kernels
 from jswa.model.drafters.seam import Drafter
 from jswa.model.lora import has_adapters
 from jswa.plan import PLAIN, SPLIT, Feature, StepPlan
-from jswa.ribs.table import VARIANTS
+from jswa.ribs.table import VARIANTS, parts_of
 from jswa.stages import LOG
 
 _log = logging.getLogger("jswa")
@@ -130,7 +130,7 @@ class StepPrograms:
 
         A deterministic engine runs every step in two halves: no other row decides in which program a row runs.
         """
-        variants = [name for name in VARIANTS if name in features]
+        variants = [name for name in VARIANTS if parts_of(name) <= {*features}]
         found = [] if self._deterministic else [family for family in _WHOLE if family[1] in variants]
         if self._deterministic or SPLIT in features:
             halves = {(half, getattr(VARIANTS[name], half)) for name in variants for half in ("forward", "finish")}
@@ -146,7 +146,7 @@ class StepPrograms:
         """
         first = self.families({PLAIN})
         largest = [number for family in first for number in self.largest(family)]
-        every = [number for family in (*_WHOLE, *_HALVES) for number in self.largest(family)]
+        every = [number for family in (*_WHOLE, *_HALVES) if not _is_asked(family) for number in self.largest(family)]
         if all_at_start:
             self._drafts_too = True
             whole = [number for family in first for number in self.family(family)]
@@ -367,6 +367,11 @@ class StepPrograms:
 def _finishing(bucket: Bucket) -> Bucket:
     """Return the bucket of the second half of a step: it depends on rows and drafts alone."""
     return Bucket.verifying(bucket.rows, bucket.drafts)
+
+
+def _is_asked(family: Family) -> bool:
+    """Return whether a family's programs are compiled only when a request asks for them."""
+    return VARIANTS[family[1]].asked
 
 
 def described(config: StepConfig) -> str:

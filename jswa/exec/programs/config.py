@@ -17,6 +17,8 @@ from jswa.model.binding import bind
 from jswa.model.drafters.seam import Drafter
 from jswa.model.transformer import Decoder, Params
 from jswa.plan import PLAIN
+from jswa.ribs.hooks import Hooks
+from jswa.ribs.traced import HOOKS
 from jswa.speculation import Speculation
 from pallas_kernels.attention.api import tile_tokens
 
@@ -50,6 +52,12 @@ class StepConfig:
     speculation: Speculation | None = None
     drafter: Drafter | None = None
     experts: bool = False
+
+    @property
+    def drawing(self) -> Hooks | None:
+        """The hooks of a variant that computes something of draws; None of any other."""
+        hooks = HOOKS.get(self.variant)
+        return None if hooks is None or hooks.drawn is None else hooks
 
     @property
     def placed(self) -> Placed | None:

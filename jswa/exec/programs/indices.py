@@ -242,3 +242,10 @@ def row_ids_of(indices: StepIndices, max_rows: int) -> Int[Array, " R"]:
     """Return the ids of the rows that have drafts; that of no row for the others."""
     first = jnp.clip(indices.first_token, 0, len(indices.token_row_ids) - 1)
     return jnp.where(indices.drafts > 0, indices.token_row_ids[first], max_rows)
+
+
+def places_of(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
+    """Return the tokens of the step behind which tokens are drawn: each row's last before its drafts, and these."""
+    place = jnp.arange(1 + bucket.drafts, dtype=jnp.int32)[None]
+    before = indices.first_token + indices.counts - 1 - indices.drafts
+    return jnp.clip(before[:, None] + jnp.minimum(place, indices.drafts[:, None]), 0, bucket.tokens - 1)

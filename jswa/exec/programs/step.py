@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax, named_scope
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs, column, unpack
 from jswa.exec.programs.attend import Cells, attend_pages, static
+from jswa.exec.programs.beside import of_tokens
 from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales, layer_tile_tokens
 from jswa.exec.programs.drafts.propose import make_drafts, note_texts, with_drafts
-from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, row_spans, running, step_indices
+from jswa.exec.programs.indices import StepIndices, by_token, enter_pages, places_of, row_spans, running, step_indices
 from jswa.exec.programs.logits_state import LogitsState, count_tokens, note_recent
 from jswa.exec.programs.sampling.rows import Beside, Sampling, StepOutputs
 from jswa.exec.programs.sampling.verify import Draws, accepted, draw, proposed
@@ -29,9 +29,7 @@ from jswa.model.fused_projection import Projection
 from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 from jswa.ribs.table import VARIANTS
-from jswa.ribs.traced import HOOKS
 
-_BLOCK = 128  # tokens of which a hook computes the logits at once
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
 
@@ -131,7 +129,7 @@ def finish_half(
             room=config.bucket.tokens,
             vocab=config.model.vocab_size // devices,
             devices=devices,
-            hooks=HOOKS.get(config.variant),
+            hooks=config.drawing,
             deterministic=config.deterministic,
             sampler=own.sampling,
             sums=own.sums,
@@ -207,17 +205,12 @@ def _forward_rows(
     state, hidden, indices, drafts, finite, carry, experts = forward(
         params, state, inputs, config=config, every=every, drafts=drafts
     )
-    of_all = None
-    if variant.every:
-        # A deterministic engine takes as many tokens as a step has rows: the numbers are those of sampled tokens.
-        block = config.bucket.rows if config.deterministic else _BLOCK
-        logits, own = decoder_of(config, params).logits, config.kernels
-        of_all = HOOKS[config.variant].forwarded(logits, hidden, inputs.section, block, config.model.devices, own.sums)
-    places = _places(indices, bucket)
+    of_all = of_tokens(config, params, hidden, inputs, indices) if variant.every else {}
+    places = places_of(indices, bucket)
     beside = Beside(of_all)
     if experts is not None:
         drawn = experts[places.reshape(-1)] if every else experts
-        beside = Beside(of_all, drawn, None if of_all is None else experts)
+        beside = Beside(of_all, drawn, experts if of_all else None)
     hidden = hidden[places] if every else hidden[:, None]
     if config.placed is not None:
         carry = hidden if carry is None else carry[places]
@@ -231,13 +224,6 @@ def _shared_tail_too(config: StepConfig) -> bool:
     """Return whether a drafter reads all tokens' hidden states from layers that run for the last tokens alone."""
     placed = config.placed
     return placed is not None and not placed.only_last and config.model.has_tail
-
-
-def _places(indices: StepIndices, bucket: Bucket) -> Int[Array, "R S"]:
-    """Return the tokens of the step behind which tokens are drawn: each row's last before its drafts, and these."""
-    place = jnp.arange(1 + bucket.drafts, dtype=jnp.int32)[None]
-    before = indices.first_token + indices.counts - 1 - indices.drafts
-    return jnp.clip(before[:, None] + jnp.minimum(place, indices.drafts[:, None]), 0, bucket.tokens - 1)
 
 
 def forward(
@@ -359,7 +345,7 @@ def _finite_rows(kv: Float[Array, "T K E"], indices: StepIndices, config: StepCo
             return ~(own & bad[None]).any(axis=1, keepdims=True)
         drafted = jnp.arange(len(bad)) >= (indices.first_token + indices.counts - indices.drafts)[indices.token_rows]
         whole = ~(own & (bad & ~drafted)[None]).any(axis=1)
-        return jnp.concatenate([whole[:, None], ~bad[_places(indices, config.bucket)][:, 1:]], axis=1)
+        return jnp.concatenate([whole[:, None], ~bad[places_of(indices, config.bucket)][:, 1:]], axis=1)
 
 
 def attend_layer(

@@ -81,7 +81,7 @@ class LogprobRows:
         if params.prompt_logprobs is None:
             return events
         kept: PromptLogprobs = landed.notes.setdefault(NAME, PromptLogprobs())
-        if results is not None and results.forwarded is not None:
+        if results is not None and NAME in results.forwarded:
             _store(kept, landed, results)
         if landed.generated > 1:
             return events
@@ -101,7 +101,7 @@ def _store(kept: PromptLogprobs, landed: Landed, results: StepResults) -> None:
     first, last = max(start, len(kept)), min(start + count, len(prompt) - 1)
     if first < last:
         at = end - count - start
-        table = LogprobTable(*results.forwarded)._replace(experts=results.prompt_experts)
+        table = LogprobTable(*results.forwarded[NAME])._replace(experts=results.prompt_experts)
         kept.add(prompt[first + 1 : last + 1], table.rows(at + first, at + last))
 
 

@@ -9,7 +9,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
-from jswa.ribs.hooks import Hooks
+from jswa.ribs.hooks import Hooks, TokenRows
+from jswa.ribs.logprobs.host import NAME, PROMPT, SAMPLED
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.elementwise import sums as own
 from pallas_kernels.elementwise.sums import Implementation as Sums
@@ -43,6 +44,7 @@ def forwarded(
     logits: Callable[[Float[Array, "B M"]], Float[Array, "B V"]],
     hidden: Float[Array, "T M"],
     section: Int[Array, " T"],
+    rows: Callable[[], TokenRows],
     block: int,
     devices: int,
     sums: Sums = "xla",
@@ -56,10 +58,10 @@ def forwarded(
     with jax.named_scope("logprobs"):
         blocks = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(-1, size, hidden.shape[1])
         wanted = jnp.pad(section, (0, pad)).reshape(-1, size)
-        rows: LogprobRows = lax.map(
+        found: LogprobRows = lax.map(
             lambda block: logprob_rows(logits(block[0]), block[1], devices, sums), (blocks, wanted)
         )
-        whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], rows)
+        whole: LogprobRows = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[: len(hidden)], found)
     return whole
 
 
@@ -103,4 +105,7 @@ def _most_likely(
     return values, jnp.take_along_axis(ids, columns, axis=1)
 
 
-HOOKS = dict.fromkeys(("logprobs", "prompt_logprobs"), Hooks(forwarded, drawn, MAX_LOGPROBS))
+HOOKS = {
+    SAMPLED: Hooks({}, drawn, MAX_LOGPROBS),
+    PROMPT: Hooks({NAME: forwarded}, drawn, MAX_LOGPROBS),
+}

@@ -10,6 +10,7 @@ const WHY = {
   "window lost": "their windows were rebuilt",
   "too short": "too few after a cached text to be worth a copy",
   "prompt logprobs": "for their log probabilities",
+  "mean pooling": "for the mean of their hidden states",
   "not finite": "the cached values were not finite",
   disabled: "the prefix cache is off",
 };

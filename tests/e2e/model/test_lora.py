@@ -115,6 +115,20 @@ def test_each_row_of_a_batch_gets_the_tokens_of_its_adapter(setting: Setting) ->
     assert [one.outputs[0].token_ids for (one,) in alone] == [one.outputs[0].token_ids for one in outputs]
 
 
+def test_pooled_hidden_states_are_those_of_the_adapter(setting: Setting) -> None:
+    """The head's product with each is the logits of the merged weights; rows of all adapters are in one batch."""
+    setting.llm.flush_cache()
+    prompts = texts(setting, 3, 37, seed=9)
+    asked = [{"prompt_token_ids": p, "lora": name} for p, name in zip(prompts, NAMES, strict=True)]
+    with quick_compiles():
+        outputs = setting.llm.generate(asked, max_tokens=1, pooling="last", **GREEDY)
+    head = np.asarray(setting.merged[None]["embed"], np.float64)  # which Gemma shares with the embedding
+    for prompt, name, output in zip(prompts, NAMES, outputs, strict=True):
+        assert output.pooled is not None
+        expected = setting.logits(name, prompt)[len(prompt) - 1]
+        np.testing.assert_allclose(head @ output.pooled, expected, atol=TOLERANCE)
+
+
 def test_prompt_logprobs_are_those_of_the_adapter(setting: Setting) -> None:
     """Prompt log probabilities run all tokens through all layers."""
     (prompt,) = texts(setting, 1, 40, seed=1)

@@ -93,6 +93,7 @@ def assert_same_text(facts: Facts, one: Facts) -> None:
     assert ties <= MOST_TIES
     for row, other in zip(facts["prompt"], one["prompt"], strict=True):
         np.testing.assert_allclose(row, other, atol=CLOSE)
+    np.testing.assert_allclose(facts["pooled"], one["pooled"], atol=CLOSE * np.abs(one["pooled"]).max())
     assert facts["drawn"] == one["drawn"]
 
 

@@ -56,7 +56,7 @@ def test_entries_of_a_prompt_are_kept_once_and_come_with_the_first_token() -> No
     rows, notes, asked = LogprobRows(ROWS), dict[str, Any](), request(prompt_logprobs=0)
     for start, count in ((0, 3), (0, 3), (3, 2)):
         landed = Landed(asked, notes, _plan(start, count), 1, 1, 0)
-        assert rows.applied(landed, StepResults(table(2), table(2 + count)), []) == []
+        assert rows.applied(landed, StepResults(table(2), {"logprobs": table(2 + count)}), []) == []
     (event,) = rows.applied(landed._replace(generated=1), None, [TokenEvent("r", 9)])
     kept = event.prompt_logprobs
     assert isinstance(kept, PromptLogprobs)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jswa.plan import PLAIN
-from jswa.ribs.rib import NO_NEEDS, Needs
-from jswa.ribs.table import RIBS, VARIANTS, needs_of
+from jswa.ribs.rib import NO_NEEDS, Needs, Variant
+from jswa.ribs.table import RIBS, VARIANTS, WIDEST, joined_name, needs_of
 from jswa.ribs.traced import HOOKS
 from jswa.types import SamplingParams
 from tests.support.ribs import ROOT, run, without
@@ -22,7 +22,7 @@ llm = LLM("tiny", **ONE_SHAPE)
 (output,) = llm.generate("Once upon a time", max_tokens=12, temperature=0, use_tqdm=False)
 print([rib.name for rib in RIBS])
 print(repr(output.outputs[0].text))
-for asked in ({"logprobs": 1}, {"prompt_logprobs": 0}):
+for asked in ({"logprobs": 1}, {"prompt_logprobs": 0}, {"pooling": "last"}):
     try:
         llm.generate("a", max_tokens=1, use_tqdm=False, **asked)
     except RequestError as error:
@@ -31,11 +31,20 @@ llm.engine.check()
 """
 
 
-def test_only_one_rib_has_variants_and_each_variant_has_hooks() -> None:
-    assert sum(bool(rib.variants) for rib in RIBS) <= 1
+def test_each_variant_has_hooks_and_those_of_two_ribs_have_both() -> None:
+    """Log probabilities of a prompt and of text, a prompt that is pooled, and both in one step."""
     assert set(HOOKS) == set(VARIANTS) - {PLAIN}
     halves = {half for own in VARIANTS.values() for half in (own.forward, own.finish)}
     assert halves <= set(VARIANTS)
+    own = [name for rib in RIBS for name in rib.variants]
+    both = joined_name("prompt_logprobs", "pooling")
+    assert {*own, both, joined_name("logprobs", "pooling")} == set(HOOKS)
+    assert VARIANTS[both] == Variant(both, "logprobs", every=True, asked=True)
+    assert set(HOOKS[both].forwarded) == {"logprobs", "pooling"}
+    assert HOOKS[both].drawn is HOOKS["logprobs"].drawn
+    assert set(HOOKS[joined_name("logprobs", "pooling")].forwarded) == {"pooling"}
+    assert HOOKS["pooling"].drawn is None
+    assert WIDEST == "prompt_logprobs", "an engine measures no program that it compiles only when asked"
 
 
 def test_a_request_needs_what_its_parameters_ask_for() -> None:
@@ -46,6 +55,9 @@ def test_a_request_needs_what_its_parameters_ask_for() -> None:
     assert prompt == Needs(frozenset({"prompt_logprobs"}), watched=True, recompute="prompt logprobs")
     both = needs_of(SamplingParams(logprobs=1, prompt_logprobs=3))
     assert both == prompt._replace(variants=text.variants | prompt.variants, sampled=True)
+    pooled = Needs(frozenset({"pooling"}), watched=True)
+    assert needs_of(SamplingParams(pooling="last", max_tokens=1)) == pooled
+    assert needs_of(SamplingParams(pooling="mean", max_tokens=1)) == pooled._replace(recompute="mean pooling")
 
 
 @pytest.mark.parametrize("rib", [rib.name for rib in RIBS])
@@ -53,12 +65,14 @@ def test_an_engine_without_a_rib_generates_and_refuses(rib: str, tmp_path: Path)
     found = run(without(rib, tmp_path), "-c", SCRIPT)
     assert found.returncode == 0, found.stderr
     names, text, *refusals = found.stdout.splitlines()
-    assert names == "[]"
+    own = next(one for one in RIBS if one.name == rib)
+    assert names == str([one.name for one in RIBS if one is not own])
     assert refusals == [
-        f"{field} = {value}: must be None: this engine was built without it"
-        for field, value in (("logprobs", 1), ("prompt_logprobs", 0))
+        f"{field} = {value!r}: must be None: this engine was built without it"
+        for field, value in (("logprobs", 1), ("prompt_logprobs", 0), ("pooling", "last"))
+        if field in own.fields
     ]
-    assert run(ROOT, "-c", SCRIPT).stdout.splitlines()[:2] == [f"['{rib}']", text]
+    assert run(ROOT, "-c", SCRIPT).stdout.splitlines()[:2] == [str([one.name for one in RIBS]), text]
 
 
 def test_no_room_of_a_step_names_a_rib() -> None:

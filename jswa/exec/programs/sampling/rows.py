@@ -1,5 +1,6 @@
 """What the sampling of a step reads of its rows, and what a step gives the host. R rows, V tokens."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -42,15 +43,15 @@ class StepOutputs(NamedTuple):
     Attributes:
         tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
             and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
-        drawn: of each token drawn, in the order of `tokens`; None of a plain step.
-        forwarded: of each token of the step; None unless its variant has `every`.
+        drawn: of each token drawn, in the order of `tokens`; None if no rib asks for it.
+        forwarded: of each token or row of the step, by the rib's name; empty unless its variant has `every`.
         experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
             experts; −1 where a layer has fewer than k.
     """
 
     tokens: Int[Array, " R"] | Int[Array, "R n"]
     drawn: Any
-    forwarded: Any = None
+    forwarded: Mapping[str, Any] = {}
     experts: Int[Array, "N L k"] | None = None
     prompt_experts: Int[Array, "T L k"] | None = None
 
@@ -58,6 +59,6 @@ class StepOutputs(NamedTuple):
 class Beside(NamedTuple):
     """The outputs of the first half; see `StepOutputs`."""
 
-    forwarded: Any = None
+    forwarded: Mapping[str, Any] = {}
     experts: Int[Array, "N L k"] | None = None
     prompt_experts: Int[Array, "T L k"] | None = None

@@ -69,7 +69,7 @@ def draw(
         first: position of the first token that is drawn of each row.
         runs: which rows run.
         room: tokens of the step at most.
-        hooks: of the rib whose variant this is; None: of a plain program.
+        hooks: of the variant, if it computes something of draws; None: it does not.
         sampler, sums: see `sample`.
     """
     rows, places, _ = hidden.shape
@@ -102,6 +102,7 @@ def draw(
         if hooks is None:
             return Draws(tokens, None)
         random, limited = limits_of(scores, positions, own, state, devices, ahead, sums)
+        assert hooks.drawn is not None
         return Draws(tokens, hooks.drawn(scores, tokens, random, limited, devices, sums))
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):

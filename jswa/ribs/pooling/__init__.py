@@ -1,0 +1,1 @@
+"""Pooled hidden states of prompts: `pooling` of a request."""
