@@ -143,5 +143,4 @@ class Pending:
         _, drawn, forwarded, *experts = self._outputs
         if drawn is None and not forwarded:
             return None
-        found: StepResults = jax.tree.map(np.asarray, StepResults(drawn, forwarded, *experts))
-        return found
+        return StepResults(*jax.tree.map(np.asarray, (drawn, forwarded, *experts)))
