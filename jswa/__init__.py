@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from jswa.errors import TaskSetError as TaskSetError
     from jswa.errors import UnsupportedModel as UnsupportedModel
     from jswa.errors import WeightsError as WeightsError
+    from jswa.frontend.pooled_call import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from jswa.frontend.pooled_call import ScoringRequestOutput as ScoringRequestOutput
     from jswa.llm import LLM as LLM
-    from jswa.llm import generate as generate
+    from jswa.one_call import generate as generate
     from jswa.types import CompletionOutput as CompletionOutput
     from jswa.types import RequestOutput as RequestOutput
     from jswa.types import SamplingParams as SamplingParams
@@ -74,7 +76,9 @@ _HOMES = {
         "UnsupportedModel",
         "WeightsError",
     ),
-    "jswa.llm": ("LLM", "generate"),
+    "jswa.frontend.pooled_call": ("EmbeddingRequestOutput", "ScoringRequestOutput"),
+    "jswa.llm": ("LLM",),
+    "jswa.one_call": ("generate",),
     "jswa.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

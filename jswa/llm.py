@@ -1,23 +1,20 @@
-"""The Python API: `LLM(model).generate(prompts)`, and `generate(prompts)` for one-liners."""
+"""The Python API: `LLM(model).generate(prompts)`."""
 
 import copy
-import dataclasses
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast, overload
 
 from jswa.building.build import build_engine, check_model
 from jswa.cache.prefix.stats import CacheStats
-from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.errors import InvalidPrompt
 from jswa.frontend.driver import Driver
 from jswa.frontend.generate_call import GenerateCall
 from jswa.frontend.operations import operate
 from jswa.frontend.outputs import CallOptions, asked_form
+from jswa.frontend.pooled_call import EmbeddingRequestOutput, Pooler, ScoringRequestOutput
 from jswa.plan import RequestOptions
 from jswa.running.staging import Weights
 from jswa.running.turnover import InFlight, WhilePaused
@@ -38,10 +35,9 @@ from jswa.text.inputs import (
     engine_config,
     split_prompts,
 )
+from jswa.text.pooling import PoolingConfig
 from jswa.text.tokenizer import Tokenizer
-from jswa.types import RequestOutput, SamplingParams
-
-_LOADING = threading.Lock()
+from jswa.types import Pooling, RequestOutput, SamplingParams
 
 
 class LLM:
@@ -78,6 +74,7 @@ class LLM:
         self.chat_template = ChatTemplate.load(folder)
         self.default_sampling = default_sampling(folder)
         self.chat_examples = chat_examples(folder)
+        self.pooling = PoolingConfig.load(folder)
         self.driver: Driver[Engine] = Driver(build_engine(folder, config, self.tokenizer))
 
     def with_engine(self, engine: Engine) -> "LLM":
@@ -333,6 +330,41 @@ class LLM:
         )
         return call.stream() if stream else call.collect(show=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        use_tqdm: bool = True,
+        cache_salt: str = "",
+        lora: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of every prompt: a hidden state after the final norm, as `outputs.embedding`.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling: whose hidden state: that of the "last" token, or the "mean". None: as the checkpoint says.
+            dimensions: cut the embedding to so many numbers, if the model was trained for that.
+            normalize: make its length 1; None: as the checkpoint says, or True.
+
+        Otherwise as `generate`. Raises RequestError, GenerationError.
+        """
+        options = CallOptions(RequestOptions(cache_salt=cache_salt, lora=lora), whole=True)
+        pooler, asked = Pooler(self.driver, self.tokenizer, self.pooling), (pooling, dimensions, normalize)
+        return pooler.embed(prompts, options, *asked, show=use_tqdm)
+
+    def score(
+        self, text_1: Prompts, text_2: Prompts, *, use_tqdm: bool = True, cache_salt: str = "", lora: str | None = None
+    ) -> list[ScoringRequestOutput]:
+        """Return how alike texts are, as `outputs.score`: the cosine of their embeddings.
+
+        One `text_1` is compared with each of `text_2`, several each with its own. Raises RequestError, GenerationError.
+        """
+        options = CallOptions(RequestOptions(cache_salt=cache_salt, lora=lora), whole=True)
+        return Pooler(self.driver, self.tokenizer, self.pooling).score(text_1, text_2, options, show=use_tqdm)
+
     def _read_by(self, tools: Sequence[object] | None, wanted: str | None) -> AnswerTemplate | None:
         """Return how chats are read. Raises InvalidPrompt if that does not tell how calls of the tools are read."""
         if wanted not in self._answers:
@@ -364,32 +396,3 @@ class LLM:
         sources = "" if chat_template is None else "\n".join(chat_template.sources.values())
         found = find_template(self._folder, self.tokenizer, sources, wanted)
         return settled_by(found, chat_template.render) if probe and found and chat_template else found
-
-
-def generate(
-    prompts: Prompts,
-    model: str | Path = "tiny",
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    *,
-    stream: bool = False,
-    use_tqdm: bool = True,
-    lora: str | None = None,
-    **options: Any,
-) -> list[RequestOutput] | Iterator[RequestOutput]:
-    """`LLM(model, …).generate(prompts, …)` in one call; the last model used stays loaded.
-
-    `options` may name fields of `SamplingParams` and of `EngineConfig`; `seed` is the sampling seed.
-    """
-    sampling_names = {f.name for f in dataclasses.fields(SamplingParams)} | {"max_new_tokens"}
-    engine_options = {name: value for name, value in options.items() if name not in sampling_names}
-    sampling = {name: value for name, value in options.items() if name in sampling_names}
-    with _LOADING:  # the cache would let several threads load the model at once
-        llm = _loaded(str(model), engine_config(engine_options))
-    if stream:
-        return llm.generate(prompts, sampling_params, stream=True, lora=lora, **sampling)
-    return llm.generate(prompts, sampling_params, stream=False, use_tqdm=use_tqdm, lora=lora, **sampling)
-
-
-@lru_cache(maxsize=1)
-def _loaded(model: str, options: EngineConfig) -> LLM:
-    return LLM(model, **dataclasses.asdict(options))

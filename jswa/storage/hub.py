@@ -33,7 +33,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCI
 _SMALL = (
     "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
     "hf_quant_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json", "chat_template.jinja",
-    "additional_chat_templates/*.jinja", "chat_examples.json",
+    "additional_chat_templates/*.jinja", "chat_examples.json", "modules.json", "1_Pooling/config.json",
 )  # fmt: skip
 _OFFLINE = "HF_HUB_OFFLINE is set, and {} does not hold all files of the model: unset it once to download them"
 _OTHER_DISK = "name a folder on another disk with --download-dir or HF_HOME"

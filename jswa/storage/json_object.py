@@ -26,6 +26,14 @@ def read_object(path: Path, folder: Path | None = None, most: int = MAX_BYTES) -
     return parse_object(read_file(path, most, folder), str(path))
 
 
+def read_list(path: Path, most: int = MAX_BYTES) -> list[Any]:
+    """Return the JSON list in a file of a checkpoint; otherwise as `read_object`. Raises CheckpointError."""
+    value = _parsed(read_file(path, most), str(path))
+    if not isinstance(value, list):
+        raise CheckpointError(f"{path} must hold a JSON list, not {type(value).__name__}")
+    return value
+
+
 def read_optional(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a checkpoint, or {} if there is no such file. Raises CheckpointError."""
     return read_object(path) if is_there(path) else {}
@@ -33,6 +41,13 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object of at most MAX_VALUES values. `where` names it in errors. Raises CheckpointError."""
+    value = _parsed(data, where)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _parsed(data: bytes, where: str) -> Any:
     require_few(data, MAX_VALUES, where)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -44,14 +59,11 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=once)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except MemoryError as error:  # a string with one character beyond 16 bits takes 4 bytes for each of its bytes
         raise CheckpointError(f"{where} has {len(data)} bytes, which do not fit in memory once parsed") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where} must hold a JSON object, not {type(value).__name__}")
-    return value
 
 
 def require_few(data: bytes, most: int, where: str) -> None:

@@ -85,6 +85,26 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def special_ends(self) -> tuple[int, int]:
+        """The numbers of special tokens that the post-processor puts before and behind a text."""
+        own, whole = self.encode("a", add_special_tokens=False).tolist(), self.encode("a").tolist()
+        places = range(len(whole) - len(own) + 1)
+        before = next((at for at in places if whole[at : at + len(own)] == own), len(whole) - len(own))
+        return before, max(0, len(whole) - len(own) - before)
+
+    def cut(self, ids: Int[np.ndarray, " T"], most: int, *, keep_last: bool) -> Int[np.ndarray, " N"]:
+        """Return the first or the last tokens of a text with its special tokens, at most `most` (≥ 1) with these."""
+        if len(ids) <= most:
+            return ids
+        before, behind = self.special_ends
+        room = most - before - behind
+        if room < 1:
+            return ids[-most:] if keep_last else ids[:most]
+        text = ids[before : len(ids) - behind]
+        text = text[-room:] if keep_last else text[:room]
+        return np.concatenate([ids[:before], text, ids[len(ids) - behind :]])
+
+    @cached_property
     def longest_token(self) -> int:
         """The most characters of text that one token stands for, special tokens included. At least 1.
 

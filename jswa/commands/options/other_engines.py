@@ -34,6 +34,8 @@ VLLM: Mapping[str, str] = {
     "--pipeline-parallel-size": _PIPELINE,
     "--disable-log-requests": _NO_PROMPTS,
     "--no-enable-log-requests": _NO_PROMPTS,
+    "--runner": "has no counterpart: every model generates, and gives embeddings too",
+    "--convert": "has no counterpart: every model generates, and gives embeddings too",
 }
 SGLANG: Mapping[str, str] = {
     "--model-path": "is --model here",
