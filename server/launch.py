@@ -101,7 +101,7 @@ def loaded(model: str, server: ServeConfig, engine: EngineConfig) -> Iterator[tu
     answers = llm.answer_template(server.response_template, template, probe=False)
     say_limits(llm.tokenizer, template, answers)
     try:
-        parts = llm.tokenizer, template, answers, llm.default_sampling, model, llm.chat_examples
+        parts = llm.tokenizer, template, answers, llm.default_sampling, model, llm.chat_examples, llm.pooling
         yield Served(engines().__next__, *parts), server
     finally:
         llm.close()

@@ -25,6 +25,18 @@ PromptField = Annotated[
         }
     ),
 ]
+TextsField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": limits.MAX_PROMPTS},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
 # `params` checks these values: a long list of ids in a large body is an array, and pydantic would validate all wrong
 # entries of an object before it counts them.
 IdsField = Annotated[
@@ -69,12 +81,23 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class Generation(Body):
-    """The fields that completions and chat have in common. Unknown fields are stored, and `foreign` checks them."""
+class Queued(Body):
+    """The fields of all requests that wait for the engine. Unknown fields are stored, and `foreign` checks them."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
+    stream: bool | None = None
+    cache_salt: Id | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Id | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class Generation(Queued):
+    """The fields that completions and chat have in common."""
+
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
@@ -97,13 +120,7 @@ class Generation(Body):
     skip_special_tokens: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     prompt_logprobs: Logprobs | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Id | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Id | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    add_special_tokens: bool | None = None
     response_format: Any = None
     structured_outputs: Any = None
     use_beam_search: bool | None = None
@@ -144,3 +161,38 @@ class ChatRequest(Generation):
     continue_final_message: bool | None = None
     documents: Any = None
     echo: bool | None = None
+
+
+class Pooled(Queued):
+    """The fields that embeddings, poolings and scores have in common; vLLM's names."""
+
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = None
+
+
+class EmbeddingRequest(Pooled):
+    """The body of POST /v1/embeddings."""
+
+    input: PromptField = None
+    encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """The body of POST /pooling."""
+
+    task: Literal["embed"] | None = None
+
+
+class ScoreRequest(Pooled):
+    """The body of POST /v1/score: `text_1` and `text_2`, or two other names that vLLM has for them."""
+
+    text_1: TextsField = None
+    text_2: TextsField = None
+    queries: TextsField = None
+    documents: TextsField = None
+    items: TextsField = None
+    data_1: TextsField = None
+    data_2: TextsField = None

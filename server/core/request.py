@@ -264,7 +264,7 @@ class Job:
             self._end(event.request_id, made.finish_reason)
         return Delta(
             text, part.new, offset, part.events, event.logprobs, event.prompt_logprobs, made.finish_reason,
-            made.stop_reason,
+            made.stop_reason, pooled=event.pooled,
         )  # fmt: skip
 
     def _end(self, name: str, reason: FinishReason) -> None:
@@ -290,7 +290,7 @@ class Job:
             if self.timing.first_token is None:
                 self.timing.first_token = now
                 self._recorder.prompt(self.prompt_tokens)
-        if event.token is not None:
+        if event.token is not None and event.pooled is None:  # whose token nobody reads
             self.completion_tokens += 1
             if first:
                 self._recorder.first()

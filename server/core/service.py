@@ -23,12 +23,13 @@ from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
 from jswa.text.generated import generated_text
 from jswa.text.history.probes import PROBE_TOOL
+from jswa.text.pooling import DEFAULT, PoolingConfig
 from jswa.text.stop_strings import StopTable
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
 
 from ..api.params import check_generated_logprobs, check_prompt_logprobs, check_token_lists
-from ..api.schemas import Generation
+from ..api.schemas import Queued
 from ..engine.intake import new_names, params_size
 from ..engine.local import LocalEngine
 from ..engine.side import EngineSide
@@ -59,6 +60,7 @@ class Served:
         build: returns the engine, and a new engine at each later call, which drops the reference to the one before.
         model: as the operator has named it: a folder, OWNER/NAME or "tiny".
         chat_examples: first messages to try the model with.
+        pooling: how embeddings are made.
     """
 
     build: Callable[[], EngineLike]
@@ -68,6 +70,7 @@ class Served:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     chat_examples: Sequence[str] = ()
+    pooling: PoolingConfig = DEFAULT
 
 
 class Service:
@@ -90,6 +93,7 @@ class Service:
         self.default_sampling = model.default_sampling
         self.root = model.model or self.names[0]
         self.chat_examples = model.chat_examples
+        self.pooling = model.pooling
         self.engine = engine or LocalEngine(model.build, model.tokenizer, config)
         self.limits = self.engine.limits
         weights = weights_of(config.api_key, config.api_key_weight)
@@ -205,7 +209,7 @@ class Service:
     async def start(
         self,
         request: Request,
-        body: Generation,
+        body: Queued,
         prompts: Sequence[Prompt],
         params: SamplingParams,
         name: str,

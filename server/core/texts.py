@@ -5,6 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, PromptLogprobs, RequestOptions, TokenEvent
 from jswa.text.answers.parser import Answering
 from jswa.text.generated import GeneratedText
@@ -56,6 +59,7 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: ApiError | None = None
+    pooled: Float[np.ndarray, " M"] | None = None
 
 
 @dataclass
@@ -106,4 +110,5 @@ def size_of(event: TokenEvent) -> int:
     numbers = 0 if event.logprobs is None else 4 + len(event.logprobs.top_ids)
     if event.prompt_logprobs:
         numbers += len(event.prompt_logprobs) * (4 + len(next(iter(event.prompt_logprobs)).top_ids))
+    numbers += 0 if event.pooled is None else len(event.pooled)
     return _EVENT_BYTES + _NUMBER_BYTES * numbers

@@ -13,6 +13,7 @@ from ..api import admin
 from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
+from ..api.embeddings import embeddings, pooling, score
 from ..api.responses import response, responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..http.status import health, load, model, models, openapi, ready, version
@@ -78,6 +79,13 @@ ROUTES = (
         "return or delete a response that is kept for `previous_response_id`",
         options=_answers(400, 401, 404, 500, 503),
     ),
+    Route(
+        "/v1/embeddings", _POST, embeddings, "embeddings of texts or token ids ([embeddings.md](embeddings.md))",
+        options=_GENERATE,
+    ),
+    Route("/pooling", _POST, pooling, "the same with vLLM's `data`", options=_GENERATE),
+    Route("/v1/score", _POST, score, "how alike texts are: the cosine of their embeddings", options=_GENERATE),
+    Route("/score", _POST, score, "the same as `/v1/score`", options=_GENERATE),
     Route("/v1/messages", _POST, messages, "Anthropic's API for agents", options=_STREAM),
     Route("/v1/messages/count_tokens", _POST, count_tokens, "count the tokens of a prompt", options=_GENERATE),
     Route(

@@ -22,7 +22,7 @@ from .errors import ApiError, invalid
 
 SMALL = 2**16  # bytes up to which one call may parse a body
 _PIECE = 2**16  # bytes of a list or a string that are parsed in one call
-_IDS = ("prompt", "tokens", "allowed_token_ids")  # fields that may be long lists of token ids
+_IDS = ("prompt", "input", "tokens", "allowed_token_ids")  # fields that may be long lists of token ids
 _NAME = re.compile(rb'"(%b)"\s*:\s*\Z' % "|".join(_IDS).encode())
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _LOW = re.compile(rb"\\u[dD][c-fC-F]")

@@ -161,6 +161,7 @@ class EventFrame(msgspec.Struct, array_like=True):
     first_scheduled_time: float | None
     prefix: PrefixHit | None
     error: tuple[str, str] | None
+    pooled: Array | None
     drafts: DraftCounts | None
 
 
@@ -225,9 +226,10 @@ def event_out(event: TokenEvent, number: int) -> EventFrame:
         arrays = [(_array(a), _array(b), _array(c), _array(d), _array(e)) for a, b, c, d, e in parts]
     listed = None if scores is None or arrays is not None else list(scores)
     error = None if event.error is None else (type(event.error).__name__, str(event.error))
+    pooled = None if event.pooled is None else _array(event.pooled)
     return EventFrame(
         number, event.token, event.finish_reason, event.stop_reason, event.logprobs, listed, arrays,
-        event.first_scheduled_time, event.prefix, error, event.drafts,
+        event.first_scheduled_time, event.prefix, error, pooled, event.drafts,
     )  # fmt: skip
 
 
@@ -241,9 +243,10 @@ def event_in(event: EventFrame) -> TokenEvent:
     error = None
     if event.error is not None:
         error = getattr(errors, event.error[0], GenerationError)(event.error[1])
+    pooled = None if event.pooled is None else _numpy(event.pooled)
     return TokenEvent(
         str(event.number), event.token, event.finish_reason, event.stop_reason, event.logprobs, scores,
-        event.first_scheduled_time, event.prefix, error, drafts=event.drafts,
+        event.first_scheduled_time, event.prefix, error, pooled=pooled, drafts=event.drafts,
     )  # fmt: skip
 
 

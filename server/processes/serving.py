@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jswa.text.answers.template import AnswerTemplate
 from jswa.text.chat_template import ChatTemplate
+from jswa.text.pooling import PoolingConfig
 from jswa.text.tokenizer import Tokenizer
 
 from ..core.service import Served, Service
@@ -41,6 +42,7 @@ class Hello(NamedTuple):
     default_sampling: Mapping[str, Any]
     model: str
     chat_examples: Sequence[str]
+    pooling: PoolingConfig
     created: int
     listen: int = -1
     metrics: int = -1
@@ -78,7 +80,7 @@ def serve(control: int, counter: int) -> int:
     set_up_logging(config)
     most_files()
     parts = hello.tokenizer, hello.chat_template, hello.answer_template, hello.default_sampling
-    served = Served(_no_engine, *parts, hello.model, hello.chat_examples)
+    served = Served(_no_engine, *parts, hello.model, hello.chat_examples, hello.pooling)
     engine = RemoteEngine(end, counter, EngineFacts(*hello.facts), config)
     service = Service(served, config, engine, hello.created)
     server = Server(settings_of(create_app(service), config), says=None)

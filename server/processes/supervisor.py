@@ -150,7 +150,8 @@ def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
     """Return what each front end gets at its start."""
     hello = Hello(
         dataclasses.asdict(config), facts_of(engine), model.tokenizer, model.chat_template,
-        model.answer_template, model.default_sampling, model.model, tuple(model.chat_examples), int(time.time()),
+        model.answer_template, model.default_sampling, model.model, tuple(model.chat_examples), model.pooling,
+        int(time.time()),
     )  # fmt: skip
     return pickle.dumps(tuple(hello)[:-2])
 

@@ -27,26 +27,26 @@ class Prompt:
     ids: Int[np.ndarray, " P"]
 
 
-def split(prompt: Any) -> list[str] | list[Int[np.ndarray, " P"]]:
-    """Return a body's prompt as a list of texts or of arrays of token ids. Raises ApiError."""
+def split(prompt: Any, param: str = "prompt") -> list[str] | list[Int[np.ndarray, " P"]]:
+    """Return a body's prompt as a list of texts or of arrays of token ids. `param`: its field. Raises ApiError."""
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, np.ndarray):
-        return [token_ids(prompt, "prompt")]
+        return [token_ids(prompt, param)]
     if prompt is None:
-        raise ApiError(400, "prompt: is missing", param="prompt", code="missing_required_parameter")
+        raise ApiError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
     if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of such lists")
+        raise invalid(param, "must be a string, a list of strings, a list of token ids, or a list of such lists")
     if isinstance(prompt[0], str | list | np.ndarray) and len(prompt) > limits.MAX_PROMPTS:
-        raise invalid("prompt", f"has {len(prompt)} prompts, at most {limits.MAX_PROMPTS} are allowed")
+        raise invalid(param, f"has {len(prompt)} prompts, at most {limits.MAX_PROMPTS} are allowed")
     if isinstance(prompt[0], str):
         for index, one in enumerate(prompt):
             if not isinstance(one, str):
-                raise invalid(f"prompt[{index}]", "must be a string, as the first prompt is")
+                raise invalid(f"{param}[{index}]", "must be a string, as the first prompt is")
         return prompt
     if isinstance(prompt[0], list | np.ndarray):
-        return [token_ids(one, f"prompt[{index}]") for index, one in enumerate(prompt)]
-    return [token_ids(prompt, "prompt")]
+        return [token_ids(one, f"{param}[{index}]") for index, one in enumerate(prompt)]
+    return [token_ids(prompt, param)]
 
 
 def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
@@ -70,7 +70,7 @@ def token_ids(value: Any, param: str) -> Int[np.ndarray, " P"]:
     return np.array(value, np.int32)
 
 
-async def split_off_loop(prompt: Any, run: Run) -> list[str] | list[Int[np.ndarray, " P"]]:
+async def split_off_loop(prompt: Any, run: Run, param: str = "prompt") -> list[str] | list[Int[np.ndarray, " P"]]:
     """Run `split`, in a thread if the prompts are long. Raises ApiError."""
     many = isinstance(prompt, list | np.ndarray)
     size = (
@@ -78,11 +78,17 @@ async def split_off_loop(prompt: Any, run: Run) -> list[str] | list[Int[np.ndarr
         if many
         else 0
     )
-    return await made(partial(split, prompt), max(size, len(prompt)) if many else 0, run)
+    return await made(partial(split, prompt, param), max(size, len(prompt)) if many else 0, run)
 
 
 async def encode(
-    texts: list[str], tokenizer: Tokenizer | None, run: Run, *, special: bool, longest: int | None
+    texts: list[str],
+    tokenizer: Tokenizer | None,
+    run: Run,
+    *,
+    special: bool,
+    longest: int | None,
+    param: str = "prompt",
 ) -> list[Prompt]:
     """Tokenize texts. Raises ApiError.
 
@@ -91,13 +97,14 @@ async def encode(
         special: whether to add special tokens.
         longest: the model's context length in tokens: a text that has more characters than so many tokens can have is
             refused before it is tokenized. None: no text is refused, because the caller truncates its tokens.
+        param: the field of the request that has the texts.
     """
     if tokenizer is None:
-        raise invalid("prompt", NO_TOKENIZER)
+        raise invalid(param, NO_TOKENIZER)
     size = sum(map(len, texts))
     if longest is not None and max(map(len, texts)) > longest:
         await made(lambda: tokenizer.longest_token, size, run)  # the first call reads the whole vocabulary
-        check_characters(texts, tokenizer, longest)
+        check_characters(texts, tokenizer, longest, param)
     work = (Prompt(text, tokenizer.encode(text, add_special_tokens=special)) for text in texts)
     try:
         return await gathered(work, size, run)
@@ -120,7 +127,7 @@ async def encode_chat(text: str, tokenizer: Tokenizer, run: Run, *, special: boo
         raise ApiError.of(error) from error
 
 
-def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> None:
+def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int, param: str = "prompt") -> None:
     """Refuse texts with so many characters that they must have more than `longest` tokens. Raises ApiError."""
     most = longest * tokenizer.longest_token
     for text in texts:
@@ -129,7 +136,7 @@ def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int) -> No
                 400,
                 f"This model's maximum context length is {longest} tokens, at most {most} characters. However, the "
                 f"prompt has {len(text)} characters.",
-                param="prompt",
+                param=param,
                 code=TOO_LONG,
             )
 

@@ -261,7 +261,8 @@ class FakeEngine:
             of_prompt = [_logprobs(t, 20) for t in prompt[1:]]
         stop = token if reason == "stop" and token in params.stop_token_ids else None
         begun = time.monotonic() if hit else None
-        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, begun, hit, error)
+        pooled = None if params.pooling is None or error else np.resize(np.array(prompt, np.float32), 4)
+        return TokenEvent(request_id, token, reason, stop, logprobs, of_prompt, begun, hit, error, pooled=pooled)
 
     def stats(self) -> SchedulerStats:
         """Return statistics in which every running request has one page."""

@@ -10,7 +10,15 @@ from tests.support.server.harness import Client, forms, serving
 # which look into the server's only process. The first ones with each change, the others nightly.
 BOTH = (
     *("test_completions", "test_responses", "test_streams"),
-    *("test_admin", "test_answers", "test_anthropic", "test_chat_completions", "test_fairness", "test_lora"),
+    *(
+        "test_admin",
+        "test_answers",
+        "test_anthropic",
+        "test_chat_completions",
+        "test_embeddings",
+        "test_fairness",
+        "test_lora",
+    ),
     *("test_memory", "test_metrics", "test_openai", "test_unknown_calls"),
 )
 ALWAYS = BOTH[:3]

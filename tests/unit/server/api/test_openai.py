@@ -24,7 +24,7 @@ def test_refused_requests_raise_the_right_classes() -> None:
             with pytest.raises(openai.NotFoundError):
                 sdk.models.retrieve("nothing")
             with pytest.raises(openai.NotFoundError):
-                sdk.embeddings.create(model="fake", input="a")
+                sdk.moderations.create(model="fake", input="a")
             with pytest.raises(openai.BadRequestError) as bad:
                 sdk.completions.create(model="fake", prompt="a", n=1000)
             assert (bad.value.param, bad.value.type) == ("n", "invalid_request_error")

@@ -17,6 +17,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},
     "/v1/messages": CHAT,
     "/v1/messages/count_tokens": {"messages": CHAT["messages"]},
+    "/v1/embeddings": {"input": "a"},
+    "/pooling": {"input": "a"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1, 2]},
 }
