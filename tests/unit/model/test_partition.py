@@ -146,7 +146,7 @@ def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
         *("final_norm.weight", "layers.0.pre_attn.weight", "layers.0.attention.q_norm.weight", "layers.1.mlp.router"),
         *("layers.0.attention.out.scales", "layers.0.attention.qkv.lora_a", "layers.0.attention.qkv.lora_owner"),
         *("layers.0.attention.out.lora_b", "layers.1.mlp.shared_gate", "layers.1.mlp.selection_bias"),
-        "layers.0.attention.qkv.group_of",
+        *("layers.0.attention.qkv.group_of", "layers.0.mlp.xielu"),
     ],
 )
 def test_norms_routers_and_unsplit_factors_are_replicated(name: str) -> None:
