@@ -88,7 +88,10 @@ class Attention(nnx.Module):
             # In float32: rounded to bfloat16, the factor would scale all scores of a query wrongly by up to 0.4 %.
             q = (q.astype(jnp.float32) * _temperature(config.temperature, positions)[:, None, None]).astype(q.dtype)
         kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
-        out = attend(layer, q, kv, self._sinks(q.dtype))
+        sinks = None if self.sinks is None else self.sinks[...]
+        if config.key_sinks:  # the score of a sink's key, which was subtracted from the keys, and so from itself
+            sinks = jnp.zeros(config.num_heads, q.dtype)
+        out = attend(layer, q, kv, sinks)
         if config.exclusive and kv is not None:
             out = _without(out, kv[..., -config.v_head_dim :])
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
@@ -116,13 +119,8 @@ class Attention(nnx.Module):
         qkv, rope = linear_parts(x, self.qkv, self.qkv_bias, adapters), tables_of(config, ropes)
         projection = Projection(qkv, heads, weights, rope, temperature, x.dtype, implementation)
         attend_projection: Callable[..., Array] = attend
-        out = attend_projection(layer, projection, None, self._sinks(x.dtype))
+        out = attend_projection(layer, projection, None, None if self.sinks is None else self.sinks[...])
         return linear_parts(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
-
-    def _sinks(self, dtype: jnp.dtype) -> Float[Array, " H"] | None:
-        if self.config.key_sinks:  # the score of a sink's key, which was subtracted from the keys, and so from itself
-            return jnp.zeros(self.config.num_heads, dtype)
-        return None if self.sinks is None else self.sinks[...]
 
     def _heads(self, norm: Normalize | None, x: Float[Array, "T n"]) -> Float[Array, "T N D"]:
         """Return x in heads, normed unless norms come after the rotation."""

@@ -45,13 +45,6 @@ class Normalize(nnx.Module):
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         """Return the normed x, of the same shape and dtype."""
-        out = self._normed(x)
-        if self.low is None or self.high is None:
-            return out
-        gate = linear(jax.nn.silu(linear(out, self.low, None)), self.high, None)
-        return out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
-
-    def _normed(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         wide, sums = x.astype(jnp.float32), self.sums
         if self.config.centered:
             wide = wide - row_means(wide, sums)
@@ -66,7 +59,15 @@ class Normalize(nnx.Module):
             out = wide.astype(x.dtype) * (self.config.offset + weight).astype(x.dtype)
         else:
             out = (wide * (self.config.offset + weight.astype(jnp.float32))).astype(x.dtype)
-        return out if self.bias is None else out + self.bias[...].reshape(*ones, -1)
+        if self.bias is not None:
+            out = out + self.bias[...].reshape(*ones, -1)
+        return out if self.low is None or self.high is None else out * _opening(out, self.low, self.high)
+
+
+def _opening(x: Float[Array, "T n"], low: nnx.Param[Array], high: nnx.Param[Array]) -> Float[Array, "T n"]:
+    """Return the gate of a norm's result; see `Norm.gate_rank`."""
+    gate = linear(jax.nn.silu(linear(x, low, None)), high, None)
+    return jax.nn.sigmoid(gate.astype(jnp.float32)).astype(x.dtype)
 
 
 def normed(norm: Normalize | None, x: Float[Array, "... size"]) -> Float[Array, "... size"]:

@@ -14,7 +14,7 @@ from tools import read_step
 
 # What `python -m tools.read_step` counts. Lower them when you cut. A change that needs more raises them, and its commit
 # says what the reader gets for it.
-MOST = {"functions": 264, "lines": 2340, "files": 57}
+MOST = {"functions": 266, "lines": 2362, "files": 58}
 
 MODULE = '''"""A module."""
 
