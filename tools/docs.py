@@ -36,7 +36,17 @@ COPIED = (
     "benchmarks/results/cpu/*.png",
 )
 GUIDES = {
-    "Begin": ("quickstart", "python", "serving", "embeddings", "answers", "structured-outputs", "pages", "models", "checkpoints"),
+    "Begin": (
+        "quickstart",
+        "python",
+        "serving",
+        "embeddings",
+        "answers",
+        "structured-outputs",
+        "pages",
+        "models",
+        "checkpoints",
+    ),
     "Recipes": tuple(f"recipes/{path.stem}" for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))),
     "Understand": (
         "how-it-works",
