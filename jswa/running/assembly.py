@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Shaped
 
-from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Source
+from jswa.model.hf.tensor_map import Fold, Source
 
 
 def assemble_arrays(
@@ -65,8 +65,8 @@ def _laid_out(source: Source, parts: list[Array]) -> Array:
         return _halves(parts[0])
     stacked = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     if source.layout == "rank_slices":
-        q, k, _ = (rows // RANK_SLICES for rows in source.rows)
-        rows = jnp.split(stacked.reshape(RANK_SLICES, -1, *stacked.shape[1:]), [q, q + k], axis=1)
+        q, k, _ = (rows // source.slices for rows in source.rows)
+        rows = jnp.split(stacked.reshape(source.slices, -1, *stacked.shape[1:]), [q, q + k], axis=1)
         stacked = jnp.concatenate([one.reshape(-1, *stacked.shape[1:]) for one in rows])
     return stacked.T if source.layout in ("matrix", "rank_slices") else stacked
 

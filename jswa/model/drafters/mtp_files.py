@@ -10,7 +10,7 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused
 from jswa.model.drafters.mtp import Mtp
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Source, TensorPart, sources
+from jswa.model.hf.tensor_map import Source, TensorPart, rank_slices, sources
 from jswa.model.weights.safetensors_files import stored_tensors
 from jswa.storage.json_object import read_object
 
@@ -38,7 +38,8 @@ def open_mtp(folder: Path, target: ModelConfig) -> Checkpoint:
         )
     drafter = Mtp(_layers(Fields(raw, "config.json"), target, len(numbers)), len(target.layers))
     model = drafter.model
-    table = {name: source for name, source in sources(model, tensors).items() if name.startswith("layers.")}
+    every = sources(model, tensors, rank_slices(target))
+    table = {name: source for name, source in every.items() if name.startswith("layers.")}
     for index in range(len(numbers)):
         theirs, d = f"model.layers.{index}", model.d_model
         table[f"layers.{index}.eh_proj"] = Source((TensorPart(f"{theirs}.eh_proj.weight", (d, 2 * d)),), "matrix")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from jswa.model.hf.tensor_map import RANK_SLICES, Fold, Source, TensorPart
+from jswa.model.hf.tensor_map import Fold, Source, TensorPart
 
 Read = Callable[
     [TensorPart, int, int], Shaped[np.ndarray, "rows columns"]
@@ -97,15 +97,10 @@ def _reordered(source: Source, tensors: list[np.ndarray]) -> Shaped[np.ndarray, 
         return np.concatenate([one[:rotated], one[rotated:] * other[rotated:]])
     stacked = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
     if source.layout == "rank_slices":
-        rows = np.split(stacked.reshape(RANK_SLICES, -1, *stacked.shape[1:]), _bounds(source.rows), axis=1)
+        q, k, _ = (rows // source.slices for rows in source.rows)
+        rows = np.split(stacked.reshape(source.slices, -1, *stacked.shape[1:]), [q, q + k], axis=1)
         return np.concatenate([part.reshape(-1, *stacked.shape[1:]) for part in rows]).T
     return stacked.T if source.layout == "matrix" else stacked
-
-
-def _bounds(rows: tuple[int, ...]) -> list[int]:
-    """Return the rows at which k and v begin in one slice."""
-    q, k, _ = (n // RANK_SLICES for n in rows)
-    return [q, q + k]
 
 
 def _folded(x: Shaped[np.ndarray, "rows ..."], fold: Fold) -> Shaped[np.ndarray, "rows ..."]:

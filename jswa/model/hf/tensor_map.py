@@ -12,8 +12,6 @@ from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.tensor_names import Names
 
-RANK_SLICES = 4  # ranks of the tensor parallel group for which MiMo-V2.5 saves its fused projection
-
 
 class TensorPart(NamedTuple):
     """One checkpoint tensor that belongs to a parameter.
@@ -63,10 +61,11 @@ class Source(NamedTuple):
             "transposed": the last two axes are transposed, then tensors are concatenated along the last.
             "interleaved": even entries of the last axis come first, then the odd ones.
             "transposed_interleaved": transposed, then interleaved.
-            "rank_slices": one tensor in RANK_SLICES slices, each with q, k and v of one rank.
+            "rank_slices": one tensor in `slices` slices, each with q, k and v of one rank.
             "product": product of two vectors, except that rotated numbers are those of the first.
         per_expert: tensors per expert ("experts").
         rows: number of rows of q, k and v ("rank_slices").
+        slices: their number ("rank_slices").
         folds: reordering of the rows of the first tensors; of the columns for layout "columns".
     """
 
@@ -74,11 +73,14 @@ class Source(NamedTuple):
     layout: Layout = "rows"
     per_expert: int = 1
     rows: tuple[int, ...] = ()
+    slices: int = 1
     folds: tuple[Fold, ...] = ()
 
 
 # Prefixes of the text model in checkpoints, most specific first, and what replaces them in canonical names.
 _PREFIXES = (
+    ("model.layers.layers.", "model.layers."),  # plamo3
+    ("model.embedding.", "model.embed_tokens."),  # spark2_5
     ("language_model.model.", "model."),
     ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -89,13 +91,16 @@ _BARE = re.compile(r"^(embed_tokens|embed_tokens_per_layer|layers|norm)\.")
 _NOT_TEXT = re.compile(
     r"(^|\.)(vision_\w+|\w*_vision|multi_modal_projector|multimodal_projector|vit_\w+|visual|audio_\w+|\w*_audio|mtp|mtp_layers)\."
     r"|\.rotary_emb\.inv_freq$"
+    r"|(^|\.)(embed_tokens_extend|speech_embeddings)\."
 )
+_ADAPTER = re.compile(r"\.lora_[AB]\.(\w+)\.weight$")
 
 
 def canonical_name(key: str) -> str | None:
     """Return a tensor name as in a text-only checkpoint; None if the text decoder does not need the tensor."""
     if _NOT_TEXT.search(key):
         return None
+    key = key.replace(".base_layer.", ".")  # as PEFT names a matrix that has adapters beside it
     for prefix, replacement in _PREFIXES:
         if key.startswith(prefix):
             return replacement + key.removeprefix(prefix)
@@ -105,30 +110,45 @@ def canonical_name(key: str) -> str | None:
 def unused_names(config: ModelConfig, keys: Iterable[str]) -> set[str]:
     """Return the canonical names of regular tensors that the decoder never reads.
 
-    These are k and v tensors of layers that read another layer's KV, and layers for multi-token prediction after the
-    last.
+    These are k and v tensors of layers that read another layer's KV, layers for multi-token prediction after the last,
+    and adapters of images and speech.
     """
+    names = FAMILIES[config.family].names
     found = set()
     own = ("k_proj", "v_proj", "k_norm", "v_norm")
     for key in keys:
+        adapter = _ADAPTER.search(key)
+        if adapter is not None and adapter[1] in names.adapters:
+            found.add(key)
         layer, _, rest = key.removeprefix("model.layers.").partition(".")
         if not key.startswith("model.layers.") or not layer.isdecimal() or len(layer) > 9:
             continue
         if int(layer) >= len(config.layers):
-            if FAMILIES[config.family].names.extra_layers:
+            if names.extra_layers:
                 found.add(key)
         elif config.layers[int(layer)].attention.kv_from is not None and rest.split(".")[:2][-1] in own:
             found.add(key)
     return found
 
 
-def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Source]:
+def rank_slices(config: ModelConfig) -> int:
+    """Return the slices in which MiMo's fused projections are saved, full or not: one for each KV head of a full layer.
+
+    SGLang's configs/model_config.py has the same rule (attention_projection_layout = fused_qkv).
+    """
+    full = [layer.attention for layer in config.layers if layer.attention.reach is None]
+    return (full or [config.layers[0].attention])[0].num_kv_heads
+
+
+def sources(config: ModelConfig, found: Collection[str] = (), slices: int | None = None) -> dict[str, Source]:
     """Return the source of every parameter of the decoder by parameter name.
 
     Args:
         found: canonical names in the checkpoint; they decide between layouts if a family has more than one.
+        slices: as `rank_slices` returns it, for layers of another model; None: for the config's own.
     """
     d, vocab, names = config.d_model, config.vocab_size, FAMILIES[config.family].names
+    slices = rank_slices(config) if slices is None else slices
     table = {"embed": Source((TensorPart("model.embed_tokens.weight", (vocab, d)),))}
     table |= _norm("final_norm", config.final_norm.weighted, config.final_norm.bias, "model.norm", d)
     table |= _norm_gate("final_norm", config.final_norm, "model.final_gated_norm", d)
@@ -143,8 +163,9 @@ def sources(config: ModelConfig, found: Collection[str] = ()) -> dict[str, Sourc
     for index, layer in enumerate(config.layers):
         theirs = f"model.layers.{index}"
         parts = _norms(layer, d, theirs, names)
-        fused = f"{theirs}.self_attn.qkv_proj.weight" in found
-        parts |= _attention(layer.attention, d, f"{theirs}.self_attn", names, rank_slices=fused and not names.fused)
+        prefix = f"{theirs}.{names.attention}"
+        sliced = not (names.fused or names.qkv) and f"{prefix}.qkv_proj.weight" in found
+        parts |= _attention(layer.attention, d, prefix, names, slices=slices if sliced else None)
         if isinstance(layer.mlp, MlpConfig):
             parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
         else:
@@ -187,7 +208,17 @@ def _norm_gate(ours: str, norm: Norm, theirs: str, d: int) -> dict[str, Source]:
     return {f"{ours}.low": low, f"{ours}.high": high}
 
 
-def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_slices: bool) -> dict[str, Source]:
+def _fused_qkv(key: str, rows: dict[str, int], d: int, slices: int | None) -> Source:
+    """Return the source of q, k and v that are one tensor, as it is or in slices. Raises CheckpointError."""
+    if slices is None:
+        return Source((TensorPart(key, (sum(rows.values()), d)),), "matrix")
+    if any(n % slices for n in rows.values()):
+        raise CheckpointError(f"{key}: rows = {rows}: must be multiples of {slices}, the number of slices")
+    part = TensorPart(key, (sum(rows.values()), d), slices)
+    return Source((part,), "rank_slices", rows=tuple(rows.values()), slices=slices)
+
+
+def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, slices: int | None) -> dict[str, Source]:
     rows = {"q_proj": a.num_heads * a.head_dim}
     if a.kv_from is None:
         rows["k_proj"] = a.num_kv_heads * a.head_dim
@@ -195,18 +226,15 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, rank_sl
     queries, values = Fold(a.head_dim, a.stored_head_dim, True), Fold(a.head_dim, a.stored_head_dim, False)
     folds = (queries, values) if a.folded_keys else ()
     named = {f"{prefix}.{name}": n for name, n in rows.items()}
-    out = {f"{prefix}.o_proj": d}
+    out = {f"{prefix}.{names.out}": d}
     table = {
         "attention.qkv": _matrix(named, d)._replace(folds=folds),
         "attention.out": _matrix(out, a.num_heads * a.v_head_dim),
     }
     if folds:
         table["attention.out"] = table["attention.out"]._replace(layout="columns", folds=folds[1:])
-    if rank_slices and any(n % RANK_SLICES for n in rows.values()):
-        raise CheckpointError(f"{prefix}.qkv_proj.weight: rows = {rows}: must be multiples of {RANK_SLICES}")
-    if names.fused or rank_slices:
-        one = TensorPart(f"{prefix}.qkv_proj.weight", (sum(rows.values()), d), RANK_SLICES if rank_slices else 1)
-        table["attention.qkv"] = Source((one,), "rank_slices" if rank_slices else "matrix", rows=tuple(rows.values()))
+    if names.fused or names.qkv or slices is not None:
+        table["attention.qkv"] = _fused_qkv(f"{prefix}.{names.qkv or 'qkv_proj'}.weight", rows, d, slices)
     if a.qkv_bias:
         table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
     if a.out_bias:

@@ -37,6 +37,11 @@ class Names:
         shared_fused: names of its two matrices if gate and up are one tensor.
         shared_gate: gate of the shared expert.
         sinks: attention sinks, below `self_attn`.
+        attention: prefix of attention, where it is not `self_attn`.
+        qkv: name of the tensor of q, k and v, if only these are one tensor.
+        out: output projection, below `attention`.
+        adapters: LoRA adapters of images or speech that the checkpoint has beside the text model, which does not use
+            them.
         extra_layers: checkpoints have more layers than the config counts, for multi-token prediction.
     """
 
@@ -65,6 +70,10 @@ class Names:
     shared_fused: tuple[str, str] | None = None
     shared_gate: str = "mlp.shared_expert_gate"
     sinks: str = "sinks"
+    attention: str = "self_attn"
+    qkv: str | None = None
+    out: str = "o_proj"
+    adapters: tuple[str, ...] = ()
     extra_layers: bool = False
 
 

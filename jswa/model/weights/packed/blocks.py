@@ -16,7 +16,7 @@ from jaxtyping import Float32, Shaped
 from jswa.forms.base.names import BLOCK_SCALES
 from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import RANK_SLICES, Source, TensorPart
+from jswa.model.hf.tensor_map import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
 from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix
@@ -56,7 +56,7 @@ def _stored(matrix: StoredMatrix) -> Blocks | None:
         inputs = gcd(inputs, min(columns, part.shape[-1]))
         outputs = gcd(outputs, min(rows, weight.group), weight.group)
     if source.layout == "rank_slices":  # a slice has q, k and v one behind the other, and all slices' q come first
-        outputs = gcd(outputs, *(rows // RANK_SLICES for rows in source.rows))
+        outputs = gcd(outputs, *(rows // source.slices for rows in source.rows))
     return None if wide else Blocks(inputs, outputs)
 
 

@@ -99,10 +99,11 @@ def test_k_and_v_tensors_of_layers_with_shared_kv_are_not_read(tmp_path: Path) -
     assert all(np.isfinite(value).all() for value in params.values())
 
 
-def test_a_projection_saved_in_rank_slices_is_reordered(tmp_path: Path) -> None:
-    """MiMo-V2.5 stores q, k and v of each of four ranks side by side in one tensor."""
+@pytest.mark.parametrize("slices", [2, 4, 8])
+def test_a_projection_saved_in_rank_slices_is_reordered(slices: int, tmp_path: Path) -> None:
+    """MiMo-V2.5 stores q, k and v of as many ranks as full layers have KV heads side by side in one tensor."""
     fixture = load_fixture("mimo_v2_flash_base")
-    config = {**fixture.config, "num_attention_heads": 8, "num_key_value_heads": 4, "swa_num_key_value_heads": 8}
+    config = {**fixture.config, "num_attention_heads": 8, "num_key_value_heads": slices, "swa_num_key_value_heads": 8}
     model = parse_config(config)
     rng = np.random.default_rng(0)
     parts = [part for source in sources(model).values() for part in source.parts]
@@ -110,7 +111,7 @@ def test_a_projection_saved_in_rank_slices_is_reordered(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "plain", config, tensors)
     for index in range(len(model.layers)):
         prefix = f"model.layers.{index}.self_attn"
-        split = [np.split(tensors.pop(f"{prefix}.{name}_proj.weight"), 4) for name in "qkv"]
+        split = [np.split(tensors.pop(f"{prefix}.{name}_proj.weight"), slices) for name in "qkv"]
         tensors[f"{prefix}.qkv_proj.weight"] = np.concatenate([x for rank in zip(*split, strict=True) for x in rank])
     write_checkpoint(tmp_path / "fused", {**config, "model_type": "mimo_v2"}, tensors)
     (_, plain), (_, fused) = (load_checkpoint(tmp_path / name, FLOAT32) for name in ("plain", "fused"))
