@@ -123,9 +123,10 @@ def weight_bytes(
     """
     kept = None if mode == "none" else stored
     rounded = mode in ("int8", "fp8")
-    packed = mode == "mxfp4" or (kept is not None and kept.method == "mxfp4")
+    packed = mode == "mxfp4" or (kept is not None and kept.mxfp4_experts)
     shapes = param_shapes(part, jnp.dtype(dtype))
-    schemes = {} if rounded or packed or kept is None else _schemes(part, kept, shapes)
+    known = kept is not None and not (packed and kept.schemes is None)
+    schemes = _schemes(part, kept, shapes) if known and kept is not None and not rounded else {}
     total = 0
     for name, one in shapes.items():
         linear_layer, is_stack = LINEAR.search(name), len(one.shape) == 3
@@ -141,8 +142,8 @@ def weight_bytes(
 def unpacked_by_default(model: ModelConfig, stored: Quantization) -> bool:
     """Return whether all stacks of experts are stored so that "mosaic_overlap" is their default on Hopper."""
     stacks = {name: one.shape for name, one in param_shapes(model, jnp.dtype(jnp.bfloat16)).items() if one.ndim == 3}
-    schemes = {} if stored.method == "mxfp4" else _schemes(model, stored, stacks)
-    held = [MXFP4 if stored.method == "mxfp4" else _form(schemes.get(name)) for name in stacks]
+    schemes = {} if stored.mxfp4_experts else _schemes(model, stored, stacks)
+    held = [MXFP4 if stored.mxfp4_experts else _form(schemes.get(name)) for name in stacks]
     return bool(stacks) and all(form.unpacked(*stacks[name][1:]) for name, form in zip(stacks, held, strict=True))
 
 

@@ -39,13 +39,20 @@ class Quantization:
         blocks: rows and columns that share a scale, for each group of weights with block scales. Scales per tensor and
             per row need no entry, nor do integers packed in int32: their tensors show bits and groups.
         zero_offset: to be added to the stored zero points of packed integers.
+        mixed: whether routed experts are stored in MXFP4, whatever the method says of the other layers.
         schemes: which layers are stored how, as far as the config tells; None for methods that store all alike.
     """
 
     method: str
     blocks: tuple[tuple[int, int], ...] = ()
     zero_offset: int = 0
+    mixed: bool = False
     schemes: Schemes | None = None
+
+    @property
+    def mxfp4_experts(self) -> bool:
+        """Whether experts are stored in MXFP4 by the config's word."""
+        return self.mixed or self.method == "mxfp4"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -87,10 +94,29 @@ def _parse(fields: Fields) -> Quantization:
         return _modelopt(fields)
     if method in ("awq", "gptq"):
         return _packed_integers(method, fields)
-    if method == "fp8" and fields.string("fmt", "e4m3") != "e4m3":
+    if method == "fp8":
+        return _float8(fields)
+    return Quantization(method)
+
+
+def _float8(fields: Fields) -> Quantization:
+    """Parse the config of fp8, whose routed experts may be stored in MXFP4 instead.
+
+    MiMo-V2.6 says this as `store_dtype`, others as `routed_experts_quant_method`: SGLang's configs/model_config.py.
+    """
+    if fields.string("fmt", "e4m3") != "e4m3":
         raise UnsupportedModel(f"{fields.where}: fmt = {shown(fields.raw['fmt'])}: must be e4m3")
     size = fields.raw.get("weight_block_size")
-    return Quantization(method, () if method != "fp8" or size is None else (_block(fields, "weight_block_size"),))
+    blocks = () if size is None else (_block(fields, "weight_block_size"),)
+    if "mxfp4" not in (fields.raw.get("store_dtype"), fields.raw.get("routed_experts_quant_method")):
+        return Quantization("fp8", blocks)
+    if fields.integer("mxfp4_block_size", 32) != 32:
+        size = shown(fields.raw["mxfp4_block_size"])
+        raise UnsupportedModel(f"{fields.where}: mxfp4_block_size = {size}: must be 32")
+    experts = Scheme(layers_named([r"re:.*\.experts\..*"]), "mxfp4")
+    others = Scheme(Layers(classes=True), "blocks" if blocks else "8 bits")
+    skipped = layers_named([*_names(fields, "ignored_layers"), *_names(fields, "modules_to_not_convert")])
+    return Quantization("fp8", blocks, mixed=True, schemes=Schemes((experts, others), skipped))
 
 
 def _packed_integers(method: str, fields: Fields) -> Quantization:

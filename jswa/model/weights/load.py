@@ -233,7 +233,7 @@ def holds_mxfp4(folder: Path, mode: QuantizationMode) -> bool:
     if mode != "auto" or is_converted(folder):
         return mode == "mxfp4"
     stored = parse_quantization(read_config(folder))
-    return stored is not None and stored.method == "mxfp4"
+    return stored is not None and stored.mxfp4_experts
 
 
 def _require_experts(config: ModelConfig, quantization: QuantizationMode) -> None:
