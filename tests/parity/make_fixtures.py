@@ -47,6 +47,7 @@ from tests.parity.cases import grug_moe as cases_grug_moe
 from tests.parity.cases import hybrid as cases_hybrid
 from tests.parity.cases import iquest_q1 as cases_iquest_q1
 from tests.parity.cases import moe as cases_moe
+from tests.parity.cases import multimodal as cases_multimodal
 from tests.parity.cases import post_norm as cases_post_norm
 from tests.parity.cases import qwen as cases_qwen
 from tests.parity.cases import rnj1 as cases_rnj1
@@ -68,6 +69,7 @@ TABLES = (
     cases_moe,
     cases_gated,
     cases_scaled,
+    cases_multimodal,
     cases_wrapped,
     cases_rnj1,
     cases_iquest_q1,
@@ -81,11 +83,11 @@ ROUTER_MARGIN = 1e-4  # least distance between the last expert (or group) chosen
 KEPT_VISION = (
     *("mm_soft_emb_norm.weight", "post_layernorm.bias", "layernorm_post.bias", "linear_1.weight"),
     *("embedding_projection.weight", "patch_dense.bias", "merger.ln_q.weight", "vit_large_projector.weight"),
-    "vision_adapter.fc1.weight",
+    *("vision_adapter.fc1.weight", "visual.merger.norm.weight", "img_projection_up.bias", "speech.up.bias"),
 )
 VISION = (
     *("vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "vision_embedder."),
-    *("visual.", "vit_large_projector.", "vision_adapter.", "vision_projection."),
+    *("visual.", "vit_large_projector.", "vision_adapter.", "vision_projection.", "embed_tokens_extend."),
 )
 
 

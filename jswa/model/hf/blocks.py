@@ -1,4 +1,4 @@
-"""Parsers of dense models whose block is not llama's: olmo2 and olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
+"""Parsers of models whose block is not llama's: olmo2, olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -84,6 +84,28 @@ def cohere2(u: Usual) -> ModelConfig:
     return _parallel(u, _cohere_attentions(u, types, [False] * u.layers), mlp(u), _layer_norm(u))
 
 
+def cohere_compass(u: Usual) -> ModelConfig:
+    """Parse cohere_compass_text: cohere2's block; each layer type has its own rotary embedding, of halves, or none.
+
+    The three axes of M-RoPE have the same positions in texts, so `mrope_section` is not read. transformers 5.17 to 5.22
+    permuted the frequencies, which the released checkpoint does not expect; 5.16 and 5.23 do not.
+
+    Raises CheckpointError for a layer type without an entry in rope_parameters, and for less than one number per head.
+    """
+    if u.d_model < u.heads:
+        raise u.fields.wrong("hidden_size", f"must be at least num_attention_heads = {u.heads}")
+    u = dataclasses.replace(u, head_dim=u.d_model // u.heads)  # transformers does not read head_dim
+    types = layer_types(u, [FULL] * u.layers)
+    ropes = u.fields.table("rope_parameters")
+    if missing := sorted(set(types) - ropes.keys()):
+        raise u.fields.wrong("rope_parameters", f"must have an object or null for {' and '.join(missing)}")
+    kinds = {
+        kind: attention(u, rope=None if ropes[kind] is None else parse_rope(u, layer_type=kind), **biased(u))
+        for kind in sorted(set(types))
+    }
+    return _parallel(u, by_type(u, types, kinds), mlp(u), _layer_norm(u), logit_scale=1.0)
+
+
 def cohere2_moe(u: Usual) -> ModelConfig:
     """Parse cohere2_moe: cohere2 with experts; the dense layers at the start may be full and rotated."""
     fields = u.fields
@@ -137,8 +159,10 @@ def _layer_norm(u: Usual) -> Norm:
     return Norm(u.fields.number("layer_norm_eps", 1e-5), centered=True, cast_first=False)
 
 
-def _parallel(u: Usual, attentions: list[AttentionConfig], mlps: Any, norm: Norm) -> ModelConfig:
-    scale = u.fields.number("logit_scale", 0.0625)
+def _parallel(
+    u: Usual, attentions: list[AttentionConfig], mlps: Any, norm: Norm, *, logit_scale: float = 0.0625
+) -> ModelConfig:
+    scale = u.fields.number("logit_scale", logit_scale)
     if u.fields.boolean("use_qk_norm", False):
         raise UnsupportedModel(f"{u.fields.where}: use_qk_norm = true is not implemented")
     return decoder(

@@ -17,6 +17,7 @@ from jswa.storage.json_object import read_optional, shown
 
 # Model types of the text part of multimodal configs whose text_config may lack model_type.
 _TEXT_PARTS = {
+    "cohere_compass": "cohere_compass_text",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
@@ -32,6 +33,7 @@ _ALIASES = {
     "exaone4_5_text": "exaone4",
     "mimo_v2": "mimo_v2_flash",
     "mimo_v2_pro": "mimo_v2_flash",
+    "phi4mm": "phi4_multimodal",
     "step3p7_text": "step3p5",
 }
 # Families whose configs have another's model type: by model type and class in `architectures`.

@@ -38,6 +38,11 @@ BLOCKS: Mapping[str, Family] = {
         Defaults(256000, 8192, 40, 64, 8192, 22528, head_dim=128, sliding_window=4096, tie_word_embeddings=True),
         eos=255001,
     ),
+    "cohere_compass_text": Family(
+        blocks.cohere_compass,
+        Defaults(256000, 8192, 40, 64, 8192, 22528, sliding_window=4096, tie_word_embeddings=True),
+        eos=255001,
+    ),
     "granite_swa": Family(
         blocks.granite_swa,
         Defaults(

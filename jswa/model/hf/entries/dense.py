@@ -32,6 +32,12 @@ DENSE: Mapping[str, Family] = {
     "phi3": Family(
         dense.phi3, Defaults(32064, 3072, 32, 32, 4096, 8192, rms_norm_eps=1e-5), Names(fused=True), eos=32000
     ),
+    "phi4_multimodal": Family(
+        dense.phi3,
+        Defaults(200064, 3072, 32, 32, 131072, 8192, num_key_value_heads=8, rms_norm_eps=1e-5),
+        Names(fused=True, adapters=("speech", "vision")),
+        eos=(199999, 200020),
+    ),
     "starcoder2": Family(
         dense.starcoder2,
         Defaults(49152, 3072, 30, 24, 4096, 12288, num_key_value_heads=2, tie_word_embeddings=True),

@@ -99,6 +99,17 @@ def test_k_and_v_tensors_of_layers_with_shared_kv_are_not_read(tmp_path: Path) -
     assert all(np.isfinite(value).all() for value in params.values())
 
 
+@pytest.mark.parametrize(("name", "adapter"), [("phi4_multimodal_base", "default"), ("phi3_long", "vision")])
+def test_only_the_adapters_of_a_family_go_unread(name: str, adapter: str) -> None:
+    """Phi-4 has adapters for images and speech beside its text model; any other adapter would change the tokens."""
+    keys = [f"model.layers.0.self_attn.qkv_proj.lora_{side}.{adapter}.weight" for side in "AB"]
+    phi4 = parse_config(dict(load_fixture("phi4_multimodal_base").config))
+    assert unused_names(phi4, [key.replace(adapter, "vision") for key in keys]) == {
+        key.replace(adapter, "vision") for key in keys
+    }
+    assert unused_names(parse_config(dict(load_fixture(name).config)), keys) == set()
+
+
 @pytest.mark.parametrize("slices", [2, 4, 8])
 def test_a_projection_saved_in_rank_slices_is_reordered(slices: int, tmp_path: Path) -> None:
     """MiMo-V2.5 stores q, k and v of as many ranks as full layers have KV heads side by side in one tensor."""
@@ -157,6 +168,7 @@ def test_the_error_names_a_multimodal_model_whose_prompts_are_not_causal(text: s
         ("gemma3n_text_base", {"altup_active_idx": 4}, "altup_active_idx"),
         ("phi3_long", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "short_factor"),
         ("cohere2_base", {"use_qk_norm": True}, "use_qk_norm"),
+        ("cohere_compass_text_base", {"rope_parameters": {"rope_theta": 1e4}}, "for full_attention and sliding"),
         ("dots1_base", {"scoring_func": "softmax"}, "scoring_func"),
         ("granite_swa_base", {"layer_rope_theta": [1e4]}, "layer_rope_theta"),
         ("laguna_base", {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer"),
