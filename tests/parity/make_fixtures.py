@@ -55,6 +55,7 @@ from tests.parity.cases import scaled as cases_scaled
 from tests.parity.cases import wrapped as cases_wrapped
 from tests.parity.choices import Choices
 from tests.parity.load import FIXTURES, names
+from tests.parity.make_references import GREEDY, MARGIN, PROMPT, REFERENCES, make_reference
 from tests.parity.sketch import next_log_probs, sketch
 from tests.parity.weights import Tensor, write_checkpoint
 
@@ -76,8 +77,6 @@ TABLES = (
     cases_grug_moe,
 )
 CASES = tuple(case for table in TABLES for case in table.CASES)
-PROMPT, GREEDY = 40, 24
-MARGIN = 0.01  # least distance between the best and the second logit of a greedy choice
 ROUTER_MARGIN = 1e-4  # least distance between the last expert (or group) chosen and the next one
 # Tensors of a vision tower that stay in the checkpoint: a loader must skip them.
 KEPT_VISION = (
@@ -100,6 +99,9 @@ def main(arguments: list[str]) -> None:
         for case in CASES:
             if not wanted or case.name in wanted:
                 make_fixture(case, folder)
+        for reference in REFERENCES:
+            if not wanted or reference.name in wanted:
+                make_reference(reference, folder)
     total = sum(path.stat().st_size for path in FIXTURES.iterdir())
     print(f"{len(names())} fixtures, {total / 1e6:.2f} MB")
 

@@ -1,6 +1,7 @@
-"""Parsers of models whose block is not llama's: olmo2, olmo3, exaone4, cohere2, granite_swa, muse_glimmer."""
+"""Parsers of models whose block is not llama's: olmo2, olmo3, exaone4, cohere2, granite_swa, muse_glimmer, plamo3."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -241,3 +242,47 @@ def muse_glimmer(u: Usual) -> ModelConfig:
         logit_scale=fields.number("output_multiplier", 26**-0.5),
         final_softcap=fields.null_or_number("final_logit_softcapping", 20.0),
     )
+
+
+def plamo3(u: Usual) -> ModelConfig:
+    """Parse plamo3: norms before and after each half with offsets of their own; every eighth layer is full.
+
+    Raises UnsupportedModel if projections have biases.
+    """
+    fields = u.fields
+    if fields.boolean("attention_bias", False):
+        raise UnsupportedModel(f"{fields.where}: attention_bias = true is not implemented for {u.family}")
+    types = layer_types(u, every(u, fields.integer("sliding_window_pattern", 8)))
+    norm = dataclasses.replace(u.norm, offset=1.0)
+    kinds = {kind: attention(u, rope=_plamo3_rope(u, kind), qk_norm=norm) for kind in sorted(set(types))}
+    # The offsets of vLLM's and mlx-lm's plamo3.py.
+    post = {
+        "post_attn": dataclasses.replace(norm, offset=1 / 5),
+        "post_mlp": dataclasses.replace(norm, offset=1 / 5**1.5),
+    }
+    scale = math.sqrt(u.d_model) if fields.boolean("scale_embedding", False) else 1.0
+    return decoder(
+        u, by_type(u, types, kinds), mlp(u), {**llama_norms(norm), **post}, final_norm=norm, embed_scale=scale
+    )
+
+
+def _plamo3_rope(u: Usual, kind: str) -> Rope:
+    """Return the rotary embedding of a layer type: of `rope_parameters`, or of the keys that the config has for it.
+
+    Full layers may have YaRN, whose bounds are not rounded, as in vLLM and SGLang.
+    """
+    fields, nested = u.fields, u.fields.table("rope_parameters")
+    where = f"{fields.where}: rope_parameters"
+    if kind in nested:
+        table = Fields(nested, where).table(kind)
+    elif kind == SLIDING:
+        table = {"rope_theta": fields.number("rope_local_theta", 10_000.0)}
+    else:
+        # No default for the base: published versions of the config class do not agree on it.
+        table = {"rope_theta": fields.number("rope_theta", None)}
+        factor = fields.number("rope_scaling_factor", 1.0)
+        if factor != 1.0:
+            original = fields.integer("initial_context_length", None)
+            table |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+            table |= {"truncate": False}
+    return parse_rope(dataclasses.replace(u, fields=Fields({"rope_parameters": table}, where)))

@@ -1,4 +1,4 @@
-"""Parsers of models with gated attention (afmoe, step3p5, laguna, beam), and of kolibri1, which shares their norms."""
+"""Parsers of models with gated attention (afmoe, step3p5, laguna, beam, spark2_5), and of kolibri1 with its norms."""
 
 import dataclasses
 import math
@@ -150,6 +150,29 @@ def laguna(u: Usual) -> ModelConfig:
     )
     mlps = [moe if sparse else mlp(u) for sparse in sparse_layers(u, [index > 0 for index in range(u.layers)])]
     return decoder(u, attentions, mlps, llama_norms(u.norm))
+
+
+def spark2_5(u: Usual) -> ModelConfig:
+    """Parse spark2_5: gates per head; each layer type has its own rotary base and share of rotated dimensions.
+
+    Raises UnsupportedModel for what its modelling file accepts and no released checkpoint has.
+    """
+    fields = u.fields
+    gated = fields.boolean("headwise_attn_output_gate", False)
+    wanted = {"hidden_act": ("gelu", "gelu")} | ({"gate_attn_act_mode": ("sigmoid", "sigmoid")} if gated else {})
+    for key, (default, limit) in wanted.items():
+        if fields.string(key, default) != limit:
+            raise UnsupportedModel(f"{fields.where}: {key} = {shown(fields.raw[key])}: must be {limit}")
+    if fields.boolean("attention_bias", False):
+        raise UnsupportedModel(f"{fields.where}: attention_bias = true is not implemented for {u.family}")
+    norm = dataclasses.replace(u.norm, cast_first=False)
+    types = layer_types(u, [FULL] * u.layers)
+    gate = AttentionGate("sigmoid", per_head=True) if gated else None
+    kinds = {
+        kind: attention(u, rope=parse_rope(u, layer_type=kind, partial=1.0), gate=gate) for kind in sorted(set(types))
+    }
+    feed = mlp(u, activation=activation(u, default="gelu"), bias=fields.boolean("mlp_bias", False))
+    return decoder(u, by_type(u, types, kinds), feed, llama_norms(norm), final_norm=norm)
 
 
 def step3p5(u: Usual) -> ModelConfig:

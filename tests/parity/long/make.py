@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from tests.parity.archive import Recipe, digest, remade, store
 from tests.parity.long.load import ARCHIVE, GREEDY, PROMPT, drawn, names
-from tests.parity.make_fixtures import CASES, MARGIN, decode, full_forward, load_model, made_with, router_margin
+from tests.parity.make_fixtures import CASES, decode, full_forward, load_model, made_with, router_margin
+from tests.parity.make_references import MARGIN
 from tests.parity.sketch import next_log_probs
 
 # Of 5,000 choices of experts one is always nearer than 1e-4; float32 is off by 1e-6.

@@ -9,6 +9,17 @@ from jswa.model.hf.tensor_names import SANDWICH, SANDWICH_NORMS, Names
 
 _POST = Names(norms={key: SANDWICH_NORMS[key] for key in ("post_attn", "post_mlp")})
 
+_PLAMO3 = Names(
+    norms={
+        "pre_attn": "pre_mixer_norm",
+        "post_attn": "post_mixer_norm",
+        "pre_mlp": "pre_mlp_norm",
+        "post_mlp": "post_mlp_norm",
+    },
+    fused=True,
+    attention="mixer",
+)
+
 BLOCKS: Mapping[str, Family] = {
     "olmo2": Family(
         blocks.olmo2,
@@ -42,6 +53,13 @@ BLOCKS: Mapping[str, Family] = {
         blocks.cohere_compass,
         Defaults(256000, 8192, 40, 64, 8192, 22528, sliding_window=4096, tie_word_embeddings=True),
         eos=255001,
+    ),
+    "plamo3": Family(
+        blocks.plamo3,
+        Defaults(32000, 4096, 32, 32, 2048, 13312, num_key_value_heads=4, head_dim=128, tie_word_embeddings=True),
+        _PLAMO3,
+        eos=2,
+        aliases={"window_size": "sliding_window"},
     ),
     "granite_swa": Family(
         blocks.granite_swa,

@@ -35,6 +35,12 @@ GATED: Mapping[str, Family] = {
         Defaults(100352, 2048, 40, 48, 131072, 8192, num_key_value_heads=8, head_dim=128, sliding_window=512),
         Names(gate="g_proj", selection_bias="mlp.experts.e_score_correction_bias", shared="mlp.shared_expert"),
     ),
+    "spark2_5": Family(
+        gated.spark2_5,
+        Defaults(32000, 4096, 32, 32, 2048, 11008),
+        Names(qkv="q_k_v_proj", out="out_proj", gate="g_proj"),
+        eos=2,
+    ),
     "step3p5": Family(
         gated.step3p5,
         Defaults(128815, 4096, 45, 64, 128000, 11264, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5),
