@@ -12,6 +12,7 @@ from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.common import usual
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
+from jswa.model.hf.other_blocks import missing_block
 from jswa.model.hf.quantization import parse_quantization, read_config
 from jswa.storage.json_object import read_optional, shown
 
@@ -38,19 +39,6 @@ _ALIASES = {
 }
 # Families whose configs have another's model type: by model type and class in `architectures`.
 _CLASSES = {("gemma3_text", "Rnj1ForCausalLM"): "rnj1"}
-# Families with building blocks that the decoder does not have, and multimodal ones whose text part it cannot run.
-_OTHER_BLOCKS = {
-    "deepseek_v4": "compressed caches and hyper-connections",
-    "dots3_note": "latent attention (MLA) beside sliding windows",
-    "inkling": "short convolutions and learned relative positions",
-    "inkling2": "short convolutions and learned relative positions",
-    "lfm3": "short convolutions",
-    "muse_spark": "gated residuals",
-    "nemotron_h": "state-space layers",
-    "paligemma": "prompts whose tokens attend in both directions",
-    "recurrent_gemma": "recurrent layers",
-    "zaya": "convolutions within attention",
-}
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -101,8 +89,8 @@ def _wrapped(model: ModelConfig, outer: Fields, fields: Fields) -> ModelConfig:
 def _text_part(outer: Fields) -> tuple[Fields, str]:
     """Return the keys of the text decoder, and its family. Raises UnsupportedModel if jswa does not run it."""
     family, fields = outer.string("model_type", None), outer
-    if family in _OTHER_BLOCKS:
-        raise _with_other_blocks(outer, family)
+    if family not in FAMILIES and missing_block(family) is not None:
+        raise _with_missing_block(outer, family)
     if family not in FAMILIES and (family in _TEXT_PARTS or outer.raw.get("text_config") is not None):
         fields = Fields(outer.table("text_config"), "config.json: text_config")
         family = fields.string("model_type", _TEXT_PARTS.get(family, family))
@@ -111,19 +99,18 @@ def _text_part(outer: Fields) -> tuple[Fields, str]:
     for (kind, name), other in _CLASSES.items():
         if family == kind and isinstance(classes, list) and name in classes:
             family = other
-    if family in _OTHER_BLOCKS:
-        raise _with_other_blocks(fields, family)
-    if family not in FAMILIES:
-        raise UnsupportedModel(
-            f"{fields.where}: model_type = {shown(family)}: must be one of {', '.join(sorted(FAMILIES))}"
-        )
-    return fields, family
-
-
-def _with_other_blocks(fields: Fields, family: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{fields.where}: model_type = {shown(family)} has {_OTHER_BLOCKS[family]}: not implemented"
+    if family in FAMILIES:
+        return fields, family
+    if missing_block(family) is not None:
+        raise _with_missing_block(fields, family)
+    raise UnsupportedModel(
+        f"{fields.where}: model_type = {shown(family)}: must be one of {', '.join(sorted(FAMILIES))}"
     )
+
+
+def _with_missing_block(fields: Fields, family: str) -> UnsupportedModel:
+    block = missing_block(family)
+    return UnsupportedModel(f"{fields.where}: model_type = {shown(family)} has {block}: not implemented")
 
 
 def _token_ids(value: object) -> tuple[int, ...]:

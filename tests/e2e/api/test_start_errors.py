@@ -34,7 +34,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # of commands before, whose stderr is closed
     for name, config, weights in (
         ("torch", LLAMA, "pytorch_model.bin"), ("gguf", LLAMA, "model.gguf"), ("empty", None, None),
-        ("unknown", {"model_type": "mamba"}, None), ("stranger", LLAMA, None),
+        ("unknown", {"model_type": "unheard"}, None), ("stranger", LLAMA, None),
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         if config is not None:
@@ -64,7 +64,7 @@ def failed(command: str, capfd: pytest.CaptureFixture[str]) -> str:
         ("serve torch", "it has pytorch_model.bin, and jswa reads weights in safetensors only"),
         ("serve gguf", "it has model.gguf: name that file in place of its folder"),
         ("serve empty", "config.json is missing in empty"),
-        ("serve unknown", "model_type = 'mamba': must be one of afmoe, "),
+        ("serve unknown", "model_type = 'unheard': must be one of afmoe, "),
         ("serve stranger --load-format dummy", "1,024 tokens, the model 100: they do not belong together"),
         ("serve tiny -tp 64", "choose at most --tensor-parallel-size "),
         ("serve tiny --max-num-seqs many", "Type `jswa serve --help` to see what there is."),

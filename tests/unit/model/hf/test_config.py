@@ -151,7 +151,7 @@ def test_the_error_names_an_invalid_window_or_layer_pattern(form: str, changes: 
 @pytest.mark.parametrize(
     ("form", "changes", "named"),
     [
-        ("llama", {"model_type": "mamba"}, "model_type = 'mamba': must be one of .*llama"),
+        ("llama", {"model_type": "unheard"}, "model_type = 'unheard': must be one of .*llama"),
         ("llama", {"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
         ("llama", {"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type = 'axial'"),
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "rope_type = 'su'"),

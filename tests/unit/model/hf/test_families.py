@@ -15,6 +15,7 @@ from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
+from jswa.model.hf.other_blocks import OTHER_BLOCKS
 from jswa.model.hf.tensor_map import Fold, Source, TensorPart, sources, unused_names
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names, read_config
@@ -143,12 +144,45 @@ def test_max_model_len_decides_which_longrope_factors_are_used() -> None:
     assert short != long
 
 
-@pytest.mark.parametrize("family", ["lfm3", "inkling", "deepseek_v4", "zaya", "dots3_note", "muse_spark", "nemotron_h"])
-def test_the_error_names_an_unsupported_family(family: str) -> None:
-    """It names what the family needs, and also covers the text part of another model."""
-    for config in ({"model_type": family}, {"model_type": "some_vlm", "text_config": {"model_type": family}}):
-        with pytest.raises(UnsupportedModel, match=f"{family}.*not implemented"):
-            parse_config(config)
+# The decoders of texts that have windows, chunks or layer types: all of transformers 5.24, and those that vLLM 0.33 and
+# SGLang 0.5.23 have besides.
+OF_TRANSFORMERS = """
+afmoe axk2 bailing_hybrid bamba beam blt cohere2 cohere2_moe cohere_compass_text cwm deepseek_v32 deepseek_v4
+diffusion_gemma_text doge dory dots1 dots3_note_text embedding_gemma2_text exaone4 exaone_moe falcon_h1 falcon_mamba
+flint gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm5_next_text glm_moe_dsa gpt_neo gpt_oss
+granite_swa granitemoe_swa granitemoehybrid hy_v4 hy_v4_vl_text inkling_text inkling2_text inkling2_loop_text jamba
+kimi_linear kolibri1 kyutai_speech_to_text laguna lara_mini lfm2 lfm2_moe lfm3 llama4_text mamba mamba2 mellum
+mimo_v2_flash minimax minimax_m3_vl_text ministral ministral3 mistral mistral_large4_text mixtral modernbert
+modernbert-decoder moshi muse_glimmer_text muse_glimmer_assistant muse_spark_text nemotron_h neomme olmo3 olmo_hybrid
+openai_privacy_filter phi3 phi4_multimodal phimoe qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3
+qwen3_5_text qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text qwen4_exp_text recurrent_gemma
+smollm3 starcoder2 step3p5 t5gemma t5gemma2_text ultrabert unlimited_ocr_text vaultgemma voxtral_realtime_text zamba
+zamba2 zaya
+"""
+OF_OTHERS = "deepseek_v41 iquestloopcoder mimo_v2 phi4mm plamo3 spark2_5 step5"
+
+
+@pytest.mark.parametrize("family", f"{OF_TRANSFORMERS} {OF_OTHERS}".split())
+def test_a_decoder_with_windows_runs_or_is_refused_with_what_it_needs(family: str) -> None:
+    """No such family gets the error for a name that jswa has never heard of."""
+    with pytest.raises((CheckpointError, UnsupportedModel)) as error:
+        parse_config({"model_type": family, "vocab_size": 0})
+    assert "must be one of" not in str(error.value)
+
+
+def test_no_family_that_runs_is_listed_with_a_missing_block() -> None:
+    assert not OTHER_BLOCKS.keys() & FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", sorted(OTHER_BLOCKS))
+def test_the_error_names_what_an_unsupported_family_needs(family: str) -> None:
+    """As a model of its own, around a text part that runs, and as the text part of another one; by either name."""
+    for name in (family, f"{family}_text"):
+        around = {"model_type": name, "text_config": {"model_type": "qwen3"}}
+        for config in ({"model_type": name}, around, {"model_type": "vlm", "text_config": {"model_type": name}}):
+            with pytest.raises(UnsupportedModel) as error:
+                parse_config(config)
+            assert f"model_type = {name!r} has {OTHER_BLOCKS[family]}: not implemented" in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["gemma", "gemma2"])
