@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory.recipes --json benchmarks/results/computed/recipes.json
 
-The function is that of `jswa capacity`; the configs are those of `tools.cases.hub_configs` and of `MINISTRAL`. Where
-one GPU of a size is too small, the figures are those of the fewest of 2, 4 or 8 that share the model.
+The function is that of `jswa capacity`; the configs are those of `tools.cases.hub_configs`, of `MINISTRAL` and of
+`SPARK`. Where one GPU of a size is too small, the figures are those of the fewest of 2, 4 or 8 that share the model.
 """
 
 import argparse
@@ -48,13 +48,34 @@ MINISTRAL = {
 }
 
 
+def _spark(layers: int, d: int, hidden: int, heads: int, kv: int) -> Config:
+    """Return a Spark-X2.5: the config.json of the 4B in other sizes; those of the 1.7B are SGLang's defaults."""
+    return {
+        "model_type": "spark2_5", "num_hidden_layers": layers, "hidden_size": d, "intermediate_size": hidden,
+        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 256, "vocab_size": 131072,
+        "max_position_embeddings": 1048576, "sliding_window": 512, "tie_word_embeddings": True,
+        "headwise_attn_output_gate": True, "gate_attn_act_mode": "sigmoid", "hidden_act": "gelu",
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * (layers // 4),
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5000000, "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_theta": 10000, "partial_rotary_factor": 1.0},
+        },
+    }  # fmt: skip
+
+
+SPARK = {
+    "Spark-X2.5-1.7B": _spark(28, 2048, 6656, 8, 2),
+    "Spark-X2.5-4B": _spark(36, 2560, 10240, 16, 4),
+}
+
+
 @dataclass(frozen=True)
 class Setup:
     """A model and how its weights are held.
 
     Attributes:
         model: its name on the Hugging Face Hub.
-        config: its name in `CONFIGS` or `MINISTRAL`.
+        config: its name in `CONFIGS`, `MINISTRAL` or `SPARK`.
         quantization: the option of this name.
     """
 
@@ -95,6 +116,10 @@ PAGES: dict[str, tuple[Setup, ...]] = {
         Setup("allenai/Olmo-3-32B-Think", "Olmo-3-32B"),
         Setup("allenai/Olmo-3-32B-Think", "Olmo-3-32B", "int8"),
     ),
+    "spark-x2.5": (
+        Setup("XHToken/Spark-X2.5-1.7B", "Spark-X2.5-1.7B"),
+        Setup("XHToken/Spark-X2.5-4B", "Spark-X2.5-4B"),
+    ),
 }
 
 
@@ -113,7 +138,7 @@ def figures(page: str) -> Iterator[dict[str, Any]]:
 
 def _fewest(setup: Setup) -> Iterator[tuple[str, tuple[int, Fit]]]:
     """Yield each GPU with the fewest of it that hold the model, and what each of them holds."""
-    left, config = list(SHOWN), {**CONFIGS, **MINISTRAL}[setup.config]
+    left, config = list(SHOWN), {**CONFIGS, **MINISTRAL, **SPARK}[setup.config]
     for devices in DEVICES:
         gpus = [find_gpus(name)[0] for name in left]
         options: dict[str, Any] = {"block_size": _PAGE, "itemsize": _ITEMSIZE, "devices": devices}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import published
-from benchmarks.memory.recipes import MINISTRAL, PAGES, figures
+from benchmarks.memory.recipes import MINISTRAL, PAGES, SPARK, figures
 from benchmarks.result_file import rounded
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
@@ -74,3 +74,13 @@ def test_ministral_has_as_many_parameters_as_its_card_says(name: str, billions: 
     """Of the language model, from the sizes that the recipes' figures rest on. Cards cut the second decimal."""
     config = parse_config(MINISTRAL[f"Ministral-3-{name}"], weights=False)
     assert weight_bytes(config, None, "auto", "bfloat16") / 2e9 == pytest.approx(billions + 0.05, abs=0.06)
+
+
+def test_spark_has_as_many_parameters_as_its_checkpoints() -> None:
+    """The 4B's index counts them; of the 1.7B only the first two digits are known."""
+    sizes = {
+        name: weight_bytes(parse_config(config, weights=False), None, "auto", "bfloat16") // 2
+        for name, config in SPARK.items()
+    }
+    assert sizes["Spark-X2.5-4B"] == 4_112_079_360
+    assert sizes["Spark-X2.5-1.7B"] == pytest.approx(1.7e9, rel=0.02)
