@@ -57,7 +57,7 @@ TIERS = {
         sources=(
             *(
                 *_KERNELS,
-                "jswa/architecture.py",
+                "jswa/architecture/",
                 "jswa/cache/",
                 "jswa/exec/",
                 "jswa/storage/",
@@ -73,7 +73,7 @@ TIERS = {
     ),
     "engine": Tier(  # whole engines: drafts, training, low precision, several devices
         sources=(
-            *(*_KERNELS, "jswa/architecture.py", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
+            *(*_KERNELS, "jswa/architecture/", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
             *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
             *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),

@@ -76,7 +76,7 @@ def _attention(
     scores = jnp.einsum("tkgd,skd->kgts", by_head, k, preferred_element_type=jnp.float32) * a.scale
     if a.softcap is not None:
         scores = a.softcap * jnp.tanh(scores / a.softcap)
-    scores = jnp.where(_visible(a, length), scores, -jnp.inf).reshape(heads, length, length)
+    scores = jnp.where(visible_keys(a, length), scores, -jnp.inf).reshape(heads, length, length)
     if sinks is not None:  # keys without a value
         column = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None, None], (heads, length, 1))
         scores = jnp.concatenate([scores, column], axis=-1)
@@ -85,7 +85,7 @@ def _attention(
     return out.reshape(length, heads, -1).astype(q.dtype)
 
 
-def _visible(a: AttentionConfig, length: int) -> Bool[np.ndarray, "T T"]:
+def visible_keys(a: AttentionConfig, length: int) -> Bool[np.ndarray, "T T"]:
     """Return which keys (columns) each query sees."""
     query, key = np.arange(length)[:, None], np.arange(length)[None]
     seen: Bool[np.ndarray, "T T"] = key <= query

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Shaped
 
-from jswa.model.hf.tensor_map import Fold, Source
+from jswa.model.hf.source import Fold, Source
 
 
 def assemble_arrays(

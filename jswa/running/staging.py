@@ -19,7 +19,8 @@ from jswa.errors import CheckpointError, WeightsError, is_out_of_memory
 from jswa.forms.base.names import BLOCK_SCALES, OUTPUTS_FIRST, SCALES
 from jswa.forms.layouts import lay_out
 from jswa.model.binding import param_shapes
-from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
+from jswa.model.hf.source import Source, TensorPart
+from jswa.model.hf.tensor_map import canonical_name, sources, unused_names
 from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode, reformat

@@ -33,9 +33,9 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # when run as a file
 
-import tests.parity.grug_moe  # registers a model that transformers lacks, as the next two do
-import tests.parity.iquest_q1
-import tests.parity.rnj1  # noqa: F401 - the same
+import tests.parity.references.grug_moe  # registers a model that transformers lacks, as the next two do
+import tests.parity.references.iquest_q1
+import tests.parity.references.rnj1  # noqa: F401 - the same
 from tests.parity.archive import Facts, Recipe, digest, remade, store
 from tests.parity.case import Case, Config
 from tests.parity.cases import cases

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from tests.parity.archive import Facts, Recipe, digest, store
 from tests.parity.case import Config, F, S, W
-from tests.parity.numpy_models import Array, Shapes, Weights, plamo3, plamo3_shapes, spark2_5, spark2_5_shapes
+from tests.parity.references.numpy_models import (
+    Array,
+    Shapes,
+    Weights,
+    plamo3,
+    plamo3_shapes,
+    spark2_5,
+    spark2_5_shapes,
+)
 from tests.parity.sketch import next_log_probs, sketch
 
 PROMPT, GREEDY = 40, 24

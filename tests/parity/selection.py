@@ -1,4 +1,4 @@
-"""The fixtures that every test run compares, and the features of jswa/architecture.py by which they were chosen.
+"""The fixtures that every test run compares, and the features of jswa/architecture/ by which they were chosen.
 
 CHOSEN shows every family and every feature at least once, and 95 % of the pairs of a family and a feature that any
 fixture shows. Among fixtures that show as much, it prefers the ones whose shapes take least time to compile. The other

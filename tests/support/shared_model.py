@@ -50,6 +50,7 @@ from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
 from tools.aot.measures.programs import collectives
 
+C = "chunked_attention"
 # Changes to the fixture of that name: eight query heads, few layers, and sizes that are multiples of eight.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama_gqa", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
@@ -67,24 +68,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama4": (
         "llama4_text_base",
-        {
-            "num_local_experts": 8,
-            "num_hidden_layers": 3,
-            "layer_types": ["chunked_attention", F, "chunked_attention"],
-            "no_rope_layers": [1, 0, 1],
-            "moe_layers": [0, 2],
-        },
+        {"num_local_experts": 8, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 2]}
+        | {"layer_types": [C, F, C]},
     ),
-    "iquest_q1": ("iquest_q1_base", {"num_attention_heads": 8, "num_key_value_heads": 4}),
-    "rnj1": (
-        "rnj1_base",
-        {
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "num_hidden_layers": 3,
-            "layer_types": ["chunked_attention", F, "chunked_attention"],
-        },
-    ),
+    "iquest_q1": ("iquest_q1_base", {"num_key_value_heads": 4}),
+    "rnj1": ("rnj1_base", {"num_key_value_heads": 4, "num_hidden_layers": 3, "layer_types": [C, F, C]}),
 }
 DRAFTS = {"method": "suffix", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 # Options of the engine by form.

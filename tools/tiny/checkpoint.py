@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 from safetensors.numpy import save
 
 from jswa.architecture import ModelConfig
-from jswa.model.hf.tensor_map import Source, sources
+from jswa.model.hf.source import Source
+from jswa.model.hf.tensor_map import sources
 from jswa.model.transformer import Params
 from tools.tiny import tokenizer
 from tools.tiny.tasks import ASSISTANT, CALL, END, RESULT, SYSTEM, TOOLS, USER

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from jswa.architecture import Reach
 from jswa.cache.layout import KVLayout
 from jswa.exec.buckets import Bucket
 from jswa.exec.pack import Inputs
@@ -208,10 +209,7 @@ def step_indices(
         full = kind(state["full_table"], num_slabs * layout.full.pages_per_slab, rows, written)
     if layout.reach is not None:
         reach, longest = layout.reach, bucket.per_row if bucket.decode else bucket.tokens
-        first = reach.oldest(starts)
-        if reach.lookback or not reach.chunked:  # else it is never below 0
-            first = jnp.maximum(first, 0)
-        first_page = first // layout.page_size
+        first_page = _first_seen(reach, starts) // layout.page_size
         table = state["local_table"]
         width = min(-(-(reach.span - 1 + longest) // layout.page_size) + 1, table.shape[1])
         page_rows = _pages_from(table, row_ids, first_page, width)
@@ -236,6 +234,12 @@ def step_indices(
         full,
         local,
     )
+
+
+def _first_seen(reach: Reach, starts: Int[Array, " R"]) -> Int[Array, " R"]:
+    """Return the oldest position that a query at each start sees."""
+    oldest: Int[Array, " R"] = reach.oldest(starts)
+    return oldest if reach.chunked and not reach.lookback else jnp.maximum(oldest, 0)  # the first is never below 0
 
 
 def row_ids_of(indices: StepIndices, max_rows: int) -> Int[Array, " R"]:

@@ -15,7 +15,8 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused, requi
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Source, TensorPart, sources
+from jswa.model.hf.source import Source, TensorPart
+from jswa.model.hf.tensor_map import sources
 from jswa.model.transformer import Params
 from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
 from jswa.storage.json_object import read_object

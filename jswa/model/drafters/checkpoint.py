@@ -13,7 +13,7 @@ from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import Source
+from jswa.model.hf.source import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import weights_of
 from jswa.model.weights.safetensors_files import Tensor, TensorReader

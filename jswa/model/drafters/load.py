@@ -15,7 +15,7 @@ from jswa.model.drafters.checkpoint import Checkpoint, refused
 from jswa.model.drafters.eagle_files import open_eagle
 from jswa.model.drafters.mtp_files import open_mtp
 from jswa.model.drafters.seam import Drafter
-from jswa.model.hf.tensor_map import Source
+from jswa.model.hf.source import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_table, weights_of
 from jswa.model.weights.placement import Placement

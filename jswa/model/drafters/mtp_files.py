@@ -10,7 +10,8 @@ from jswa.model.drafters.checkpoint import Checkpoint, folder_of, refused
 from jswa.model.drafters.mtp import Mtp
 from jswa.model.hf.fields import Fields
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import Source, TensorPart, rank_slices, sources
+from jswa.model.hf.source import Source, TensorPart
+from jswa.model.hf.tensor_map import rank_slices, sources
 from jswa.model.weights.safetensors_files import stored_tensors
 from jswa.storage.json_object import read_object
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from jswa.model.hf.tensor_map import Fold, Source, TensorPart
+from jswa.model.hf.source import Fold, Source, TensorPart
 
 Read = Callable[
     [TensorPart, int, int], Shaped[np.ndarray, "rows columns"]

@@ -20,6 +20,7 @@ from jswa.model.hf.common import (
     every,
     experts,
     layer_types,
+    llama_norms,
     mlp,
     post_norms,
     reaches,

@@ -5,77 +5,13 @@
 
 import re
 from collections.abc import Collection, Iterable
-from typing import Literal, NamedTuple
 
-from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, MoeConfig, Norm
+from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm
 from jswa.errors import CheckpointError
 from jswa.model.hf.families import FAMILIES
+from jswa.model.hf.feed_tensors import mlp_tensors, moe_tensors
+from jswa.model.hf.source import Fold, Source, TensorPart, bias, matrix, vector
 from jswa.model.hf.tensor_names import Names
-
-
-class TensorPart(NamedTuple):
-    """One checkpoint tensor that belongs to a parameter.
-
-    Attributes:
-        key: canonical name of the tensor.
-        shape: the shape that it must have; () of a single number.
-        row_groups: the number of equal groups of rows that were quantized separately.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    row_groups: int = 1
-
-
-class Fold(NamedTuple):
-    """Reordering of each head's numbers: the rotated ones go first or last (`AttentionConfig.folded_keys`)."""
-
-    head_dim: int
-    rotated: int
-    first: bool
-
-
-Layout = Literal[
-    "rows",
-    "matrix",
-    "columns",
-    "experts",
-    "transposed",
-    "interleaved",
-    "transposed_interleaved",
-    "rank_slices",
-    "product",
-]
-
-
-class Source(NamedTuple):
-    """The checkpoint tensors of one parameter, and the layout in which they form it.
-
-    Attributes:
-        parts: the tensors.
-        layout: one of these:
-            "rows": tensors are concatenated along the first axis.
-            "matrix": the same, then transposed from torch's [out, in].
-            "columns": the columns of one tensor are reordered by `folds`, then it is transposed.
-            "experts": each group of `per_expert` tensors forms one "matrix", and these are stacked.
-            "transposed": the last two axes are transposed, then tensors are concatenated along the last.
-            "interleaved": even entries of the last axis come first, then the odd ones.
-            "transposed_interleaved": transposed, then interleaved.
-            "rank_slices": one tensor in `slices` slices, each with q, k and v of one rank.
-            "product": product of two vectors, except that rotated numbers are those of the first.
-        per_expert: tensors per expert ("experts").
-        rows: number of rows of q, k and v ("rank_slices").
-        slices: their number ("rank_slices").
-        folds: reordering of the rows of the first tensors; of the columns for layout "columns".
-    """
-
-    parts: tuple[TensorPart, ...]
-    layout: Layout = "rows"
-    per_expert: int = 1
-    rows: tuple[int, ...] = ()
-    slices: int = 1
-    folds: tuple[Fold, ...] = ()
-
 
 # Prefixes of the text model in checkpoints, most specific first, and what replaces them in canonical names.
 _PREFIXES = (
@@ -156,9 +92,9 @@ def sources(config: ModelConfig, found: Collection[str] = (), slices: int | None
         table |= _norm("embed_norm", config.embed_norm.weighted, config.embed_norm.bias, "model.embed_norm", d)
         table |= _norm_gate("embed_norm", config.embed_norm, "model.embed_gated_norm", d)
     if not config.tie_embeddings:
-        table["lm_head"] = _matrix({"lm_head": vocab}, d)
+        table["lm_head"] = matrix({"lm_head": vocab}, d)
     if config.head_bias:
-        table["head_bias"] = _vector("lm_head.bias", vocab)
+        table["head_bias"] = vector("lm_head.bias", vocab)
     table |= _per_layer_input(config) | _streams(config)
     for index, layer in enumerate(config.layers):
         theirs = f"model.layers.{index}"
@@ -167,13 +103,13 @@ def sources(config: ModelConfig, found: Collection[str] = (), slices: int | None
         sliced = not (names.fused or names.qkv) and f"{prefix}.qkv_proj.weight" in found
         parts |= _attention(layer.attention, d, prefix, names, slices=slices if sliced else None)
         if isinstance(layer.mlp, MlpConfig):
-            parts |= _mlp("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
+            parts |= mlp_tensors("mlp", layer.mlp, d, f"{theirs}.{names.mlp}", names)
         else:
-            parts |= _moe("mlp", layer.mlp, d, theirs, names, found)
+            parts |= moe_tensors("mlp", layer.mlp, d, theirs, names, found)
         if layer.side is not None:
-            parts |= _moe("side.moe", layer.side.moe, d, theirs, names, found)
+            parts |= moe_tensors("side.moe", layer.side.moe, d, theirs, names, found)
         if layer.scalar:
-            parts["scalar"] = _vector(f"{theirs}.layer_scalar", 1)
+            parts["scalar"] = vector(f"{theirs}.layer_scalar", 1)
         parts |= _per_layer_mix(config, theirs) | _stream_layer(config, theirs)
         table |= {f"layers.{index}.{name}": source for name, source in parts.items()}
     return table
@@ -196,15 +132,15 @@ def _norms(layer: LayerConfig, d: int, theirs: str, names: Names) -> dict[str, S
 
 
 def _norm(ours: str, weighted: bool, bias: bool, theirs: str, size: int) -> dict[str, Source]:
-    table = {f"{ours}.weight": _vector(f"{theirs}.weight", size)} if weighted else {}
-    return table | ({f"{ours}.bias": _vector(f"{theirs}.bias", size)} if bias else {})
+    table = {f"{ours}.weight": vector(f"{theirs}.weight", size)} if weighted else {}
+    return table | ({f"{ours}.bias": vector(f"{theirs}.bias", size)} if bias else {})
 
 
 def _norm_gate(ours: str, norm: Norm, theirs: str, d: int) -> dict[str, Source]:
     rank = norm.gate_rank
     if not rank:
         return {}
-    low, high = _matrix({f"{theirs}.down_proj": rank}, d), _matrix({f"{theirs}.up_proj": d}, rank)
+    low, high = matrix({f"{theirs}.down_proj": rank}, d), matrix({f"{theirs}.up_proj": d}, rank)
     return {f"{ours}.low": low, f"{ours}.high": high}
 
 
@@ -228,28 +164,28 @@ def _attention(a: AttentionConfig, d: int, prefix: str, names: Names, *, slices:
     named = {f"{prefix}.{name}": n for name, n in rows.items()}
     out = {f"{prefix}.{names.out}": d}
     table = {
-        "attention.qkv": _matrix(named, d)._replace(folds=folds),
-        "attention.out": _matrix(out, a.num_heads * a.v_head_dim),
+        "attention.qkv": matrix(named, d)._replace(folds=folds),
+        "attention.out": matrix(out, a.num_heads * a.v_head_dim),
     }
     if folds:
         table["attention.out"] = table["attention.out"]._replace(layout="columns", folds=folds[1:])
     if names.fused or names.qkv or slices is not None:
         table["attention.qkv"] = _fused_qkv(f"{prefix}.{names.qkv or 'qkv_proj'}.weight", rows, d, slices)
     if a.qkv_bias:
-        table["attention.qkv_bias"] = _bias(named)._replace(folds=folds)
+        table["attention.qkv_bias"] = bias(named)._replace(folds=folds)
     if a.out_bias:
-        table["attention.out_bias"] = _bias(out)
+        table["attention.out_bias"] = bias(out)
     table |= _qk_norms(a, prefix, folds, names) | _sinks(a, prefix, names)
     if a.gate is not None:
         width = a.num_heads * (1 if a.gate.per_head else a.v_head_dim)
-        table["attention.gate"] = _matrix({f"{prefix}.{names.gate}": width}, d)
+        table["attention.gate"] = matrix({f"{prefix}.{names.gate}": width}, d)
         if a.gate.bias:
-            table["attention.gate_bias"] = _vector(f"{prefix}.gate_bias", a.num_heads)
+            table["attention.gate_bias"] = vector(f"{prefix}.gate_bias", a.num_heads)
     return table
 
 
 def _sinks(a: AttentionConfig, prefix: str, names: Names) -> dict[str, Source]:
-    table = {"attention.sinks": _vector(f"{prefix}.{names.sinks}", a.num_heads)} if a.sinks else {}
+    table = {"attention.sinks": vector(f"{prefix}.{names.sinks}", a.num_heads)} if a.sinks else {}
     if a.key_sinks and a.kv_from is None:
         table["attention.sink_key"] = Source((TensorPart(f"{prefix}.sink_k", (a.num_kv_heads, a.head_dim)),))
     return table
@@ -268,83 +204,6 @@ def _qk_norms(a: AttentionConfig, prefix: str, folds: tuple[Fold, ...], names: N
     return table if a.kv_from is not None else table | {"attention.k_norm.weight": Source((k,), folds=folds[1:])}
 
 
-def _mlp(ours: str, config: MlpConfig, d: int, prefix: str, names: Names) -> dict[str, Source]:
-    up, down = f"{prefix}.{names.mlp_up}", {f"{prefix}.{names.mlp_down}": d}
-    rows = {f"{prefix}.gate_proj": config.hidden, up: config.hidden} if config.gated else {up: config.hidden}
-    if (names.fused or names.fused_up) and config.gated:
-        rows = {f"{prefix}.gate_up_proj": 2 * config.hidden}
-    table = {f"{ours}.gate_up": _matrix(rows, d), f"{ours}.down": _matrix(down, config.hidden)}
-    if config.bias:
-        table |= {f"{ours}.gate_up_bias": _bias(rows), f"{ours}.down_bias": _bias(down)}
-    if config.xielu:
-        shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
-        table[f"{ours}.xielu"] = Source(tuple(TensorPart(f"{prefix}.act_fn.{name}", x) for name, x in shapes.items()))
-    return table
-
-
-def _moe(ours: str, config: MoeConfig, d: int, layer: str, names: Names, found: Collection[str]) -> dict[str, Source]:
-    experts, router = config.num_experts, config.router
-    table = {f"{ours}.router": Source((TensorPart(f"{layer}.{names.router}", (experts, d)),), "matrix")}
-    vectors = (
-        (router.bias, "router_bias", names.router_bias, experts),
-        (router.selection_bias, "selection_bias", names.selection_bias, experts),
-        (router.expert_scale, "expert_scale", names.expert_scale, experts),
-        (router.norm is not None and router.norm.weighted, "router_norm.weight", names.router_norm, d),
-    )
-    table |= {f"{ours}.{name}": _vector(f"{layer}.{key}", size) for exists, name, key, size in vectors if exists}
-    experts_at = f"{layer}.{names.experts}"
-    table |= {f"{ours}.{name}": source for name, source in _experts(config, d, experts_at, names, found)}
-    if config.shared is not None:
-        table |= _shared(f"{ours}.shared", config.shared, d, layer, names)
-    if config.shared_gate:
-        table[f"{ours}.shared_gate"] = _matrix({f"{layer}.{names.shared_gate}": 1}, d)
-    return table
-
-
-def _shared(ours: str, config: MlpConfig, d: int, layer: str, names: Names) -> dict[str, Source]:
-    if names.shared_fused is None:
-        return _mlp(ours, config, d, f"{layer}.{names.shared}", names)
-    up, down = (f"{layer}.{names.shared}.{name}" for name in names.shared_fused)
-    return {
-        f"{ours}.gate_up": _matrix({up: 2 * config.hidden}, d),
-        f"{ours}.down": _matrix({down: d}, config.hidden),
-    }
-
-
-def _experts(config: MoeConfig, d: int, folder: str, names: Names, found: Collection[str]) -> list[tuple[str, Source]]:
-    count, f = config.num_experts, config.hidden
-    gate, up, down = names.expert_gate, names.expert_up, names.expert_down
-    # Quantization tools write one tensor per expert and matrix for every family.
-    one_by_one = any(f"{folder}.0.{gate}.weight{end}" in found for end in ("", "_packed"))
-    if names.stored == "each" or (one_by_one and not config.bias):
-        pair = [TensorPart(f"{folder}.{e}.{name}.weight", (f, d)) for e in range(count) for name in (gate, up)]
-        single = [TensorPart(f"{folder}.{e}.{down}.weight", (d, f)) for e in range(count)]
-        return [("gate_up", Source(tuple(pair), "experts", per_expert=2)), ("down", Source(tuple(single), "experts"))]
-    if names.stored == "stacked":
-        both = tuple(TensorPart(f"{folder}.{name}.weight", (count, f, d)) for name in (gate, up))
-        one = TensorPart(f"{folder}.{down}.weight", (count, d, f))
-        return [("gate_up", Source(both, "transposed")), ("down", Source((one,), "transposed"))]
-    if names.stored == "rows":
-        both_key, one_key = (f"{folder}.{name}" for name in names.expert_rows)
-        rows, one = TensorPart(both_key, (count, 2 * f, d)), TensorPart(one_key, (count, d, f))
-        return [("gate_up", Source((rows,), "transposed")), ("down", Source((one,), "transposed"))]
-    layout: Literal["rows", "interleaved"] = "interleaved" if names.stored == "interleaved" else "rows"
-    table = [
-        ("gate_up", Source((TensorPart(f"{folder}.gate_up_proj", (count, d, 2 * f)),), layout)),
-        ("down", Source((TensorPart(f"{folder}.down_proj", (count, f, d)),))),
-    ]
-    if f"{folder}.gate_up_proj_blocks" in found:  # MXFP4 blocks extend along the inputs, so matrices are [out, in]
-        up_layout: Layout = "transposed_interleaved" if names.stored == "interleaved" else "transposed"
-        table = [
-            ("gate_up", Source((TensorPart(f"{folder}.gate_up_proj", (count, 2 * f, d)),), up_layout)),
-            ("down", Source((TensorPart(f"{folder}.down_proj", (count, d, f)),), "transposed")),
-        ]
-    if config.bias:
-        table.append(("gate_up_bias", Source((TensorPart(f"{folder}.gate_up_proj_bias", (count, 2 * f)),), layout)))
-        table.append(("down_bias", Source((TensorPart(f"{folder}.down_proj_bias", (count, d)),))))
-    return table
-
-
 def _per_layer_input(config: ModelConfig) -> dict[str, Source]:
     own, layers = config.per_layer_input, len(config.layers)
     if own is None:
@@ -353,8 +212,8 @@ def _per_layer_input(config: ModelConfig) -> dict[str, Source]:
         "per_layer.embed": Source(
             (TensorPart("model.embed_tokens_per_layer.weight", (own.vocab_size, layers * own.dim)),)
         ),
-        "per_layer.project": _matrix({"model.per_layer_model_projection": layers * own.dim}, config.d_model),
-        "per_layer.norm.weight": _vector("model.per_layer_projection_norm.weight", own.dim),
+        "per_layer.project": matrix({"model.per_layer_model_projection": layers * own.dim}, config.d_model),
+        "per_layer.norm.weight": vector("model.per_layer_projection_norm.weight", own.dim),
     }
 
 
@@ -363,9 +222,9 @@ def _per_layer_mix(config: ModelConfig, layer: str) -> dict[str, Source]:
     if own is None:
         return {}
     return {
-        "per_layer.gate": _matrix({f"{layer}.per_layer_input_gate": own.dim}, d),
-        "per_layer.project": _matrix({f"{layer}.per_layer_projection": d}, own.dim),
-        "per_layer.norm.weight": _vector(f"{layer}.post_per_layer_input_norm.weight", d),
+        "per_layer.gate": matrix({f"{layer}.per_layer_input_gate": own.dim}, d),
+        "per_layer.project": matrix({f"{layer}.per_layer_projection": d}, own.dim),
+        "per_layer.norm.weight": vector(f"{layer}.post_per_layer_input_norm.weight", d),
     }
 
 
@@ -387,25 +246,12 @@ def _stream_layer(config: ModelConfig, layer: str) -> dict[str, Source]:
         return {}
     n, rank = altup.streams, altup.laurel_rank
     return {
-        "streams.router": _matrix({f"{layer}.altup.modality_router": n}, d),
-        "streams.router_norm.weight": _vector(f"{layer}.altup.router_norm.weight", d),
-        "streams.predict_by": _matrix({f"{layer}.altup.prediction_coefs": n * n}, n),
-        "streams.correct_by": _matrix({f"{layer}.altup.correction_coefs": n}, n),
-        "streams.output_scale": _vector(f"{layer}.altup.correct_output_scale", d),
-        "streams.laurel_left": _matrix({f"{layer}.laurel.linear_left": rank}, d),
-        "streams.laurel_right": _matrix({f"{layer}.laurel.linear_right": d}, rank),
-        "streams.laurel_norm.weight": _vector(f"{layer}.laurel.post_laurel_norm.weight", d),
+        "streams.router": matrix({f"{layer}.altup.modality_router": n}, d),
+        "streams.router_norm.weight": vector(f"{layer}.altup.router_norm.weight", d),
+        "streams.predict_by": matrix({f"{layer}.altup.prediction_coefs": n * n}, n),
+        "streams.correct_by": matrix({f"{layer}.altup.correction_coefs": n}, n),
+        "streams.output_scale": vector(f"{layer}.altup.correct_output_scale", d),
+        "streams.laurel_left": matrix({f"{layer}.laurel.linear_left": rank}, d),
+        "streams.laurel_right": matrix({f"{layer}.laurel.linear_right": d}, rank),
+        "streams.laurel_norm.weight": vector(f"{layer}.laurel.post_laurel_norm.weight", d),
     }
-
-
-def _vector(key: str, size: int) -> Source:
-    return Source((TensorPart(key, (size,)),))
-
-
-def _matrix(rows: dict[str, int], columns: int) -> Source:
-    """Return the source of a matrix made of linear layers, given the number of rows of each."""
-    return Source(tuple(TensorPart(f"{name}.weight", (n, columns)) for name, n in rows.items()), "matrix")
-
-
-def _bias(rows: dict[str, int]) -> Source:
-    return Source(tuple(TensorPart(f"{name}.bias", (n,)) for name, n in rows.items()))

@@ -26,7 +26,7 @@ from jaxtyping import Float, Shaped
 from jswa.errors import CheckpointError
 from jswa.model.hf.assemble import Read
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.weights.packed.float4 import Float4, float4_names, read_float4, resolve_float4
 from jswa.model.weights.packed.integers import Grouped, Unpacked, resolve_grouped, unpack
 from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader

@@ -25,7 +25,8 @@ from jswa.model.binding import param_shapes
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.config import load_config
 from jswa.model.hf.quantization import Quantization, parse_quantization, read_config
-from jswa.model.hf.tensor_map import Source, TensorPart, sources, unused_names
+from jswa.model.hf.source import Source, TensorPart
+from jswa.model.hf.tensor_map import sources, unused_names
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.converted import is_converted, load_converted

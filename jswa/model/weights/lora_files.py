@@ -26,7 +26,8 @@ from jswa.errors import CheckpointError, ConfigError, RequestError, UnknownAdapt
 from jswa.forms.base.names import LINEAR
 from jswa.model.hf.assemble import assemble
 from jswa.model.hf.peft import CONFIG, MAX_RANK, LoraConfig, read_lora_config
-from jswa.model.hf.tensor_map import Source, TensorPart, canonical_name, sources, unused_names
+from jswa.model.hf.source import Source, TensorPart
+from jswa.model.hf.tensor_map import canonical_name, sources, unused_names
 from jswa.model.lora import Pairs, adapter_params
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
 from jswa.model.hf.assemble import Read, assemble
-from jswa.model.hf.tensor_map import Source, TensorPart
+from jswa.model.hf.source import Source, TensorPart
 from jswa.model.weights.placement import empty
 from pallas_kernels.quantized import Kind
 

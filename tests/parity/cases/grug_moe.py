@@ -1,4 +1,4 @@
-"""Parity cases of Grug MoE, whose reference is tests/parity/grug_moe.py.
+"""Parity cases of Grug MoE, whose reference is tests/parity/references/grug_moe.py.
 
 What and why: as in cases.py.
 """

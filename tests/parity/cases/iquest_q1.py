@@ -1,4 +1,4 @@
-"""Parity cases of IQuest-Q1, whose reference is tests/parity/iquest_q1.py.
+"""Parity cases of IQuest-Q1, whose reference is tests/parity/references/iquest_q1.py.
 
 What and why: as in cases.py.
 """

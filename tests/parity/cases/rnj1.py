@@ -1,4 +1,4 @@
-"""Parity cases of Rnj-1, whose reference is tests/parity/rnj1.py. Prompts have five chunks.
+"""Parity cases of Rnj-1, whose reference is tests/parity/references/rnj1.py. Prompts have five chunks.
 
 What and why: as in cases.py.
 """

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Shaped
 from jswa.forms.base.names import BLOCK_SCALES
 from jswa.forms.blocks import BLOCKS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Source, TensorPart
+from jswa.model.hf.source import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, Weight, read_scales
 from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix

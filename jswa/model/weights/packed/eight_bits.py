@@ -6,7 +6,7 @@ import numpy as np
 from jswa.errors import ConfigError
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, read_scales
 from jswa.model.weights.packed.blocks import stored_values

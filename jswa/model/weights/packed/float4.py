@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from jswa.errors import CheckpointError
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.weights.safetensors_files import Tensor, TensorReader
 
 GROUP = 16  # inputs that share a scale

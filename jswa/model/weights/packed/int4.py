@@ -16,7 +16,7 @@ from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.base.names import CODES, GROUP_OF, SCALES, ZEROS
 from jswa.forms.int4 import INT4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Source, TensorPart
+from jswa.model.hf.source import Source, TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.integers import Grouped, groups_of_inputs, unpack
 from jswa.model.weights.packed.reading import Reading, StoredMatrix

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 from jswa.forms.base.names import SCALES
 from jswa.forms.int8_groups import INT8_GROUPS
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Scaled, read_scales
 from jswa.model.weights.packed.blocks import stored_values

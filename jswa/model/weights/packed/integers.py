@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Int32, Shaped, UInt8
 
 from jswa.errors import CheckpointError
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.weights.safetensors_files import FLOATS, Tensor, TensorReader
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from jswa.forms.mxfp4 import MXFP4
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import PackedTensor
 from jswa.model.weights.packed.reading import Reading, StoredMatrix

@@ -9,7 +9,7 @@ import numpy as np
 from jswa.errors import CheckpointError, ConfigError
 from jswa.forms.nvfp4 import CODES, FACTORS, NVFP4, SCALES
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.packed.float4 import GROUP, Float4, read_factors, read_scale_bits
 from jswa.model.weights.packed.reading import Arrays, Reading, StoredMatrix

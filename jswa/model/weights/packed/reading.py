@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 
 from jswa.forms.base.form import Form
 from jswa.model.hf.assemble import Read
-from jswa.model.hf.tensor_map import Source
+from jswa.model.hf.source import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import Weight
 from jswa.model.weights.placement import Placement

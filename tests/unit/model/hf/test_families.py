@@ -16,7 +16,8 @@ from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.gemma4 import unfolded
 from jswa.model.hf.other_blocks import OTHER_BLOCKS
-from jswa.model.hf.tensor_map import Fold, Source, TensorPart, sources, unused_names
+from jswa.model.hf.source import Fold, Source, TensorPart
+from jswa.model.hf.tensor_map import sources, unused_names
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from tests.parity.load import Fixture, load_fixture, names, read_config
 from tests.parity.sketch import sketch

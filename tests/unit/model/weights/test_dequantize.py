@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.quantization import Quantization, parse_quantization
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_files import TensorReader, stored_tensors

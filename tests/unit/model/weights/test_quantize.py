@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Shaped
 
 from jswa.model.hf.assemble import assemble
-from jswa.model.hf.tensor_map import Fold, Source, TensorPart
+from jswa.model.hf.source import Fold, Source, TensorPart
 from jswa.model.weights.quantize import float8, load_quantized
 from pallas_kernels.quantized import Kind, quantize, quantize_rows
 

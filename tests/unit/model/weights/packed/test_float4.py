@@ -9,7 +9,7 @@ import pytest
 
 from jswa.errors import CheckpointError, ModelError
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.transformer import Params
 from jswa.model.weights.dequantize import read_rows, resolve
 from jswa.model.weights.load import load_checkpoint

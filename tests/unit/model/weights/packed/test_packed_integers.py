@@ -9,7 +9,7 @@ import pytest
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.quantization import parse_quantization
-from jswa.model.hf.tensor_map import TensorPart
+from jswa.model.hf.source import TensorPart
 from jswa.model.weights.dequantize import read_rows, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.parity.iquest_q1 import Weighted
+from tests.parity.references.iquest_q1 import Weighted
 
 RANK = 128
 
