@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[4]
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 # Where the wall clock is read: the `created` of answers and models, and the age of files.
 READERS = {
-    *("server/api/chat.py", "server/api/completions.py", "server/api/responses.py"),
+    *("server/api/chat.py", "server/api/completions.py", "server/api/embeddings.py", "server/api/responses.py"),
     *("server/core/service.py", "server/processes/supervisor.py", "jswa/exec/compile/store.py"),
 }
 DAY = 86_400.0

@@ -206,7 +206,7 @@ def test_a_route_that_is_not_in_the_table_does_not_exist(walker: Walker) -> None
             assert walker.ask("GET", path, "one") == (404, set())
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech", "/api/chat", "/generate", "/v1", "/x" * 999])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/audio/speech", "/api/chat", "/generate", "/v1", "/x" * 999])
 def test_a_path_of_another_api_is_answered_with_the_paths_that_are_there(path: str) -> None:
     """Not to those without a key, who learn nothing about the server."""
     with server("plain", api_key=("one",)) as client:
