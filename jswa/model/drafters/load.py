@@ -18,6 +18,7 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.source import Source
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_table, weights_of
+from jswa.model.weights.packed.labels import settled
 from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import TensorReader
 
@@ -55,6 +56,7 @@ def load_drafter(
     shapes = shapes_of(lambda: opened.make(dtype))
     of_table = {name: _shape(source, shapes[name]) for name, source in opened.table.items()}
     with TensorReader(opened.all_tensors) as reader:
+        weights = settled(weights, opened.stored, reader)
         params = load_table(opened.table, weights, of_table, reader, placement)
         for name, read in opened.others.items():
             value = read(reader)

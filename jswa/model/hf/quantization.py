@@ -1,13 +1,13 @@
 """Parsing of `quantization_config`: how a checkpoint's weights are stored, or why jswa cannot read them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.hf.fields import Fields
-from jswa.model.hf.schemes import Layers, Scheme, Schemes, layers_named, layers_with
+from jswa.model.hf.schemes import Label, Layers, Scheme, Schemes, layers_named, layers_with
 from jswa.model.hf.tensor_map import canonical_name
 from jswa.storage.json_object import read_object, read_optional, shown
 
@@ -27,6 +27,8 @@ _MODELOPT: dict[str, str] = {
 }
 _MIXED = "MIXED_PRECISION"
 _STRATEGIES = ("tensor", "channel", "block", "group")
+# Orders of activations in compressed-tensors for which a tensor names the group of each input.
+_ACT_ORDERS = (True, "group", "dynamic")
 _MAX_GROUPS, _MAX_BLOCK, _MAX_NAMES = 64, 2**16, 2**16
 
 
@@ -121,11 +123,7 @@ def _float8(fields: Fields) -> Quantization:
 
 def _packed_integers(method: str, fields: Fields) -> Quantization:
     """Parse the config of AWQ (AutoAWQ) or GPTQ (AutoGPTQ, GPTQModel)."""
-    bits = fields.integer("bits" if "bits" in fields.raw else "w_bit", 4)
-    if bits not in ((4,) if method == "awq" else (4, 8)):
-        raise UnsupportedModel(f"{fields.where}: bits = {bits}: must be 4{'' if method == 'awq' else ' or 8'}")
-    group = fields.optional_integer("group_size", 128, low=-1, high=_MAX_BLOCK) or 0
-    scheme = Scheme(Layers(classes=True), "int4" if bits == 4 else None, max(0, group))
+    scheme = _integers(method, fields, Layers(classes=True))
     if method == "awq":
         version = fields.string("version", "gemm").lower()
         if version != "gemm":
@@ -135,9 +133,39 @@ def _packed_integers(method: str, fields: Fields) -> Quantization:
     form = fields.string("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"{fields.where}: checkpoint_format = {shown(form)}: must be gptq or gptq_v2")
-    # Rules by GPTQModel: patterns of layers, with "-:" before those that are not quantized.
-    skipped = layers_named(f"re:{rule[2:]}" for rule in fields.table("dynamic") if rule.startswith("-:"))
-    return Quantization(method, zero_offset=1 if form == "gptq" else 0, schemes=Schemes((scheme,), skipped))
+    # GPTQModel's rules: a pattern of layers and what differs in them, or "-:" and a pattern of layers in 16 bits.
+    rules = Fields(fields.table("dynamic"), f"{fields.where}: dynamic")
+    if len(rules.raw) > _MAX_GROUPS:
+        raise fields.wrong("dynamic", f"must be an object of at most {_MAX_GROUPS} rules")
+    skipped = layers_named(f"re:{rule[2:]}" for rule in rules.raw if rule.startswith("-:"))
+    own = [
+        _integers(
+            method,
+            Fields({**fields.raw, **rules.table(rule)}, f"{rules.where}: {shown(rule)}"),
+            layers_named([f"re:{rule.removeprefix('+:')}"]),
+        )
+        for rule in rules.raw
+        if not rule.startswith("-:")
+    ]
+    if any(one.layers.classes for one in own):  # a pattern that is not run: nobody knows whose labels hold
+        own, scheme = [], replace(scheme, label=None)
+    return Quantization(method, zero_offset=1 if form == "gptq" else 0, schemes=Schemes((*own, scheme), skipped))
+
+
+def _integers(method: str, fields: Fields, layers: Layers) -> Scheme:
+    """Return how layers in the integers of AWQ or GPTQ are stored."""
+    bits = fields.integer("bits" if "bits" in fields.raw else "w_bit", 4)
+    if bits not in ((4,) if method == "awq" else (4, 8)):
+        raise UnsupportedModel(f"{fields.where}: bits = {bits}: must be 4{'' if method == 'awq' else ' or 8'}")
+    group = max(0, fields.optional_integer("group_size", 128, low=-1, high=_MAX_BLOCK) or 0)
+    of_inputs = group if "group_size" in fields.raw else None
+    if method == "awq":
+        label = Label(bits, of_inputs, symmetric=not fields.boolean("zero_point", True))
+    else:
+        symmetric = fields.boolean("sym", True) if "sym" in fields.raw else None
+        act_order = fields.boolean("desc_act", False) and not fields.boolean("static_groups", False)
+        label = Label(bits, of_inputs, symmetric, act_order)
+    return Scheme(layers, "int4" if bits == 4 else None, group, label)
 
 
 def _modelopt(fields: Fields) -> Quantization:
@@ -221,19 +249,19 @@ def _scheme(weights: Fields, form: str, layers: Layers, *, has_blocks: bool) -> 
         return Scheme(layers, "mxfp4")
     if form == "nvfp4-pack-quantized":
         return Scheme(layers, "nvfp4")
+    symmetric, bits = weights.boolean("symmetric", True), weights.integer("num_bits", 8)
+    group = max(0, weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0)
     if form == "pack-quantized":
-        group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
-        return Scheme(layers, "int4" if weights.integer("num_bits", 8) == 4 else None, max(0, group))
-    is_float = weights.string("type", "int") == "float"
-    if has_blocks and is_float:
-        return Scheme(layers, "blocks")
+        by_group = weights.string("strategy", "group" if group else "channel") == "group"
+        label = Label(bits, group if by_group else 0, symmetric, weights.raw.get("actorder") in _ACT_ORDERS)
+        return Scheme(layers, "int4" if bits == 4 else None, group, label)
+    if weights.string("type", "int") == "float":
+        return Scheme(layers, "blocks" if has_blocks else "8 bits")
+    label = Label(bits, symmetric=symmetric)
     if has_blocks:
-        group = weights.optional_integer("group_size", None, low=-1, high=_MAX_BLOCK) or 0
-        held = (
-            "int8 groups" if weights.boolean("symmetric", True) and weights.raw.get("block_structure") is None else None
-        )
-        return Scheme(layers, held, max(0, group))
-    return Scheme(layers, "8 bits" if is_float or weights.boolean("symmetric", True) else None)
+        held = "int8 groups" if symmetric and weights.raw.get("block_structure") is None else None
+        return Scheme(layers, held, group, label)
+    return Scheme(layers, "8 bits" if symmetric else None, label=label)
 
 
 def _weights(fields: Fields, form: str) -> list[tuple[int, int]]:

@@ -37,6 +37,23 @@ class Layers:
 
 
 @dataclass(frozen=True)
+class Label:
+    """What a config says of layers in integers, which must agree with their tensors.
+
+    Attributes:
+        bits: of a number.
+        group: inputs that share a scale; 0: all; None: the config does not say.
+        symmetric: whether all zero points are in the middle of the numbers; None: the config does not say.
+        act_order: whether a tensor must name the group of each input.
+    """
+
+    bits: int
+    group: int | None = None
+    symmetric: bool | None = None
+    act_order: bool = False
+
+
+@dataclass(frozen=True)
 class Scheme:
     """How some layers are stored.
 
@@ -45,11 +62,13 @@ class Scheme:
             `jswa.forms`. It is "int4" for packed integers, "8 bits" with a scale per output, "int8 groups" with one per
             group of inputs, "blocks" for float8 with scales of blocks, or "mxfp4"; None: in its own dtype.
         group: inputs that share a scale, for "int4" and "int8 groups"; 0: all.
+        label: of layers in integers.
     """
 
     layers: Layers
     held: str | None
     group: int = 0
+    label: Label | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,13 @@ class Schemes:
             return None
         named = next((scheme for scheme in self.schemes if scheme.layers.name(key)), None)
         return named or next((scheme for scheme in self.schemes if scheme.layers.classes), None)
+
+    def label(self, key: str) -> Label | None:
+        """Return the label of a weight; None if there is none, or if two classes of layers may have different ones."""
+        of_classes = [scheme.label for scheme in self.schemes if scheme.layers.classes]
+        found = self.of(key)
+        sure = found is not None and (found.layers.name(key) or len(set(of_classes)) == 1)
+        return found.label if found is not None and sure else None
 
 
 def layers_named(names: Iterable[str]) -> Layers:

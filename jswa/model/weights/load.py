@@ -33,6 +33,7 @@ from jswa.model.weights.converted import is_converted, load_converted
 from jswa.model.weights.dequantize import Weight, companions, is_activation_scale, resolve, row_reader
 from jswa.model.weights.formats import QuantizationMode, choose_formats, load_matrix, reformat
 from jswa.model.weights.kv_scales import kv_scale_names, read_scales, stored_scales
+from jswa.model.weights.packed.labels import settled
 from jswa.model.weights.packed.reading import StoredMatrix
 from jswa.model.weights.placement import Placement, empty, load_all
 from jswa.model.weights.safetensors_files import Tensor, TensorReader, stored_tensors
@@ -98,6 +99,7 @@ def load_checkpoint(
     of_weights = {name: tensor for name, tensor in tensors.items() if name not in of_kv}
     weights = weights_of(table, of_weights, stored)
     with TensorReader(tensors) as reader:
+        weights = settled(weights, stored, reader)
         read = row_reader(weights, reader)
         if config is not declared and _same(_part(table, _EMBED), _part(table, _HEAD), read):
             config, table = declared, sources(declared, tensors)

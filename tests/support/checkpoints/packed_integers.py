@@ -93,8 +93,7 @@ def quantized(
     group = case.group or inputs
     groups, most, middle = inputs // group, 2**case.bits - 1, 2 ** (case.bits - 1)
     codes = rng.integers(0, most + 1, shape)
-    least = 1 if case.form == "gptq" else 0  # its first format stores zero points less 1
-    zeros = np.full((outputs, groups), middle) if case.symmetric else rng.integers(least, most + 1, (outputs, groups))
+    zeros = np.full((outputs, groups), middle) if case.symmetric else rng.integers(0, most + 1, (outputs, groups))
     scales = rng.uniform(0.01, 0.1, (outputs, groups)).astype(case.dtype)
     group_of = np.arange(inputs) // group
     if case.act_order:
@@ -112,9 +111,12 @@ def quantized(
     if case.form == "awq":
         words = {"qweight": packed(codes.T, 4, AWQ_ORDER), "qzeros": packed(zeros.T, 4, AWQ_ORDER)}
         return scales_in | {f"{stem}{name}": value for name, value in words.items()}, exact
+    stored = packed(zeros.T, case.bits).view(np.uint32)
+    if case.form == "gptq":  # the first format takes 1 off each zero point, in whole words: a 0 borrows from the next
+        stored -= np.uint32((2**32 - 1) // (2**case.bits - 1))
     words = {
         "qweight": np.ascontiguousarray(packed(codes, case.bits).T),
-        "qzeros": packed(zeros.T - least, case.bits),
+        "qzeros": stored.view(np.int32),
         "g_idx": group_of.astype(np.int32),
     }
     return scales_in | {f"{stem}{name}": value for name, value in words.items()}, exact

@@ -25,8 +25,9 @@ class Grouped:
         zero: compressed-tensors [out · bits / 32, G]; GPTQ and AWQ [G, out · bits / 32]; None: 0.
         group_of: group of each input, [in]; None: groups of neighbours.
         form: whose packing it is.
-        zero_offset: added to stored zero points. compressed-tensors stores numbers and zero points with 2^(bits - 1)
-            added; GPTQ's first format stores zero points less 1.
+        group: inputs that share a scale, if they are neighbours.
+        zero_offset: 1 for GPTQ's first format, which stores zero points less 1; otherwise 0. compressed-tensors stores
+            numbers and zero points with 2^(bits - 1) added.
     """
 
     outputs: int
@@ -37,7 +38,13 @@ class Grouped:
     zero: Tensor | None
     group_of: Tensor | None
     form: Literal["compressed-tensors", "gptq", "awq"]
+    group: int
     zero_offset: int = 0
+
+    @property
+    def middle(self) -> int:
+        """The zero point of a symmetric tensor."""
+        return 1 << self.bits - 1
 
     @property
     def groups(self) -> int:
@@ -69,6 +76,7 @@ def resolve_grouped(
     Raises CheckpointError if the shapes or types of its tensors do not fit each other.
     """
     outputs, inputs = part.shape
+    label = quantization.schemes.label(part.key) if quantization.schemes is not None else None
     values, scale = tensors[names[0]], tensors[names[1]]
     by_row = names[0].endswith("_packed")
     form: Literal["compressed-tensors", "gptq", "awq"] = (
@@ -83,7 +91,7 @@ def resolve_grouped(
             return inputs, words(outputs, bits)
         return (outputs, words(inputs, bits)) if by_row else (words(inputs, bits), outputs)
 
-    values.require_shape(packed(4), packed(8))
+    values.require_shape(*map(packed, (4, 8) if label is None else (label.bits,)), by="the config asks for")
     bits = 4 if values.shape == packed(4) else 8
     groups = scale.shape[1 if by_row else 0] if len(scale.shape) == 2 else 0
     if not 0 < groups <= inputs:
@@ -100,9 +108,14 @@ def resolve_grouped(
     if group_of is not None:
         group_of.require_shape((inputs,))
         group_of.require_type("I32")
-    elif -(-inputs // -(-inputs // groups)) != groups:
-        raise CheckpointError(f"{scale.where} has {groups} groups, which {inputs} inputs cannot be divided into")
-    return Grouped(outputs, inputs, bits, values, scale, zero, group_of, form, quantization.zero_offset)
+    elif label is not None and label.act_order:
+        raise CheckpointError(f"{values.where}: the config says act-order, and no g_idx names the group of each input")
+    size = -(-inputs // groups) if label is None or label.group is None else label.group or inputs
+    if -(-inputs // size) != groups:
+        raise CheckpointError(
+            f"{scale.where} has {groups} groups: {inputs} inputs in groups of {size} need another number"
+        )
+    return Grouped(outputs, inputs, bits, values, scale, zero, group_of, form, size, quantization.zero_offset)
 
 
 def unpack(weight: Grouped, reader: TensorReader) -> Unpacked:
@@ -110,29 +123,46 @@ def unpack(weight: Grouped, reader: TensorReader) -> Unpacked:
     bits, by_row = weight.bits, weight.form == "compressed-tensors"
     scales = _matrix(weight.scale, reader)
     scales = scales.astype(np.float32) if scales.dtype == np.float64 else scales
-    codes, zeros = _matrix(weight.values, reader), _matrix(weight.zero, reader) if weight.zero else None
-    middle = np.float32(2 ** (bits - 1))
+    codes = _matrix(weight.values, reader)
     if by_row:
         codes = _fields(codes, bits)
-        zeros = np.full(scales.shape, middle, np.float32) if zeros is None else _fields(zeros.T, bits).T
     else:
         awq = weight.form == "awq"
-        codes = _fields(codes, bits, interleaved=True) if awq else _fields(codes.T, bits).T
-        codes, scales = codes.T, scales.T
-        zeros = (
-            _fields(zeros, bits, interleaved=awq).T if zeros is not None else np.full(scales.shape, middle, np.float32)
-        )
-    zeros = zeros[: weight.outputs].astype(np.float32) + (weight.zero_offset if weight.zero else 0)
+        codes = (_fields(codes, bits, interleaved=True) if awq else _fields(codes.T, bits).T).T
+        scales = scales.T
     return Unpacked(
-        np.ascontiguousarray(codes[: weight.outputs, : weight.inputs]), scales, zeros, groups_of_inputs(weight, reader)
+        np.ascontiguousarray(codes[: weight.outputs, : weight.inputs]),
+        scales,
+        zero_points(weight, reader).astype(np.float32),
+        groups_of_inputs(weight, reader),
     )
+
+
+def zero_points(weight: Grouped, reader: TensorReader) -> UInt8[np.ndarray, "out G"]:
+    """Return the zero points of a weight of packed integers.
+
+    GPTQ's first format stores words of zero points less 1 each, as GPTQModel writes them: a zero point of 0 borrows
+    from the next one, so that 1 is added to whole words.
+    """
+    if weight.zero is None:
+        return np.full((weight.outputs, weight.groups), weight.middle, np.uint8)
+    words = _matrix(weight.zero, reader)
+    if weight.form == "compressed-tensors":
+        found = _fields(words.T, weight.bits)
+    else:
+        ones = np.uint32(weight.zero_offset * (2**32 - 1) // (2**weight.bits - 1))
+        found = _fields((words.view(np.uint32) + ones).view(np.int32), weight.bits, interleaved=weight.form == "awq")
+    return found[:, : weight.outputs].T
 
 
 def groups_of_inputs(weight: Grouped, reader: TensorReader) -> Int32[np.ndarray, " in"]:
     """Return the group of each input. Raises CheckpointError if the checkpoint names one that is not there."""
+    neighbours = np.arange(weight.inputs, dtype=np.int32) // weight.group
     if weight.group_of is None:
-        return np.arange(weight.inputs, dtype=np.int32) // -(-weight.inputs // weight.groups)
+        return neighbours
     group_of: Int32[np.ndarray, " in"] = reader.rows(weight.group_of, 0, 1, columns=weight.inputs)[0]
+    if (group_of == -1).all():  # compressed-tensors had no order for it
+        return neighbours
     if group_of.min() < 0 or group_of.max() >= weight.groups:
         raise CheckpointError(f"{weight.group_of.where} names group {group_of.max()}: there are {weight.groups}")
     return group_of

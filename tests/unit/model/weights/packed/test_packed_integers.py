@@ -18,7 +18,6 @@ from tests.support.checkpoints.packed_integers import CASES, Case, quantized, wr
 from tests.support.checkpoints.quantized import plain_tensors, write
 
 FLOAT32 = np.dtype(np.float32)
-GROUPED = CASES["compressed"].config
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -68,7 +67,9 @@ def test_numbers_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> N
     fields = [field for field in ("packed", "scale", "zero_point") if f"{name}/{field}" in STORED]
     write(tmp_path, {}, {f"x.weight_{field}": stored(f"{name}/{field}") for field in fields})
     found = stored_tensors(tmp_path)
-    weight = resolve(TensorPart("x.weight", numbers.shape), found, parse_quantization({"quantization_config": GROUPED}))
+    group = numbers.shape[1] // stored(f"{name}/scale").shape[1] % numbers.shape[1]
+    config = Case("compressed", int(name[6]), group).config
+    weight = resolve(TensorPart("x.weight", numbers.shape), found, parse_quantization({"quantization_config": config}))
     with TensorReader(found) as reader:
         rows = read_rows(weight, reader, 0, len(numbers)).astype(numbers.dtype)
     np.testing.assert_array_equal(rows.view(np.uint8), numbers.view(np.uint8))
