@@ -30,7 +30,8 @@ class Matrix(NamedTuple):
     def weights(self) -> np.ndarray:
         """[out, in]."""
         group = np.arange(self.codes.shape[1]) // 32
-        return (self.codes - self.zeros[:, group]).astype(np.float64) * self.scales.astype(np.float64)[:, group]
+        weights: np.ndarray = (self.codes - self.zeros[:, group]) * self.scales.astype(np.float64)[:, group]
+        return weights
 
 
 def quantize(
