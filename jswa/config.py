@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
+from jswa.kv_events import options as kv_events
 from jswa.speculation import Speculation, parse
 
 _MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
@@ -110,6 +111,10 @@ class EngineConfig:
             in the text itself, suffix also in cached texts. For both, prompt_lookup_max and prompt_lookup_min say how
             many tokens must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a
             model, and mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
+        kv_events_config: Publish over ZeroMQ which blocks of tokens come into the prefix cache and leave it, for
+            routers, in vLLM's form. A JSON object with vLLM's fields: enable_kv_cache_events, publisher, endpoint,
+            replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Whoever reaches the endpoint can read the
+            tokens of all prompts. In Python also a mapping. Default: no events.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -144,6 +149,7 @@ class EngineConfig:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     speculative_config: str | None = None
+    kv_events_config: str | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -176,6 +182,9 @@ class EngineConfig:
         _check_host_memory(self)
         named_in(self.kernels)
         parse(self.speculative_config)
+        if kv_events.parse(self.kv_events_config) is not None and not self.prefix_cache:
+            limit = "must be left out with prefix_cache = False: events tell what that has"
+            raise ConfigError("kv_events_config", self.kv_events_config, limit)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
 
@@ -300,6 +309,9 @@ def _check_count(name: str, value: object) -> None:
 
 def _check_host_memory(options: EngineConfig) -> None:
     """Raise ConfigError if a second prefix cache cannot be had with the other options."""
+    # Imported late: what a step program imports is kept small, and none needs this.
+    from jswa.commands.options.sizes import folder_and_bytes
+
     given = options.host_kv_bytes
     if not _is_int(given) or given < 0:
         raise ConfigError("host_kv_bytes", given, "must be a whole number of at least 0")
@@ -307,25 +319,8 @@ def _check_host_memory(options: EngineConfig) -> None:
         raise ConfigError("host_kv_bytes", given, "must be 0 with prefix_cache = False: it is a second prefix cache")
     if given and options.nnodes > 1:
         raise ConfigError("host_kv_bytes", given, f"must be 0 with nnodes = {options.nnodes}: one host is supported")
-    if disk_folder(options.disk_kv) is not None and not given:
+    if folder_and_bytes("disk_kv", options.disk_kv) is not None and not given:
         raise ConfigError("disk_kv", options.disk_kv, "must be left out without host_kv_bytes: texts go there first")
-
-
-def disk_folder(given: object) -> tuple[Path, int] | None:
-    """Return folder and bytes of `disk_kv`; None if it is not given. Raises ConfigError."""
-    if given is None:
-        return None
-    # Imported late: what a step program imports is kept small, and none needs this.
-    from jswa.commands.options.sizes import bytes_in
-
-    folder, colon, size = given.rpartition(":") if isinstance(given, str) else ("", "", "")
-    try:
-        most = bytes_in(size) if folder and colon else 0
-    except ValueError:
-        most = 0
-    if not 0 < most < 10**18:
-        raise ConfigError("disk_kv", given, "must be PATH:BYTES, a folder and a size of at least 1, such as /kv:500G")
-    return Path(folder).expanduser(), most
 
 
 def _check_text(name: str, value: object) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
+from jswa.cache.keys import root_key
 from jswa.cache.layout import KVLayout
-from jswa.cache.prefix.radix import root_key
 from jswa.cache.prefix.stats import CacheStats
 from jswa.cache.view import CacheView, view
 from jswa.cluster.hosts import Hosts

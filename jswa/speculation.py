@@ -1,11 +1,11 @@
 """Speculative decoding as the user asks for it (`speculative_config`) and as the engine runs it (`Speculation`)."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from jswa.errors import ConfigError
+from jswa.json_option import option_object
 
 Lookup = Literal["ngram", "suffix"]
 Model = Literal["eagle3", "gemma4_assistant", "mtp"]
@@ -15,7 +15,7 @@ REFERENCE = 2_048  # tokens of earlier texts
 _SHORTEST_HISTORY = 64
 _LOOKUP_MAX, _LOOKUP_MIN = 5, 2
 _MOST_LOOKUP = 32
-_NAME = "speculative_config"
+OPTION = "speculative_config"
 _FIELDS = (
     "method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "synthetic_acceptance_rate",
 )  # fmt: skip
@@ -68,34 +68,17 @@ class Speculation:
         )
 
 
-def as_text(given: Mapping[str, Any] | str | None) -> str | None:
-    """Return the option as JSON, in which it is kept. Raises ConfigError if it is neither a mapping nor a text."""
-    if given is None or isinstance(given, str):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(_NAME, given, "must be a mapping, or a JSON object")
-    try:
-        return json.dumps(dict(given), sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(_NAME, given, f"must hold what JSON can: {error}") from error
-
-
 def parse(text: str | None) -> Speculation | None:
     """Return what the option asks for; None without it. Raises ConfigError, which names field, value and limit."""
     if text is None:
         return None
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(_NAME, text[:80], f"must be a JSON object: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(_NAME, text[:80], "must be a JSON object")
+    given = option_object(OPTION, text)
     for name in given:
         if name not in _FIELDS:
-            raise ConfigError(f"{_NAME}.{name}", given[name], f"is unknown; known are {', '.join(_FIELDS)}")
+            raise ConfigError(f"{OPTION}.{name}", given[name], f"is unknown; known are {', '.join(_FIELDS)}")
     method, model = _method(given), given.get("model")
     if "num_speculative_tokens" not in given:
-        raise ConfigError(f"{_NAME}.num_speculative_tokens", None, f"must be given: 1 to {PROGRAMS[-1]}")
+        raise ConfigError(f"{OPTION}.num_speculative_tokens", None, f"must be given: 1 to {PROGRAMS[-1]}")
     tokens = _count(given, "num_speculative_tokens", 0, PROGRAMS[-1])
     longest = _count(given, "prompt_lookup_max", _LOOKUP_MAX, _MOST_LOOKUP)
     shortest = _count(given, "prompt_lookup_min", min(_LOOKUP_MIN, longest), longest)
@@ -107,24 +90,26 @@ def _method(given: Mapping[str, Any]) -> Lookup | Model:
     method, model = given.get("method"), given.get("model")
     known = (*get_args(Lookup), *get_args(Model))
     if method not in known:
-        raise ConfigError(f"{_NAME}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
+        raise ConfigError(f"{OPTION}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
     needs = method in ("gemma4_assistant", "eagle3")
     if needs and (not isinstance(model, str) or not model):
-        raise ConfigError(f"{_NAME}.model", model, f"must name the drafter's checkpoint: method = {method!r} needs one")
+        raise ConfigError(
+            f"{OPTION}.model", model, f"must name the drafter's checkpoint: method = {method!r} needs one"
+        )
     if not needs and model is not None:
         raise ConfigError(
-            f"{_NAME}.model", model, f"must be left out: method = {method!r} has no checkpoint of its own"
+            f"{OPTION}.model", model, f"must be left out: method = {method!r} has no checkpoint of its own"
         )
     for name in ("prompt_lookup_max", "prompt_lookup_min"):
         if name in given and method not in get_args(Lookup):
-            raise ConfigError(f"{_NAME}.{name}", given[name], f"must be left out: method = {method!r} is a model")
+            raise ConfigError(f"{OPTION}.{name}", given[name], f"must be left out: method = {method!r} is a model")
     return cast("Lookup | Model", method)
 
 
 def _count(given: Mapping[str, Any], name: str, default: int, most: int) -> int:
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{_NAME}.{name}", value, f"must be a whole number from 1 to {most}")
+        raise ConfigError(f"{OPTION}.{name}", value, f"must be a whole number from 1 to {most}")
     return value
 
 
@@ -134,5 +119,5 @@ def _share(given: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{_NAME}.{name}", value, "must be a number from 0 to 1")
+        raise ConfigError(f"{OPTION}.{name}", value, "must be a number from 0 to 1")
     return float(value)

@@ -11,6 +11,7 @@ import yaml
 
 from jswa.commands.options.other_engines import HARMLESS, SAME, hint, without_effect
 from jswa.errors import ConfigError
+from jswa.json_option import JSON_OPTIONS
 from jswa.kernels import instead_of
 
 
@@ -59,7 +60,7 @@ def _flat(field: str, name: str, value: object) -> object:
     """Return a mapping as the command line takes it, and other values as they are. Raises ConfigError."""
     if not isinstance(value, dict):
         return value
-    if name == "speculative_config":
+    if name in JSON_OPTIONS:
         return json.dumps(value)
     pairs = [f"{key}={one}" for key, one in value.items()]
     if name == "lora_modules":

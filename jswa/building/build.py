@@ -4,12 +4,14 @@ import dataclasses
 import logging
 import os
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Never
 
 import jax
 
 from jswa.architecture import ModelConfig
+from jswa.building.kv_events import publish_kv_events
 from jswa.building.machine import choose, require_weights
 from jswa.building.parts import Built, build_parts
 from jswa.cache.disk.store import DiskStore, lock_folder
@@ -17,7 +19,8 @@ from jswa.cache.disk.texts import DiskCache
 from jswa.cache.view import geometry_of
 from jswa.cluster.hosts import Hosts, join
 from jswa.cluster.rank import find_member
-from jswa.config import EngineConfig, disk_folder
+from jswa.commands.options.sizes import folder_and_bytes
+from jswa.config import EngineConfig
 from jswa.engine import Engine
 from jswa.env import Switches, flags_for_autotuning, flags_for_compiling
 from jswa.errors import ConfigError, RequestError
@@ -51,7 +54,7 @@ def build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | Non
     """
     if tokenizer is not None:
         tokenizer.require_fit(load_config(folder).vocab_size, folder)
-    disk = disk_folder(options.disk_kv)
+    disk = folder_and_bytes("disk_kv", options.disk_kv)
     lock = None if disk is None else lock_folder(disk[0])  # at once: loading weights may take minutes
     try:
         return _build_engine(folder, options, tokenizer, lock)
@@ -96,6 +99,7 @@ def _build_engine(folder: Path, options: EngineConfig, tokenizer: Tokenizer | No
         host_pages=_host_pages(built.runner),
     )
     _open_disk(engine, built, options, lock)
+    _publish(engine, options)
     for name, adapter in modules.items():
         engine.load_lora(name, adapter)
     if trace is not None:
@@ -127,7 +131,7 @@ def _host_pages(runner: Runner) -> HostPages | None:
 
 def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[bytes] | None) -> None:
     """Give the second prefix cache of an engine the files behind it, if the options name a folder."""
-    found, host, memory = disk_folder(options.disk_kv), engine.scheduler.cache.host, built.limits.host
+    found, host, memory = folder_and_bytes("disk_kv", options.disk_kv), engine.scheduler.cache.host, built.limits.host
     if found is None or host is None or memory is None:
         return
     layout, runner = built.layout, built.runner
@@ -136,6 +140,19 @@ def _open_disk(engine: Engine, built: Built, options: EngineConfig, lock: IO[byt
     store = DiskStore(*found, geometry, lock=lock)
     host.disk = DiskCache(host.tier, store, _DISK_BYTES // geometry.slot_bytes, memory.seconds_per_token)
     weakref.finalize(engine, store.close)
+
+
+def _publish(engine: Engine, options: EngineConfig) -> None:
+    """Publish events about the engine's cached KV, if the options ask for it; they end with the engine."""
+    own = weakref.ref(engine)
+
+    def adapters() -> Mapping[str, str]:
+        engine = own()
+        return {} if engine is None else engine.adapters
+
+    close = publish_kv_events(engine.scheduler.cache, adapters, options.kv_events_config)
+    if close is not None:
+        weakref.finalize(engine, close)
 
 
 def check_model(folder: Path, options: EngineConfig) -> None:

@@ -17,6 +17,7 @@ from jaxtyping import Int
 
 from jswa.cache.demand import Demand
 from jswa.cache.host.recall import HostCache, HostMatch, NewPages
+from jswa.cache.keys import tree_key
 from jswa.cache.laws import check_cursors, check_leases, check_owners, check_table
 from jswa.cache.layout import KVLayout
 from jswa.cache.lease import Lease, LeaseTable, held, owners_without
@@ -24,7 +25,6 @@ from jswa.cache.moves import Move, destinations
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.cache import NO_MATCH, PrefixCache, PrefixMatch, window_ends
 from jswa.cache.prefix.policies import POLICIES, MakePolicy
-from jswa.cache.prefix.radix import tree_key
 from jswa.cache.prefix.stats import CacheStats, HitCounter
 from jswa.cache.windows import Windows
 from jswa.config import HostMemory

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jswa.cache.keys import root_key
 from jswa.cache.moves import origins
-from jswa.cache.prefix.radix import root_key
 from jswa.engine import Engine
 from jswa.errors import ConfigError, EngineError, FieldError
 from jswa.exec.host_memory import slot_contents

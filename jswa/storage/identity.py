@@ -10,8 +10,8 @@ import numpy as np
 
 from jswa.architecture import ModelConfig
 from jswa.cache.disk.records import RecordGeometry
+from jswa.cache.keys import root_key
 from jswa.cache.layout import KVLayout
-from jswa.cache.prefix.radix import root_key
 from jswa.config import Limits
 from jswa.model.lora import without_adapters
 from jswa.model.transformer import Params

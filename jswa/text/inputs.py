@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
+from jswa.json_option import JSON_OPTIONS, option_text
 from jswa.kernels import instead_of
-from jswa.speculation import as_text
 from jswa.storage.json_object import read_optional, shown
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -44,8 +44,8 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     sizes = options.get("cudagraph_capture_sizes", ())
     if isinstance(sizes, Sequence) and not isinstance(sizes, str):
         sizes = tuple(sizes)
-    drafts = as_text(options.get("speculative_config"))
-    given = {"lora_modules": tuple(modules), "cudagraph_capture_sizes": sizes, "speculative_config": drafts}
+    given = {"lora_modules": tuple(modules), "cudagraph_capture_sizes": sizes}
+    given |= {name: option_text(name, options.get(name)) for name in JSON_OPTIONS}
     return EngineConfig(**{**options, **given})
 
 

@@ -28,6 +28,7 @@ from jswa.config import Limits
 from tests.support.builders import LAYOUTS, make_layout, share
 from tests.support.loops.conversation import make_conversation
 from tests.support.prefix.any_victim import AnyVictim
+from tests.support.prefix.subscriber import Followed
 from tests.support.text.model import TextModel, first_seen
 
 SHAPES = {  # page sizes, and reaches of local layers
@@ -126,6 +127,7 @@ class PrefixMachine(RuleBasedStateMachine):
         width = math.ceil(LONGEST / page_size)
         self.manager = CacheManager(layout, 1 + slabs, width, 64, interval=interval, policy=policy)
         self.memory = Memory(self.manager)
+        self.followed = Followed(self.manager.prefix.tree)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []
         self.written: list[tuple[str, list[int]]] = []  # what the cache may have besides
@@ -232,6 +234,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def laws_hold(self) -> None:
         if hasattr(self, "manager"):
             self.manager.check((row.lease, row.launched) for row in self.rows)
+            self.followed.check()
 
     def teardown(self) -> None:
         """End all rows: every page is then free or evictable, and free after eviction."""
@@ -249,6 +252,8 @@ class PrefixMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert pool.free_slots == pool.total_slots
         assert not self.manager.prefix.tree.roots
+        self.followed.check()
+        assert not self.followed.subscriber.held
 
     def _run(self, row: Row, end: int) -> bool:
         if not self.manager.grow(row.lease, end):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jswa.architecture import Reach
-from jswa.config import EngineConfig, Limits, disk_folder, resolve_limits
+from jswa.commands.options.sizes import folder_and_bytes
+from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 from tests.support.builders import make_layer, make_model
 
@@ -123,5 +124,11 @@ def test_files_need_host_memory_before_them() -> None:
     with pytest.raises(ConfigError, match="disk_kv") as refused:
         EngineConfig(disk_kv="/kv:5")
     assert "host_kv_bytes" in str(refused.value)
-    assert disk_folder(EngineConfig(disk_kv="/a:b/kv:1000", host_kv_bytes=1).disk_kv) == (Path("/a:b/kv"), 1000)
-    assert disk_folder(EngineConfig(disk_kv="/kv:1.5GiB", host_kv_bytes=1).disk_kv) == (Path("/kv"), 3 * 2**29)
+    assert folder_and_bytes("disk_kv", EngineConfig(disk_kv="/a:b/kv:1000", host_kv_bytes=1).disk_kv) == (
+        Path("/a:b/kv"),
+        1000,
+    )
+    assert folder_and_bytes("disk_kv", EngineConfig(disk_kv="/kv:1.5GiB", host_kv_bytes=1).disk_kv) == (
+        Path("/kv"),
+        3 * 2**29,
+    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jswa.cache.prefix.radix import root_key
+from jswa.cache.keys import root_key
 from jswa.config import EngineConfig, LoraRoom
 from jswa.errors import ConfigError, RequestError, UnknownAdapter
 from jswa.running.adapters import Adapters

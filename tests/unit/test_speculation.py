@@ -6,7 +6,8 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.speculation import as_text, parse
+from jswa.json_option import option_text
+from jswa.speculation import OPTION, parse
 from jswa.text.inputs import engine_config
 
 GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
@@ -43,7 +44,7 @@ def test_what_is_no_object_is_refused(given: str) -> None:
 
 def test_five_drafts_run_in_the_programs_for_seven() -> None:
     """Programs are compiled for 1, 3 and 7 drafts a row."""
-    found = parse(as_text(GOOD))
+    found = parse(option_text(OPTION, GOOD))
     assert found is not None
     assert (found.tokens, found.programs, found.longest, found.shortest) == (5, (1, 3, 7), 5, 2)
     three = parse('{"method": "suffix", "num_speculative_tokens": 3, "prompt_lookup_max": 1}')

@@ -20,6 +20,7 @@ from jswa.cache.prefix.radix import NO_PAGES, NONE, RadixTree, common_prefix
 from jswa.cache.prefix.resume import COLD, Resume, resume
 from jswa.cache.prefix.retention import Retention
 from jswa.cache.prefix.stats import CacheStats, HitCounter
+from jswa.kv_events.journal import Cleared
 from jswa.types import MissReason
 
 _FIRST_PAGES = 65_536  # texts whose salt is remembered
@@ -208,6 +209,8 @@ class PrefixCache:
 
     def flush(self) -> None:
         """Remove everything. Rows keep their pages."""
+        if self.tree.notes is not None:
+            self.tree.notes.journal.put(Cleared())
         for root in list(self.tree.roots.values()):
             for child in list(root.children.values()):
                 self._remove(child)

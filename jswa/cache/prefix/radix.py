@@ -24,6 +24,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.pool import PagePool
 from jswa.cache.prefix.edges import Candidates, Node
 from jswa.cache.prefix.ghosts import Ghosts
+from jswa.cache.prefix.notes import Notes
 
 NONE = 0  # slab 0 is never handed out
 NO_PAGES = np.zeros(0, np.intp)
@@ -38,6 +39,7 @@ class RadixTree:
         uses: by local page, the windows that need it (`Retention`).
         ghosts: what was evicted.
         visits: edges passed, for tests and benchmarks.
+        notes: where changes are noted for routers; None: nowhere.
     """
 
     def __init__(self, layout: KVLayout, pool: PagePool) -> None:
@@ -47,6 +49,7 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.candidates = Candidates()
         self.ghosts = Ghosts()
+        self.notes: Notes | None = None
         self.uses = np.zeros(pool.num_slabs, np.int32)
         self.clock = self.visits = 0
         # Of each page of the tree: the slot of its edge (`Candidates`), and of local pages the position. Entries of
@@ -191,6 +194,9 @@ class RadixTree:
             self.pool.cache_local(ids[~cached] if np.count_nonzero(cached) else ids)
         self.candidates.add(child)
         self.candidates.forget(child)
+        if self.notes is not None:
+            self.notes.stored(child, "full", first, full)
+            self.notes.stored(child, "local", first, local)
         return child
 
     def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
@@ -199,6 +205,10 @@ class RadixTree:
         ids = ids.astype(np.intp)
         self.pool.cache_local(ids)
         self.local_slot[ids], self._local_place[ids] = node.slot, index + node.start // self.page_size
+        if self.notes is not None:
+            adopted = np.zeros(len(node.local), np.intp)
+            adopted[index] = ids
+            self.notes.stored(node, "local", node.start // self.page_size, adopted)
 
     def drop_local(self, node: Node, index: slice) -> None:
         """Drop local pages of an edge."""
@@ -207,6 +217,7 @@ class RadixTree:
             ids = pages[pages != NONE]
             pages[:] = NONE
             self.pool.uncache_local(ids)
+            self._note_removed("local", ids)
 
     def free_local(self, node: Node, ids: Int[np.ndarray, " n"], first: int | None = None) -> None:
         """Free local pages of an edge that nobody else owns. `first`: successive ones, from this entry of it on."""
@@ -215,6 +226,7 @@ class RadixTree:
         )
         node.local[places] = NONE
         self.pool.evict_local(ids)
+        self._note_removed("local", ids)
 
     def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:
         """Drop full pages of an edge; the caller truncates it. `alone`: nobody else owns them."""
@@ -223,6 +235,7 @@ class RadixTree:
             ids = ids[ids != NONE]
         if len(ids):
             (self.pool.evict_full if alone else self.pool.uncache_full)(ids)
+            self._note_removed("full", ids)  # before its view becomes zeros
             node.full[index] = NONE
 
     def truncate(self, node: Node, end: int) -> None:
@@ -263,6 +276,8 @@ class RadixTree:
         node = self.candidates.edge_at(slot)
         if node is not None:  # if the page is not one of the tree, the entry is stale, and no edge has the page
             node.full[node.full == source] = target
+        if self.notes is not None:
+            self.notes.moved(source, target)
 
     def num_tokens(self, salt: str) -> int:
         """Return the tokens of text in the tree of a salt."""
@@ -316,6 +331,10 @@ class RadixTree:
             assert np.array_equal(self._local_place[node.local[held]], held + node.start // p), "a page is elsewhere"
         self.candidates.check()
 
+    def _note_removed(self, kind: Literal["full", "local"], ids: Int[np.ndarray, " n"]) -> None:
+        if self.notes is not None:
+            self.notes.removed(kind, ids)
+
     def _below(self, node: Node) -> Iterator[Node]:
         """Yield the edges that begin in the page in which `node` ends."""
         for child in node.children.values():
@@ -344,27 +363,6 @@ def _extend(
     for room, (_, kept, new) in zip(node.buffers, parts, strict=True):
         room[kept : kept + len(new)] = new
     node.tokens, node.full, node.local = (room[:size] for room, size in zip(node.buffers, sizes, strict=True))
-
-
-def root_key(salt: str, digest: str | None) -> str:
-    """Return the key of the tree for a request's cache salt and the digest of its LoRA adapter's weights.
-
-    Different pairs have different keys, whatever the salt contains. Without an adapter the key is the salt itself,
-    unless the salt starts with a NUL character.
-    """
-    if digest is not None:
-        return f"\0{digest}\0{salt}"
-    return f"\0{salt}" if salt.startswith("\0") else salt
-
-
-def tree_key(root: str, version: int) -> str:
-    """Return the key of the tree for a request's `root_key` and a version of the weights."""
-    return f"\0v{version}\0{root}" if version else root
-
-
-def root_of(key: str) -> str:
-    """Return the `root_key` of a tree, whatever its version: the digest of an adapter does not begin with a "v"."""
-    return key.split("\0", 2)[2] if key.startswith("\0v") else key
 
 
 def common_prefix(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " m"]) -> int:

@@ -2,6 +2,9 @@
 
 import re
 from fractions import Fraction
+from pathlib import Path
+
+from jswa.errors import ConfigError
 
 _POWERS = "kmgt"
 _TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKmMgGtT]?)")
@@ -30,6 +33,20 @@ def bytes_in(text: str) -> int:
         raise ValueError(f"{text:.40} must be a whole number, or a number with a unit, such as 64G, 64GB or 1.5GiB")
     unit, end = found[2] or "", found[3]
     return _whole(text, found[1], unit, binary=end == "iB" or (end is None and unit.isupper()))
+
+
+def folder_and_bytes(name: str, given: object) -> tuple[Path, int] | None:
+    """Return the folder and the bytes of an option PATH:BYTES; None if it is not given. Raises ConfigError."""
+    if given is None:
+        return None
+    folder, colon, size = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    try:
+        most = bytes_in(size) if folder and colon else 0
+    except ValueError:
+        most = 0
+    if not 0 < most < 10**18:
+        raise ConfigError(name, given, "must be PATH:BYTES, a folder and a size of at least 1, such as /kv:500G")
+    return Path(folder).expanduser(), most
 
 
 def _whole(text: str, number: str, unit: str, *, binary: bool) -> int:

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from jswa.cache.keys import root_of
 from jswa.cache.manager import CacheManager
-from jswa.cache.prefix.radix import root_of
 from jswa.config import Limits
 from jswa.plan import PLAIN, RowText, StepPlan
 from jswa.ribs.table import VARIANTS

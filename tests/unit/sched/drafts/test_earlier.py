@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from jswa.cache.keys import root_key, root_of, tree_key
 from jswa.cache.prefix.edges import Node
-from jswa.cache.prefix.radix import common_prefix, root_key, root_of, tree_key
+from jswa.cache.prefix.radix import common_prefix
 from jswa.config import Limits
 from jswa.plan import RowText, StepEvents
 from jswa.running.turnover import Turnover

@@ -1,0 +1,140 @@
+"""vLLM's events about cached blocks, made from the notes of a journal.
+
+A block is a whole page of tokens. Its digest continues that of the block before, so equal digests mean equal texts from
+the start, under the same salt and adapter, in every engine with the same block size. The form of the messages is that
+of vLLM 0.33 (distributed/kv_events.py; PR 42892 made its events maps).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, assert_never
+
+import numpy as np
+from jaxtyping import Int
+
+from jswa.kv_events.journal import Change, Cleared, Kind, Medium, Moved, Removed, Stored
+
+Event = dict[str, Any]
+_GROUPS = {"full": 0, "local": 1}
+
+
+class Blocks:
+    """Owns the digests of the blocks that were announced.
+
+    Args:
+        page: tokens of a block.
+        spec: by kind of page, vLLM's name for its attention, and its window or chunk in tokens; None: no window.
+        names: returns the digests of the loaded adapters by name.
+        root: returns version, digest of the adapter, and salt of a tree's key.
+    """
+
+    def __init__(
+        self,
+        page: int,
+        spec: Mapping[Kind, tuple[str, int | None]],
+        names: Callable[[], Mapping[str, str]],
+        root: Callable[[str], tuple[int, str | None, str]],
+    ) -> None:
+        self._page, self._spec, self._names, self._root = page, spec, names, root
+        self._version = 0  # of the weights
+        self._digests: dict[tuple[Medium, Kind], dict[int, int]] = {}
+
+    @property
+    def announced(self) -> dict[tuple[Medium, Kind], set[int]]:
+        """The digests that subscribers believe to be cached."""
+        return {place: set(found.values()) for place, found in self._digests.items() if found}
+
+    def events(self, changes: Iterable[Change]) -> list[Event]:
+        """Return the events of changes, in order."""
+        found: list[Event] = []
+        for change in changes:
+            match change:
+                case Stored():
+                    found += self._stored(change)
+                case Removed():
+                    found += self._removed(change)
+                case Moved(medium, source, target):
+                    table = self._digests.get((medium, "full"), {})
+                    if source in table:
+                        table[target] = table.pop(source)
+                case Cleared():
+                    found += self._cleared()
+                case _:
+                    assert_never(change)
+        return found
+
+    def digests(self, key: str, text: Int[np.ndarray, " T"]) -> list[int]:
+        """Return the digests of the whole blocks of a text in the tree of a key."""
+        _, adapter, salt = self._root(key)
+        return self._chain(_seed(adapter, salt), text[: len(text) // self._page * self._page])
+
+    def _cleared(self) -> list[Event]:
+        self._digests.clear()
+        return [{"type": "AllBlocksCleared"}]
+
+    def _stored(self, change: Stored) -> list[Event]:
+        version, adapter, salt = self._root(change.key)
+        found = []
+        if version < self._version:
+            return []  # a row that began with earlier weights: no later request can use its text
+        if version > self._version:
+            self._version, found = version, self._cleared()
+        table = self._digests.setdefault((change.medium, change.kind), {})
+        if change.before is not None:
+            parent = self._digests[change.medium, change.before[0]][change.before[1]]
+        else:
+            parent = [_seed(adapter, salt), *self._chain(_seed(adapter, salt), change.text)][-1]
+        digests = self._chain(parent, change.tokens)
+        table.update(zip(change.ids, digests, strict=True))
+        starts = change.before is None and not len(change.text)
+        name = None if adapter is None else next((n for n, own in self._names().items() if own == adapter), adapter)
+        kind, window = self._spec[change.kind]
+        first = tuple(one for one in (name, salt if starts else None) if one)
+        later = (name,) if name else ()
+        keys: list[tuple[str, ...] | None] = [first or None, *[later or None] * (len(digests) - 1)]
+        event: Event = {
+            "type": "BlockStored",
+            "block_hashes": digests,
+            "parent_block_hash": None if starts else parent,
+            "token_ids": change.tokens.tolist(),
+            "block_size": self._page,
+            "lora_id": None,
+            "medium": change.medium,
+            "lora_name": name,
+            "extra_keys": keys if any(keys) else None,
+            "group_idx": _GROUPS[change.kind],
+            "kv_cache_spec_kind": kind,
+            "kv_cache_spec_sliding_window": window,
+        }
+        return [*found, _without_defaults(event)]
+
+    def _removed(self, change: Removed) -> list[Event]:
+        table = self._digests.get((change.medium, change.kind), {})
+        digests = [table.pop(page) for page in change.ids if page in table]
+        if not digests:
+            return []
+        group = _GROUPS[change.kind]
+        return [{"type": "BlockRemoved", "block_hashes": digests, "medium": change.medium, "group_idx": group}]
+
+    def _chain(self, digest: int, tokens: Int[np.ndarray, " n"]) -> list[int]:
+        """Return the digests of successive blocks."""
+        found = []
+        for block in np.ascontiguousarray(tokens, np.int32).reshape(-1, self._page):
+            digest = _digest(digest, block.tobytes())
+            found.append(digest)
+        return found
+
+
+def _seed(adapter: str | None, salt: str) -> int:
+    return _digest(None, f"{adapter or ''}\0{salt}".encode(errors="surrogatepass"))
+
+
+def _digest(before: int | None, data: bytes) -> int:
+    parent = b"" if before is None else before.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(parent + data, digest_size=8).digest(), "little")
+
+
+def _without_defaults(event: Event) -> Event:
+    """Leave out optional fields that are None, as vLLM does."""
+    optional: Sequence[str] = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+    return {name: value for name, value in event.items() if value is not None or name not in optional}
