@@ -1,6 +1,7 @@
 """Host time of the engine's steps (plan, pack and apply; not launch) with a device that does nothing.
 
     python -m benchmarks.speed.host_overhead [--rows 1 64 256 1400] [--context 2000] [--json FILE]
+    python -m benchmarks.speed.host_overhead --kv-events
 
 The KV geometry is that of gemma-3-27b, with pages of 64. All times are in µs of the thread's processor time, so what
 else runs on the machine matters little.
@@ -11,12 +12,16 @@ else runs on the machine matters little.
 * arrivals: `plan` while requests come and end and the prefix cache is full, and `tidy`, which runs while the device
   works: median and 99th percentile of each.
 
+With `--kv-events` only arrivals of 256 rows, with and without events that are published, in turns: the mean of a step.
+
 The baseline of the same run is a loop that appends each row to a list: it shows how fast the machine is at the time.
 """
 
 import argparse
 import itertools
+import json
 import statistics
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +31,7 @@ from jaxtyping import Int
 
 from benchmarks import result_file
 from jswa.architecture import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, Norm, Reach
+from jswa.building.kv_events import publish_kv_events
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
 from jswa.exec.buckets import bucket_table, pick_bucket
@@ -126,10 +132,14 @@ def burst(requests: int) -> float:
     return statistics.median(found)
 
 
-def arrivals(rows: int) -> dict[str, float]:
-    """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full."""
+def arrivals(rows: int, events: str | None = None) -> dict[str, float]:
+    """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full.
+
+    `events`: the option `kv_events_config`.
+    """
     rng = np.random.default_rng(0)
     steps = Steps(Limits(2**18, rows, 2048, PAGE, num_slabs=rows * 130))
+    close = publish_kv_events(steps.scheduler.cache, dict, events)
     samples: list[list[float]] = []
     while len(samples) < 10 * STEPS:
         while steps.scheduler.stats().waiting < 2:
@@ -137,13 +147,27 @@ def arrivals(rows: int) -> dict[str, float]:
         times = steps.step()[1]
         if steps.scheduler.cache.prefix.retention.evictions:
             samples.append(times)
+    if close is not None:
+        close()
     plan, beside = (sorted(sample[part] for sample in samples) for part in (0, 2))
     return {
+        "mean": statistics.fmean(map(sum, samples)),
         "plan": statistics.median(plan),
         "plan p99": plan[-len(plan) // 100],
         "beside": statistics.median(beside),
         "beside p99": beside[-len(beside) // 100],
     }
+
+
+def cost_of_events(repeats: int = 5) -> None:
+    """Print the mean µs of a step without and with events, and the median of their ratios."""
+    with tempfile.TemporaryDirectory() as folder:
+        option = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"})
+        pairs = [(arrivals(256)["mean"], arrivals(256, option)["mean"]) for _ in range(repeats)]
+    for without, with_events in pairs:
+        print(f"without {without:.1f}, with {with_events:.1f} µs a step")
+    ratios = sorted(with_events / without for without, with_events in pairs)
+    print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 def baseline(rows: int) -> float:
@@ -163,7 +187,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 1400], help="rows of a step")
     parser.add_argument("--context", type=int, default=2000, help="tokens of each row")
     parser.add_argument("--json", type=Path, help="result file to write")
+    parser.add_argument("--kv-events", action="store_true", help="measure what publishing events costs")
     args = parser.parse_args()
+    if args.kv_events:
+        cost_of_events()
+        return
     print("          rows    plan    pack   apply   total (p10 to p90)   baseline   µs")
     results: list[dict[str, float | str]] = []
     for rows in args.rows:

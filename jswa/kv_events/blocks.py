@@ -6,7 +6,7 @@ of vLLM 0.33 (distributed/kv_events.py; PR 42892 made its events maps).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jswa.kv_events.journal import Change, Cleared, Kind, Medium, Moved, Removed, Stored
 
 Event = dict[str, Any]
-_GROUPS = {"full": 0, "local": 1}
+_GROUPS: dict[Kind, int] = {"full": 0, "local": 1}
 
 
 class Blocks:
@@ -79,38 +79,47 @@ class Blocks:
             return []  # a row that began with earlier weights: no later request can use its text
         if version > self._version:
             self._version, found = version, self._cleared()
-        table = self._digests.setdefault((change.medium, change.kind), {})
         if change.before is not None:
             parent = self._digests[change.medium, change.before[0]][change.before[1]]
         else:
             parent = [_seed(adapter, salt), *self._chain(_seed(adapter, salt), change.text)][-1]
-        digests = self._chain(parent, change.tokens)
-        table.update(zip(change.ids, digests, strict=True))
-        starts = change.before is None and not len(change.text)
+        chain = [parent, *self._chain(parent, change.tokens)]
+        begins = change.before is None and not len(change.text)
         name = None if adapter is None else next((n for n, own in self._names().items() if own == adapter), adapter)
-        kind, window = self._spec[change.kind]
-        first = tuple(one for one in (name, salt if starts else None) if one)
-        later = (name,) if name else ()
-        keys: list[tuple[str, ...] | None] = [first or None, *[later or None] * (len(digests) - 1)]
-        event: Event = {
-            "type": "BlockStored",
-            "block_hashes": digests,
-            "parent_block_hash": None if starts else parent,
-            "token_ids": change.tokens.tolist(),
-            "block_size": self._page,
-            "lora_id": None,
-            "medium": change.medium,
-            "lora_name": name,
-            "extra_keys": keys if any(keys) else None,
-            "group_idx": _GROUPS[change.kind],
-            "kv_cache_spec_kind": kind,
-            "kv_cache_spec_sliding_window": window,
-        }
-        return [*found, _without_defaults(event)]
+        for kind in _GROUPS:
+            table = self._digests.setdefault((change.medium, kind), {})
+            for first, ids in _runs(getattr(change, kind).tolist()):
+                digests = chain[first + 1 : first + 1 + len(ids)]
+                table.update(zip(ids, digests, strict=True))
+                starts = begins and not first
+                tokens = change.tokens[first * self._page : (first + len(ids)) * self._page].tolist()
+                event = {
+                    "type": "BlockStored",
+                    "block_hashes": digests,
+                    "parent_block_hash": None if starts else chain[first],
+                    "token_ids": tokens,
+                    "block_size": self._page,
+                    "lora_id": None,
+                    "medium": change.medium,
+                    "lora_name": name,
+                }
+                found.append(event | self._described(kind, len(ids), name, salt if starts else None))
+        return found
+
+    def _described(self, kind: Kind, blocks: int, name: str | None, salt: str | None) -> Event:
+        """Return the optional fields of stored blocks that are not None: vLLM leaves out the others."""
+        attention, window = self._spec[kind]
+        found: Event = {"group_idx": _GROUPS[kind], "kv_cache_spec_kind": attention}
+        if window is not None:
+            found["kv_cache_spec_sliding_window"] = window
+        first, later = tuple(one for one in (name, salt) if one), (name,) if name else ()
+        if first:
+            found["extra_keys"] = [first, *[later or None] * (blocks - 1)]
+        return found
 
     def _removed(self, change: Removed) -> list[Event]:
         table = self._digests.get((change.medium, change.kind), {})
-        digests = [table.pop(page) for page in change.ids if page in table]
+        digests = [table.pop(page) for page in change.ids.tolist() if page in table]
         if not digests:
             return []
         group = _GROUPS[change.kind]
@@ -134,7 +143,14 @@ def _digest(before: int | None, data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(parent + data, digest_size=8).digest(), "little")
 
 
-def _without_defaults(event: Event) -> Event:
-    """Leave out optional fields that are None, as vLLM does."""
-    optional: Sequence[str] = ("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
-    return {name: value for name, value in event.items() if value is not None or name not in optional}
+def _runs(ids: list[int]) -> list[tuple[int, list[int]]]:
+    """Return the runs of ids that are not 0, each with the place of its first."""
+    found: list[tuple[int, list[int]]] = []
+    before = 0
+    for place, page in enumerate(ids):
+        if page and before:
+            found[-1][1].append(page)
+        elif page:
+            found.append((place, [page]))
+        before = page
+    return found

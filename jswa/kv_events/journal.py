@@ -1,15 +1,16 @@
 """Notes of what changes in a tree of cached text, in order, for another thread to publish.
 
-Only whole pages are noted. A note costs the engine copies of tokens and page ids; digests are computed by the reader.
+A note costs the engine copies of tokens and page ids. Digests are computed by the reader.
 """
 
-import queue
-from collections.abc import Iterable
+import time
+from collections import deque
 from typing import Literal, NamedTuple
 
 from jaxtyping import Int
 from numpy import ndarray
 
+_LOOK = 0.005  # seconds between two looks
 Kind = Literal["full", "local"]
 Medium = Literal["GPU", "CPU"]
 
@@ -22,15 +23,16 @@ class Stored(NamedTuple):
         before: kind and id of the page before the first one, whose digest theirs continue; None: `text` has it.
         text: tokens before the first page, if no page tells their digest.
         tokens: of the pages.
+        full, local: ids of the pages by position; 0 where there is none.
     """
 
     medium: Medium
-    kind: Kind
     key: str
     before: tuple[Kind, int] | None
     text: Int[ndarray, " T"]
     tokens: Int[ndarray, " n"]
-    ids: list[int]
+    full: Int[ndarray, " pages"]
+    local: Int[ndarray, " pages"]
 
 
 class Removed(NamedTuple):
@@ -38,7 +40,7 @@ class Removed(NamedTuple):
 
     medium: Medium
     kind: Kind
-    ids: list[int]
+    ids: Int[ndarray, " pages"]
 
 
 class Moved(NamedTuple):
@@ -57,44 +59,29 @@ Change = Stored | Removed | Moved | Cleared
 
 
 class Journal:
-    """The notes of one engine, which its threads write and one thread reads.
+    """The notes of one engine, which one thread writes and another reads.
+
+    The reader looks for notes again and again: to wake it would cost the engine more than a note does.
 
     Args:
-        room: notes that may wait; a writer waits for room.
+        room: notes that may wait; the writer waits for room.
     """
 
     def __init__(self, room: int) -> None:
-        self._notes: queue.Queue[Change] = queue.Queue(room)
+        self._notes: deque[Change] = deque()
+        self._room = room
         self.closed = False
 
     def put(self, change: Change) -> None:
         """Write a note; after `closed` it is forgotten."""
-        while not self.closed:
-            try:
-                return self._notes.put(change, timeout=0.5)
-            except queue.Full:
-                continue
+        while len(self._notes) >= self._room and not self.closed:
+            time.sleep(_LOOK)
+        if not self.closed:
+            self._notes.append(change)
 
     def take(self, most: int, seconds: float) -> list[Change]:
         """Return up to `most` notes, oldest first; wait up to `seconds` for the first."""
-        found: list[Change] = []
-        try:
-            found.append(self._notes.get(timeout=seconds))
-            while len(found) < most:
-                found.append(self._notes.get_nowait())
-        except queue.Empty:
-            pass
-        return found
-
-
-def runs(ids: Iterable[int]) -> list[tuple[int, list[int]]]:
-    """Return the runs of ids that are not 0, each with the place of its first."""
-    found: list[tuple[int, list[int]]] = []
-    follows = False
-    for place, page in enumerate(ids):
-        if page and follows:
-            found[-1][1].append(page)
-        elif page:
-            found.append((place, [page]))
-        follows = bool(page)
-    return found
+        until = time.monotonic() + seconds
+        while not self._notes and time.monotonic() < until:
+            time.sleep(_LOOK)
+        return [self._notes.popleft() for _ in range(min(most, len(self._notes)))]

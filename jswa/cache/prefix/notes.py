@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.cache.prefix.edges import Node
-from jswa.kv_events.journal import Journal, Kind, Medium, Moved, Removed, Stored, runs
+from jswa.kv_events.journal import Journal, Kind, Medium, Moved, Removed, Stored
 
 _NO_TEXT = np.zeros(0, np.int32)
 
@@ -28,27 +28,40 @@ class Notes(NamedTuple):
     page: int
     told_by: Kind
 
-    def stored(self, node: Node, kind: Kind, first: int, ids: Int[np.ndarray, " pages"]) -> None:
-        """Note the pages of an edge from page position `first` on, as far as they are there (not 0) and whole."""
-        whole = node.end // self.page - first
-        for place, found in runs(ids[: max(0, whole)].tolist()):
-            begin = (first + place) * self.page
-            before = page_at(node, self.told_by, first + place - 1, self.page) if begin else 0
-            self.journal.put(
-                Stored(
-                    self.medium,
-                    kind,
-                    node.salt,
-                    (self.told_by, before) if before else None,
-                    _NO_TEXT if before else text_between(node, 0, begin),
-                    text_between(node, begin, begin + len(found) * self.page),
-                    found,
-                )
+    def stored(
+        self,
+        node: Node,
+        first: int,
+        full: Int[np.ndarray, " pages"],
+        local: Int[np.ndarray, " pages"],
+        tokens: Int[np.ndarray, " n"] = _NO_TEXT,
+    ) -> None:
+        """Note the pages of an edge from page position `first` on, as far as they are whole; 0 where there is none.
+
+        `tokens`: the last ones of the edge, which nobody changes; they are not copied if they begin with a page.
+        """
+        page, end = self.page, node.end
+        count = min(len(full), end // page - first)
+        if count <= 0:
+            return
+        begin = first * page
+        whole = begin + len(tokens) == end
+        before = page_at(node, self.told_by, first - 1, page) if begin else 0
+        self.journal.put(
+            Stored(
+                self.medium,
+                node.salt,
+                (self.told_by, before) if before else None,
+                _NO_TEXT if before or not begin else text_between(node, 0, begin),
+                tokens[: count * page] if whole else text_between(node, begin, begin + count * page),
+                full[:count].copy(),
+                local[:count].copy(),
             )
+        )
 
     def removed(self, kind: Kind, ids: Int[np.ndarray, " pages"]) -> None:
         """Note pages that left the tree; they may be partly filled ones."""
-        self.journal.put(Removed(self.medium, kind, ids.tolist()))
+        self.journal.put(Removed(self.medium, kind, ids.copy()))
 
     def moved(self, source: int, target: int) -> None:
         """Note that a full page has another id."""
@@ -69,6 +82,8 @@ def page_at(node: Node, kind: Kind, position: int, page: int) -> int:
 
 def text_between(node: Node, begin: int, end: int) -> Int[np.ndarray, " n"]:
     """Return a copy of the tokens [begin, end) of the path to an edge."""
+    if node.start <= begin:
+        return node.tokens[begin - node.start : end - node.start].copy()
     parts: list[Int[np.ndarray, " m"]] = [_NO_TEXT]
     above: Node | None = node
     while above is not None and end > begin:

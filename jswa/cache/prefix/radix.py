@@ -195,8 +195,7 @@ class RadixTree:
         self.candidates.add(child)
         self.candidates.forget(child)
         if self.notes is not None:
-            self.notes.stored(child, "full", first, full)
-            self.notes.stored(child, "local", first, local)
+            self.notes.stored(child, first, full, local, tokens)
         return child
 
     def adopt_local(self, node: Node, index: Int[np.ndarray, " n"], ids: Int[np.ndarray, " n"]) -> None:
@@ -206,9 +205,10 @@ class RadixTree:
         self.pool.cache_local(ids)
         self.local_slot[ids], self._local_place[ids] = node.slot, index + node.start // self.page_size
         if self.notes is not None:
-            adopted = np.zeros(len(node.local), np.intp)
-            adopted[index] = ids
-            self.notes.stored(node, "local", node.start // self.page_size, adopted)
+            adopted = np.zeros(int(index[-1] - index[0]) + 1, np.intp)
+            adopted[index - index[0]] = ids
+            first = node.start // self.page_size + int(index[0])
+            self.notes.stored(node, first, np.zeros_like(adopted), adopted)
 
     def drop_local(self, node: Node, index: slice) -> None:
         """Drop local pages of an edge."""

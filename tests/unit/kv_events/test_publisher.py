@@ -80,13 +80,13 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
 
 def stored(ids: list[int], key: str = "") -> Stored:
     """Return a note of two blocks at the start of a text."""
-    return Stored("GPU", "full", key, None, NO_TEXT, TOKENS, ids)
+    return Stored("GPU", key, None, NO_TEXT, TOKENS, np.array(ids), np.zeros(2, int))
 
 
 def test_a_batch_has_the_frames_and_fields_of_vllm(setup: Setup) -> None:
     """Topic, number and msgpack; events are maps with a type, and leave out what is None."""
     setup.begin()
-    for note in (stored([5, 6], "salt"), Removed("GPU", "full", [6, 99]), Cleared()):
+    for note in (stored([5, 6], "salt"), Removed("GPU", "full", np.array([6, 99])), Cleared()):
         setup.journal.put(note)
     events: list[dict[str, Any]] = []
     numbers = []
@@ -164,7 +164,9 @@ def test_adapters_have_their_names_and_other_versions_of_the_weights_empty_the_c
     root = {"old": (0, None, ""), "new": (1, "abc", "s")}
     blocks = Blocks(4, {"full": ("full_attention", None)}, lambda: {"mine": "abc"}, root.__getitem__)
     (first,) = blocks.events([stored([1, 2], "old")])
-    cleared, second = blocks.events([stored([3, 4], "new"), stored([5, 6], "old"), Removed("GPU", "full", [1])])
+    cleared, second = blocks.events(
+        [stored([3, 4], "new"), stored([5, 6], "old"), Removed("GPU", "full", np.array([1]))]
+    )
     assert cleared == {"type": "AllBlocksCleared"}
     assert second["lora_name"] == "mine"
     assert second["extra_keys"] == [("mine", "s"), ("mine",)]
