@@ -41,6 +41,7 @@ GUIDES = {
         "python",
         "serving",
         "embeddings",
+        "kv-events",
         "answers",
         "structured-outputs",
         "pages",

@@ -7,7 +7,7 @@ from jswa.cache.layout import KVLayout
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.notes import Notes
 from jswa.cache.prefix.radix import RadixTree
-from jswa.errors import ConfigError
+from jswa.errors import ConfigError, install
 from jswa.kv_events.blocks import Blocks
 from jswa.kv_events.journal import Cleared, Journal, Kind, Medium
 from jswa.kv_events.options import OPTION, parse
@@ -31,7 +31,7 @@ def publish_kv_events(
         # Imported late: its packages come with the server.
         from jswa.kv_events.publisher import Publisher
     except ImportError as error:
-        raise ConfigError(OPTION, option, f"needs pyzmq and msgspec, which come with jswa[server]: {error}") from error
+        raise ConfigError(OPTION, option, f"needs pyzmq and msgspec: {install('server')}") from error
     journal = Journal(config.max_queue_size)
     publisher = Publisher(config, journal, Blocks(cache.layout.page_size, spec_of(cache.layout), adapters, parts_of))
     journal.put(Cleared())  # subscribers may know the blocks of an engine that has ended
