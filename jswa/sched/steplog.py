@@ -2,6 +2,7 @@
 
 import logging
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from jswa.plan import StepPlan
@@ -10,6 +11,7 @@ from jswa.sched.scheduler import Scheduler
 
 _log = logging.getLogger("jswa")
 _LOG_EVERY = 200  # steps
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)  # bounds of `StepStats.sizes`
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class StepStats:
         compiled_in_steps: programs compiled while requests waited; 0 in a healthy engine.
         compiled_beside: programs compiled after the start, in another thread than the steps.
         drafts: what was drafted; None without speculative decoding.
+        sizes: steps by their tokens: at most each bound of `STEP_TOKENS` and above the one before, then the others.
     """
 
     steps: int = 0
@@ -36,6 +39,7 @@ class StepStats:
     compiled_in_steps: int = 0
     compiled_beside: int = 0
     drafts: DraftStats | None = None
+    sizes: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
 
 
 class StepLog:
@@ -44,6 +48,7 @@ class StepLog:
     def __init__(self) -> None:
         self._steps = self._tokens = self._generated = 0
         self._plan = self._launch = self._wait = self._apply = 0.0
+        self._sizes = [0] * (len(STEP_TOKENS) + 1)
         self._then = (time.monotonic(), 0, 0)
         self._drafts_then = (0, 0)
 
@@ -62,6 +67,7 @@ class StepLog:
         """Count a step whose tokens were awaited and applied."""
         self._steps += 1
         self._tokens += plan.num_tokens
+        self._sizes[bisect_left(STEP_TOKENS, plan.num_tokens)] += 1
         self._generated += generated
         self._wait += there - begin
         self._apply += end - there
@@ -70,7 +76,7 @@ class StepLog:
         """Return the sums."""
         return StepStats(
             self._steps, self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
-            compiled_in_steps, compiled_beside, drafts,
+            compiled_in_steps, compiled_beside, drafts, tuple(self._sizes),
         )  # fmt: skip
 
     def log_when_due(self, scheduler: Scheduler) -> None:

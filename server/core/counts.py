@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -113,7 +114,10 @@ class Recorder:
 
 
 class Load(msgspec.Struct):
-    """What the routes of one process have to do at this moment, and their refusals since its start."""
+    """What the routes of one process have to do at this moment, and their refusals since its start.
+
+    `adapters_running`, `adapters_waiting`: requests by adapter, since their first step and before it.
+    """
 
     requests: int = 0
     tasks: int = 0
@@ -129,6 +133,8 @@ class Load(msgspec.Struct):
     form_waiting: int = 0
     form_refused: int = 0
     form_killed: int = 0
+    adapters_running: dict[str, int] = msgspec.field(default_factory=dict)
+    adapters_waiting: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Report(msgspec.Struct):
@@ -140,5 +146,11 @@ class Report(msgspec.Struct):
 
 def added(one: Load, other: Load) -> Load:
     """Return the sum of two loads."""
-    names = Load.__struct_fields__
-    return Load(*(getattr(one, name) + getattr(other, name) for name in names))
+    pairs = ((getattr(one, name), getattr(other, name)) for name in Load.__struct_fields__)
+    return Load(*(_sum(left, right) for left, right in pairs))
+
+
+def _sum(one: int | dict[str, int], other: int | dict[str, int]) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
+    return cast(int, one) + cast(int, other)

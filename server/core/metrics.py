@@ -1,7 +1,8 @@
 """Prometheus metrics: vLLM's names under an own prefix, and metrics that only an engine with local layers has."""
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,7 @@ from jswa.frontend.engine_protocol import Figures
 from jswa.frontend.engine_thread import State
 from jswa.grammar.compiler import Grammars
 from jswa.sched.drafts.drafting import DraftStats
-from jswa.sched.steplog import StepStats
+from jswa.sched.steplog import STEP_TOKENS, StepStats
 
 from .counts import BETWEEN, SECONDS, TOKENS, Counts, Distribution, Load, Recorder
 from .request import Job
@@ -33,6 +34,7 @@ class Snapshot(NamedTuple):
         waiting: accepted texts that have no token yet.
         refused: requests refused because the queue was full.
         step_seconds: seconds since the current step began; 0 between steps.
+        adapters: names of the loaded LoRA adapters.
     """
 
     figures: Figures
@@ -43,6 +45,7 @@ class Snapshot(NamedTuple):
     load: Load
     state: State
     step_seconds: float
+    adapters: Sequence[str] = ()
 
 
 _SPANS = {
@@ -56,12 +59,19 @@ _SPANS = {
     "request_compile_time_seconds": ("Time that a request waits until programs are compiled, if it waits.", SECONDS),
     "request_prefill_time_seconds": ("Time from a request's first step to its first token.", SECONDS),
     "request_decode_time_seconds": ("Time from a request's first token to its end.", SECONDS),
+    "request_inference_time_seconds": ("Time from a request's first step to its end.", SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time between a request's tokens, of one of its texts.", SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", TOKENS),
     "request_generation_tokens": ("Generated tokens of a request.", TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of a request's longest text.", TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens of a request that were not cached.", TOKENS),
+    "request_params_n": ("Texts that a request asks for after each prompt.", TOKENS),
+    "request_params_max_tokens": ("Tokens that a request asks for at most, if it says so.", TOKENS),
 }
 _NUMBERS = {
     "request_failed": "Requests that failed or whose client disconnected.",
     "prompt_tokens": "Prompt tokens of requests that have a first token.",
+    "prompt_tokens_cached": "Prompt tokens of these requests that were cached.",
     "generation_tokens": "Generated tokens.",
     "unknown_request_fields": "Unknown fields of requests, which were ignored.",
     "unread_connections": "Connections closed because the client did not read.",
@@ -77,13 +87,22 @@ def record_end(recorder: Recorder, job: Job, *, whole: bool) -> None:
         return
     recorder.span("request_prompt_tokens", job.prompt_tokens, TOKENS)
     recorder.span("request_generation_tokens", job.completion_tokens, TOKENS)
+    recorder.span("request_max_num_generation_tokens", job.longest, TOKENS)
+    recorder.span("request_prefill_kv_computed_tokens", max(0, job.prompt_tokens - job.cached_tokens), TOKENS)
+    recorder.span("request_params_n", job.wanted.n, TOKENS)
+    if job.wanted.max_tokens is not None:
+        recorder.span("request_params_max_tokens", job.wanted.max_tokens, TOKENS)
+    recorder.number("prompt_tokens_cached", job.cached_tokens)
+    decoding = _between(at.first_token, at.finished)
     spans = {
         "time_to_first_token_seconds": at.after(at.first_token),
         "e2e_request_latency_seconds": at.after(at.finished),
         "request_queue_time_seconds": at.queued,
         "request_compile_time_seconds": at.compiling or None,
         "request_prefill_time_seconds": _between(at.scheduled, at.first_token),
-        "request_decode_time_seconds": _between(at.first_token, at.finished),
+        "request_decode_time_seconds": decoding,
+        "request_inference_time_seconds": _between(at.scheduled, at.finished),
+        "request_time_per_output_token_seconds": decoding / (job.longest - 1) if decoding and job.longest > 1 else None,
     }
     for name, seconds in spans.items():
         if seconds is not None:
@@ -142,6 +161,8 @@ class _Families(Collector):
         yield slots
         yield from self._counters(self.now)
         yield from self._of_load(self.now.load)
+        if self.now.adapters:
+            yield self._of_adapters(self.now)
         info = InfoMetricFamily(self._full("cache_config"), "Sizes of the KV cache.", labels=["model_name"])
         limits = self.now.limits
         sizes = {"block_size": limits.page_size, "num_gpu_blocks": limits.num_slabs}
@@ -168,13 +189,7 @@ class _Families(Collector):
             ended.add_metric([self._model, reason], count)
         yield ended
         for name, (text, bounds) in _SPANS.items():
-            found = counts.spans.get(name) or Distribution.over(bounds)
-            sums = itertools.accumulate(found.counts)
-            buckets = [(str(float(bound)), total) for bound, total in zip((*bounds, "inf"), sums, strict=True)]
-            buckets[-1] = ("+Inf", buckets[-1][1])
-            family = HistogramMetricFamily(self._full(name), text, labels=["model_name"])
-            family.add_metric([self._model], buckets, found.total)
-            yield family
+            yield self._histogram(name, text, counts.spans.get(name) or Distribution.over(bounds), bounds)
         responses = CounterMetricFamily(
             self._full("http_requests"),
             "HTTP responses, including refusals. Status 499: the client disconnected before its response.",
@@ -262,8 +277,18 @@ class _Families(Collector):
             "forms_killed", "Structured outputs whose compilation took too long, or too much memory.", now.form_killed
         )
 
+    def _of_adapters(self, now: Snapshot) -> Metric:
+        """Return which adapters have requests, as routers read it from vLLM: names in labels, the time as value."""
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        family = GaugeMetricFamily(self._full("lora_requests_info"), "LoRA adapters that have requests.", labels=labels)
+        names = [",".join(sorted(one)) for one in (now.load.adapters_running, now.load.adapters_waiting)]
+        family.add_metric([str(len(now.adapters)), *names], time.time())
+        return family
+
     def _of_steps(self, steps: StepStats) -> Iterator[Metric]:
         yield self._counter("engine_steps", "Steps of the engine.", steps.steps)
+        sizes = Distribution(list(steps.sizes), steps.tokens)
+        yield self._histogram("iteration_tokens_total", "Prompt and generated tokens of a step.", sizes, STEP_TOKENS)
         yield self._counter("engine_step_tokens", "Prompt and generated tokens that steps have run.", steps.tokens)
         parts = CounterMetricFamily(
             self._full("engine_step_seconds"),
@@ -316,6 +341,14 @@ class _Families(Collector):
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}:{name}"
+
+    def _histogram(self, name: str, text: str, found: Distribution, bounds: Sequence[float]) -> Metric:
+        sums = itertools.accumulate(found.counts)
+        buckets = [(str(float(bound)), total) for bound, total in zip((*bounds, "inf"), sums, strict=True)]
+        buckets[-1] = ("+Inf", buckets[-1][1])
+        family = HistogramMetricFamily(self._full(name), text, labels=["model_name"])
+        family.add_metric([self._model], buckets, found.total)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(self._full(name), text, labels=["model_name"])

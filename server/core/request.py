@@ -18,7 +18,7 @@ from ..http import limits
 from ..http.errors import ApiError
 from ..http.pieces import encode
 from .counts import Recorder
-from .texts import Delta, Frames, Order, Text, Timing, size_of
+from .texts import Delta, Frames, Order, Text, Timing, Wanted, size_of
 
 _ALWAYS = 64 * 2**10  # bytes that any request may hold
 _TURN = 32  # events that one callback of the event loop handles at most; log probabilities count as further events
@@ -64,6 +64,7 @@ class Job:
         prompts = {text.prompt: None for text in texts.values()}
         self.prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.completion_tokens = 0
+        self.wanted = Wanted()
         self.cached_tokens = 0
         self.missed_tokens: Counter[str] = Counter()  # the other prompt tokens, by why they were not cached
         self.finish_reasons: list[FinishReason] = []
@@ -86,6 +87,11 @@ class Job:
     def tokens(self) -> dict[str, Callable[[int], None]]:
         """The functions that get a token of each text that comes alone."""
         return {name: partial(self._token, name, text) for name, text in self._texts.items()}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return max(text.tokens for text in self._all)
 
     def attach(self, writer: Writer, frames: Callable[[int], Frames]) -> None:
         """Send tokens to a connection at once, if nothing waits before them.
@@ -191,6 +197,7 @@ class Job:
         now = time.monotonic()
         self._recorder.token(now - text.last_token)
         text.last_token = now
+        text.tokens += 1
         self.completion_tokens += 1
         offset = made.offset
         part = made.add(token)
@@ -291,6 +298,7 @@ class Job:
                 self.timing.first_token = now
                 self._recorder.prompt(self.prompt_tokens)
         if event.token is not None and event.pooled is None:  # whose token nobody reads
+            text.tokens += 1
             self.completion_tokens += 1
             if first:
                 self._recorder.first()

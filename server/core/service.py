@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ from .fairness import Helpers, Key, check_size, weights_of
 from .metrics import record_end
 from .off_loop import SMALL, Run, made
 from .request import Job
-from .texts import Frames, Order, Text
+from .texts import Frames, Order, Text, Wanted
 from .tracing import annotate
 
 _log = logging.getLogger("jswa.server")
@@ -250,6 +251,7 @@ class Service:
         texts = await made(partial(self._texts, prompts, params, order), size)
         job = Job(texts, self.engine.abort, self.engine.answers, order, self.recorder)
         job.timing.arrival = request.scope["jswa.arrival"]
+        job.wanted = Wanted(params.n, params.max_tokens)
         self._starting += 1
         try:
             ids = [prompt.ids for prompt in prompts]
@@ -356,6 +358,9 @@ class Service:
             self.running, tasks, bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting,
             threads.refused, *lanes,
         )  # fmt: skip
+        jobs = [job for same in self.jobs.values() for job in same if job.lora is not None]
+        load.adapters_running = Counter(job.lora for job in jobs if job.timing.scheduled is not None)
+        load.adapters_waiting = Counter(job.lora for job in jobs if job.timing.scheduled is None)
         return Report(self.recorder.take(), load)
 
     async def abort_named(self, name: str | None) -> int:

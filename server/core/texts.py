@@ -31,6 +31,7 @@ class Text:
     Attributes:
         generated: its characters so far, and how it ends.
         last_token: time of the last token, in seconds of `time.monotonic`; 0 before the first.
+        tokens: generated so far.
         frames: how its new parts are written to a stream.
     """
 
@@ -38,6 +39,7 @@ class Text:
     prompt: Prompt
     generated: GeneratedText
     last_token: float = 0.0
+    tokens: int = 0
     frames: Frames = field(default_factory=dict)
 
 
@@ -60,6 +62,13 @@ class Delta(NamedTuple):
     stop_reason: int | str | None = None
     error: ApiError | None = None
     pooled: Float[np.ndarray, " M"] | None = None
+
+
+class Wanted(NamedTuple):
+    """What a request asks for: texts after each prompt, and tokens of each; None: as many as fit."""
+
+    n: int = 1
+    max_tokens: int | None = None
 
 
 @dataclass

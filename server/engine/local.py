@@ -197,7 +197,7 @@ class LocalEngine:
         figures, thread, queue = self.thread.figures, self.thread, self.admission
         return Snapshot(
             figures._replace(cache=_for_all(figures.cache)), self.limits, queue.texts, queue.refused, thread.restarts,
-            load, thread.state, thread.step_seconds,
+            load, thread.state, thread.step_seconds, self.adapters,
         )  # fmt: skip
 
 

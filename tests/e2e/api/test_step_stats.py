@@ -38,6 +38,7 @@ def test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step(capl
         assert (stats.compiled_in_steps, stats.compiled_beside) == (0, late)
         assert stats.generated >= 2 * 3
         assert stats.tokens >= stats.generated
+        assert sum(stats.sizes) == stats.steps
         assert min(stats.plan, stats.launch, stats.wait, stats.apply) > 0
         assert llm.cache_stats().slid_pages > 0, "230 tokens must slide pages out of tiny's window"
         (line, *_) = [record.message for record in caplog.records if "rows running" in record.message]

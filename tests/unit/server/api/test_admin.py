@@ -1,10 +1,18 @@
 """Tokenization, metrics, /server_info, and the options of the server."""
 
+import dataclasses
 import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from jswa.cache.prefix.stats import CacheStats
+from jswa.config import Limits
+from jswa.frontend.engine_protocol import Figures
+from jswa.sched.outputs import SchedulerStats
+from jswa.sched.steplog import STEP_TOKENS, StepStats
+from server.core.counts import Counts, Load, added
+from server.core.metrics import Snapshot, exposition
 from server.http import limits
 from server.options import ServeConfig
 from tests.support.server.harness import Client, serving
@@ -104,8 +112,44 @@ def test_metrics_can_have_vllms_names() -> None:
             prefix_cache_hits_total num_preemptions_total prompt_tokens_total generation_tokens_total
             time_to_first_token_seconds_count inter_token_latency_seconds_count e2e_request_latency_seconds_count
             request_queue_time_seconds_count request_prefill_time_seconds_count request_decode_time_seconds_count
-            request_prompt_tokens_count request_generation_tokens_count"""
+            request_prompt_tokens_count request_generation_tokens_count request_inference_time_seconds_count
+            request_time_per_output_token_seconds_count request_max_num_generation_tokens_count
+            request_prefill_kv_computed_tokens_count request_params_n_count request_params_max_tokens_count
+            iteration_tokens_total_count prompt_tokens_cached_total"""
         assert {f"vllm:{name}" for name in wanted.split()} <= set(found)
+
+
+def test_histograms_of_requests_and_steps_have_their_sums() -> None:
+    with serving() as client:
+        client.complete(n=2, max_tokens=3)
+        client.complete(n=1, max_tokens=5)
+        found = {name.removeprefix("jswa:"): value for name, value in scrape(client).items()}
+        names = ["request_params_n", "request_params_max_tokens", "request_max_num_generation_tokens"]
+        assert [found[f"{name}_sum"] for name in names] == [3, 8, 8]
+        assert found["request_prefill_kv_computed_tokens_sum"] + found["prompt_tokens_cached_total"] == 8
+        assert found["request_inference_time_seconds_sum"] >= found["request_decode_time_seconds_sum"]
+        assert found["request_time_per_output_token_seconds_count"] == 2
+
+
+COUNTS = [field.name for field in dataclasses.fields(CacheStats) if field.name != "missed"]
+SIZES = tuple(int(bound in (8, 64)) for bound in (*STEP_TOKENS, 0))
+
+
+def test_adapters_with_requests_are_listed_as_routers_read_them() -> None:
+    """In labels, with the number of loaded adapters; there is no such metric without adapters. Steps have sizes."""
+    figures = Figures(
+        SchedulerStats(0, 0, 0, 0, 0, 1, 1, 0),
+        CacheStats(**dict.fromkeys(COUNTS, 0), missed={}),
+        StepStats(2, 72, sizes=SIZES),
+        None,
+    )
+    load = added(Load(adapters_running={"b": 1}), Load(adapters_running={"a": 2, "b": 1}, adapters_waiting={"c": 1}))
+    now = Snapshot(figures, Limits(64, 2, 16, 4), 0, 0, 0, load, "up", 0.0, ("a", "b", "c"))
+    text = exposition("vllm", "m", Counts(), now).decode()
+    assert 'vllm:lora_requests_info{max_lora="3",running_lora_adapters="a,b",waiting_lora_adapters="c"}' in text
+    assert 'vllm:iteration_tokens_total_bucket{le="8.0",model_name="m"} 1.0' in text
+    assert 'vllm:iteration_tokens_total_sum{model_name="m"} 72.0' in text
+    assert "lora_requests_info" not in exposition("vllm", "m", Counts(), now._replace(adapters=())).decode()
 
 
 def test_server_info_has_no_secrets() -> None:

@@ -20,6 +20,7 @@ WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime",
 READERS = {
     *("server/api/chat.py", "server/api/completions.py", "server/api/embeddings.py", "server/api/responses.py"),
     *("server/core/service.py", "server/processes/supervisor.py", "jswa/exec/compile/store.py"),
+    *("server/core/metrics.py", "jswa/kv_events/publisher.py"),  # times that others read
 }
 DAY = 86_400.0
 
