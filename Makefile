@@ -14,7 +14,10 @@ TALK    := "Hello! My name is Bruno." "Remember this pass key: 48213." "Tell me 
            "What is 1234 * 57?" "Tell me a story about a girl named Lily." "What is the pass key?" "What is my name?"
 # Test processes: one more than two cores, as some tests wait for other processes.
 WORKERS ?= 3
-PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(RESUMED)
+# A stage of the night that has failed runs again with the tests that failed (tools/nightly.py); each stage has its own.
+AGAIN   :=
+RESUMED  = $(and $(filter nightly-% scale-test families,$@),-o cache_dir=.pytest_cache/$@ $(AGAIN))
 # The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
 TYPED   := tests/property/test_lease.py tests/unit/cache/test_view.py tests/unit/sched/test_rows.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_served.py test_buckets.py test_launches.py test_pack.py \
@@ -120,7 +123,7 @@ nightly-types: .venv/installed
 	  --ignore tests/unit/server
 
 nightly-triton: .venv-gpu/installed
-	.venv-gpu/bin/python -m pytest -q -p tests.support.nights --durations=10 -m triton $(TRITON)
+	.venv-gpu/bin/python -m pytest -q $(RESUMED) -p tests.support.nights --durations=10 -m triton $(TRITON)
 	$(triton_digests)
 
 scale-test: .venv/installed  ## several hosts, replicas behind Ray Serve, fleets in virtual time

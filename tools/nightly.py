@@ -6,7 +6,9 @@
 
 The line is in tests/nightly.txt: time (UTC), commit, seconds, stages. It belongs into the next commit. It is written
 once all stages have passed on one commit in one night (TEST_NIGHT). A stage that has passed does not run again on that
-commit in that night, so a run that was stopped goes on where it was. Needs only git and Python.
+commit in that night, so a run that was stopped goes on where it was. A stage that has failed there runs again with the
+tests that failed (AGAIN in the Makefile): each test must pass, and those that did need not do so twice. Needs only git
+and Python.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LINE = Path("tests") / "nightly.txt"
 RECORDS = (LINE.as_posix(), "tests/passed.txt")  # what runs write about themselves
-STAGES = Path(".nightly")  # git ignores it: a line of commit, night, stage and seconds for each stage that has passed
+STAGES = Path(".nightly")  # git ignores it: lines of commit, night, stage, seconds and "passed" or "failed"
 NOW = datetime.datetime.now
 
 
@@ -44,21 +46,23 @@ def run(stages: list[str], whole: list[str], root: Path) -> None:
     today = str(NOW(datetime.UTC).date().toordinal())
     night = os.environ.setdefault("TEST_NIGHT", today)  # what takes turns keeps it past 0:00
     commit = tree(root)
-    done, failed = passed(root, commit, night), []
+    done, failed = ended(root, commit, night, "passed"), []
+    before = ended(root, commit, night, "failed")
     for stage in stages:
         if stage in done:
             print(f"nightly: {stage} has passed on this commit, in {done[stage]} s", flush=True)
             continue
         start = time.monotonic()
-        code = subprocess.run(["make", "--no-print-directory", stage], cwd=root, check=False).returncode
-        seconds = round(time.monotonic() - start)
-        print(f"nightly: {stage} took {seconds} s", flush=True)
+        again = ["AGAIN=--last-failed"] if stage in before else []
+        code = subprocess.run(["make", "--no-print-directory", stage, *again], cwd=root, check=False).returncode
+        seconds = round(time.monotonic() - start) + before.get(stage, 0)
+        print(f"nightly: {stage} took {seconds} s{', the failed tests once more' * bool(again)}", flush=True)
         if code:
             failed.append(stage)
-        elif commit is not None and tree(root) == commit:
-            done[stage] = seconds
+        if commit is not None and tree(root) == commit:
+            done |= {} if code else {stage: seconds}
             with (root / STAGES).open("a") as file:
-                file.write(f"{commit} {night} {stage} {seconds}\n")
+                file.write(f"{commit} {night} {stage} {seconds} {'failed' if code else 'passed'}\n")
     if failed:
         sys.exit(f"nightly: FAILED: {' '.join(failed)}")
     print("nightly: all of these stages have passed")
@@ -72,11 +76,11 @@ def run(stages: list[str], whole: list[str], root: Path) -> None:
         print(f"nightly: commit {LINE}, which tells when this was")
 
 
-def passed(root: Path, commit: str | None, night: str) -> dict[str, int]:
-    """Return the seconds of the stages that have passed on a commit in a night."""
+def ended(root: Path, commit: str | None, night: str, how: str) -> dict[str, int]:
+    """Return the seconds of the stages that have passed, or failed, on a commit in a night."""
     file = root / STAGES
     lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-    return {stage: int(seconds) for at, when, stage, seconds in lines if (at, when) == (commit, night)}
+    return {line[2]: int(line[3]) for line in lines if line[:2] == [commit, night] and line[4:] == [how]}
 
 
 def tree(root: Path) -> str | None:

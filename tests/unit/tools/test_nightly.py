@@ -16,6 +16,8 @@ edits:
 \t@echo more >> Makefile
 commits:
 \t@git commit -q --allow-empty -m other
+flaky:
+\t@echo "with <$(AGAIN)>"; test -n "$(AGAIN)"
 """
 NOW = datetime.datetime(2026, 11, 27, 12, tzinfo=datetime.UTC)
 
@@ -68,6 +70,19 @@ def test_other_runs_write_nothing_and_say_why(
     main(["run", *stages, "--all", *whole], root)
     assert not (root / LINE).exists()
     assert f"{LINE} is not written: {said}" in capfd.readouterr().out
+
+
+def test_a_stage_that_failed_runs_again_with_what_failed(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On that commit in that night only; then the line can be written."""
+    with pytest.raises(SystemExit, match="FAILED: flaky"):
+        main(["run", "flaky", "good", "--all", "flaky", "good"], root)
+    main(["run", "flaky", "good", "--all", "flaky", "good"], root)
+    assert (root / LINE).exists()
+    said = capfd.readouterr().out
+    assert said.index("with <>") < said.index("with <--last-failed>")
+    commit(root, "other")
+    with pytest.raises(SystemExit, match="FAILED: flaky"):
+        main(["run", "flaky", "--all", "flaky"], root)
 
 
 @pytest.mark.parametrize("name", ["Makefile", "new.py"])
