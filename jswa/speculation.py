@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from jswa.errors import ConfigError
-from jswa.json_option import option_object
+from jswa.options.json_text import option_object
 
 Lookup = Literal["ngram", "suffix"]
 Model = Literal["eagle3", "gemma4_assistant", "mtp"]

@@ -11,8 +11,8 @@ import yaml
 
 from jswa.commands.options.other_engines import HARMLESS, SAME, hint, without_effect
 from jswa.errors import ConfigError
-from jswa.json_option import JSON_OPTIONS
 from jswa.kernels import instead_of
+from jswa.options.json_text import JSON_OPTIONS
 
 
 def read_file(path: Path, options: Sequence[str], switches: Collection[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jswa.errors import ConfigError
-from jswa.json_option import option_object
+from jswa.options.json_text import option_object
 
 OPTION = "kv_events_config"
 _TRANSPORTS = ("tcp://", "ipc://", "inproc://")

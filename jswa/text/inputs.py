@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ConfigError, InvalidPrompt, InvalidSampling, InvalidToken
-from jswa.json_option import JSON_OPTIONS, option_text
 from jswa.kernels import instead_of
+from jswa.options.json_text import JSON_OPTIONS, option_text
 from jswa.storage.json_object import read_optional, shown
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 
 from jswa.config import EngineConfig
 from jswa.errors import ConfigError
-from jswa.json_option import option_text
+from jswa.options.json_text import option_text
 from jswa.speculation import OPTION, parse
 from jswa.text.inputs import engine_config
 

@@ -1,0 +1,1 @@
+"""How options are read: those that are JSON, and those of LoRA adapters."""
