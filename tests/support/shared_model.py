@@ -80,7 +80,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "": {},
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
-    "blocks": {"quantization": "fp8", "kernels": "experts=xla"},
+    "blocks": {"quantization": "fp8", "kernels": "experts=xla,sampling=xla"},
     "mxfp4": {},
     "int4": {},
     "order": {},
@@ -157,7 +157,7 @@ def load(model: Path, devices: int, **more: Any) -> LLM:
     """Return an LLM of a checkpoint, with the options of the form in its name."""
     form = model.name.partition("+")[2]
     adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
-    llm = LLM(model, tensor_parallel_size=devices, **adapters, **FORMS[form], **OPTIONS, **more)
+    llm = LLM(model, tensor_parallel_size=devices, **adapters, **{**OPTIONS, **FORMS[form]}, **more)
     if form == "room":
         load_and_unload(llm, model)
     scheduler = llm.engine.scheduler

@@ -4,6 +4,7 @@ What rounding may do is derived (`rounding`), and in 16 bits it is no more than 
 the same checkpoint (tests/parity/sixteen_bits). docs/numerics.md explains both.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from jswa.architecture import ModelConfig, MoeConfig
 from jswa.llm import LLM
 from jswa.types import RequestOutput
 from tests.parity.load import load_fixture
-from tests.parity.sixteen_bits.record import CHECKPOINTS, TYPES, load_sixteen_bits, texts_of
+from tests.parity.sixteen_bits.record import ARCHIVE, CHECKPOINTS, TYPES, load_sixteen_bits, texts_of
 from tests.parity.weights import write_checkpoint
 from tests.support.late import programs_compiled_when_run
 from tests.support.nights import sample
@@ -183,6 +184,11 @@ def check(seen: Seen) -> None:
         assert (off > MOST * seen.limit).mean() <= RARE
     assert (seen.gap <= MOST * seen.limit).all()
     assert (seen.gap > 0).sum() <= seen.flips
+
+
+def test_every_checkpoint_has_the_errors_of_transformers() -> None:
+    """In every run, and not only in the nights whose turn it is."""
+    assert {*json.loads(ARCHIVE.with_suffix(".json").read_text())} - {"made_with"} == set(CHECKPOINTS)
 
 
 SIXTEEN = [f"{name} {kind}" for name in CHECKPOINTS for kind in TYPES]
