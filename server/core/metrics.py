@@ -344,8 +344,8 @@ class _Families(Collector):
 
     def _histogram(self, name: str, text: str, found: Distribution, bounds: Sequence[float]) -> Metric:
         sums = itertools.accumulate(found.counts)
-        buckets = [(str(float(bound)), total) for bound, total in zip((*bounds, "inf"), sums, strict=True)]
-        buckets[-1] = ("+Inf", buckets[-1][1])
+        names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        buckets = list(zip(names, sums, strict=True))
         family = HistogramMetricFamily(self._full(name), text, labels=["model_name"])
         family.add_metric([self._model], buckets, found.total)
         return family

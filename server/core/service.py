@@ -358,9 +358,9 @@ class Service:
             self.running, tasks, bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting,
             threads.refused, *lanes,
         )  # fmt: skip
-        jobs = [job for same in self.jobs.values() for job in same if job.lora is not None]
-        load.adapters_running = Counter(job.lora for job in jobs if job.timing.scheduled is not None)
-        load.adapters_waiting = Counter(job.lora for job in jobs if job.timing.scheduled is None)
+        jobs = [(job.lora, job.timing) for same in self.jobs.values() for job in same]
+        load.adapters_running = Counter(lora for lora, at in jobs if lora is not None and at.scheduled is not None)
+        load.adapters_waiting = Counter(lora for lora, at in jobs if lora is not None and at.scheduled is None)
         return Report(self.recorder.take(), load)
 
     async def abort_named(self, name: str | None) -> int:
