@@ -1,7 +1,6 @@
 """The options that the user gives (`EngineConfig`) and the limits that follow from them (`Limits`). No jax here."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -10,21 +9,10 @@ from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
 from jswa.kv_events import options as kv_events
+from jswa.options.lora import LoraRoom, adapter_folders, room_of
 from jswa.speculation import Speculation, parse
 
-_MAX_ADAPTERS = 64  # every step multiplies by the low-rank matrices of all adapters
-_MAX_ADAPTER_NAME = 128  # characters
-_MAX_LORA_RANK = 256
-_LORA_RANK = 16  # of reserved room, as in vLLM
-
 EvictionPolicy = Literal["learned", "lru"]
-
-
-class LoraRoom(NamedTuple):
-    """Room that is reserved at start: for that many adapters, whose modules have at most that rank."""
-
-    adapters: int
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +93,8 @@ class EngineConfig:
         max_loras: Reserve memory for this many LoRA adapters, so that adapters can be loaded and unloaded while the
             engine runs. Default: memory for lora_modules only, which then cannot be replaced.
         max_lora_rank: Reserve memory for LoRA adapters up to this rank. Default: 16, if max_loras is given.
+        lora_experts: Reserve memory for LoRA adapters of experts too, many times as much as for other layers; with
+            max_loras or max_lora_rank. Without them, lora_modules may adapt experts in any case.
         speculative_config: Draft tokens and check several in one step; no token changes. A JSON object with method,
             num_speculative_tokens (drafts per sequence and step: at most this many, 1 to 7), model (the drafter's
             checkpoint) and others. Methods without a model copy the tokens that followed the same tokens before: ngram
@@ -148,6 +138,7 @@ class EngineConfig:
     lora_modules: tuple[str, ...] = ()
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    lora_experts: bool = False
     speculative_config: str | None = None
     kv_events_config: str | None = None
 
@@ -186,19 +177,18 @@ class EngineConfig:
             limit = "must be left out with prefix_cache = False: events tell what that has"
             raise ConfigError("kv_events_config", self.kv_events_config, limit)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
-        _check_room(self.max_loras, self.max_lora_rank, len(_adapter_folders(self.lora_modules)))
+        _ = self.lora_room  # raises ConfigError
 
     @property
     def lora_room(self) -> LoraRoom | None:
         """The room to reserve for adapters; None: as much as `lora_modules` take, and no adapter is loaded later."""
-        if self.max_loras is None and self.max_lora_rank is None:
-            return None
-        return LoraRoom(self.max_loras or len(self.lora_modules), self.max_lora_rank or _LORA_RANK)
+        modules = len(self.adapters)
+        return room_of(self.max_loras, self.max_lora_rank, modules, experts=self.lora_experts)
 
     @property
     def adapters(self) -> dict[str, Path]:
         """Folders of LoRA adapters by name."""
-        return _adapter_folders(self.lora_modules)
+        return adapter_folders(self.lora_modules)
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -276,8 +266,9 @@ def resolve_limits(
     max_tokens = options.max_num_batched_tokens or max(max_rows, min(tokens, max_model_len))
     if max_tokens < max_rows:
         raise ConfigError("max_num_batched_tokens", max_tokens, f"must be at least max_num_seqs = {max_rows}")
-    if options.enable_return_routed_experts and not any(layer.moe for layer in model.layers):
-        raise ConfigError("enable_return_routed_experts", True, "must be False: the model has no experts")
+    for name in ("enable_return_routed_experts", "lora_experts"):
+        if getattr(options, name) and not any(layer.moe for layer in model.layers):
+            raise ConfigError(name, True, "must be False: the model has no experts")
     page_size = options.block_size or (64 if on_gpu else 16)
     speculation = parse(options.speculative_config)
     if speculation is not None:
@@ -350,44 +341,3 @@ def _step_sizes(sizes: tuple[int, ...], max_rows: int, max_tokens: int) -> tuple
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _adapter_folders(modules: Sequence[str]) -> dict[str, Path]:
-    """Folders of LoRA adapters by name, in order, from `name=folder` entries. Raises ConfigError."""
-    if not isinstance(modules, tuple) or not all(isinstance(module, str) for module in modules):
-        raise ConfigError("lora_modules", modules, "must be a mapping of names to folders, or name=folder for each")
-    if len(modules) > _MAX_ADAPTERS:
-        raise ConfigError("lora_modules", f"{len(modules)} adapters", f"must be at most {_MAX_ADAPTERS}")
-    folders: dict[str, Path] = {}
-    for module in modules:
-        name, _, folder = module.partition("=")
-        if not name or not folder:
-            raise ConfigError("lora_modules", module, "must be name=folder")
-        wrong = wrong_adapter_name(name)
-        if wrong is not None:
-            raise ConfigError("lora_modules", module, f"the name {wrong}")
-        if name in folders:
-            raise ConfigError("lora_modules", module, f"{name!r} is given twice")
-        folders[name] = Path(folder)
-    return folders
-
-
-def wrong_adapter_name(name: str) -> str | None:
-    """Return the rule that a name of an adapter breaks, if it breaks one."""
-    if 0 < len(name) <= _MAX_ADAPTER_NAME and name.isprintable() and name == name.strip():
-        return None
-    return f"must be 1 to {_MAX_ADAPTER_NAME} printable characters"
-
-
-def _check_room(adapters: int | None, rank: int | None, modules: int) -> None:
-    """Raise ConfigError if the options reserve too much room for LoRA adapters, or too little for `lora_modules`."""
-    if adapters is not None and adapters > _MAX_ADAPTERS:
-        raise ConfigError("max_loras", adapters, f"must be at most {_MAX_ADAPTERS}")
-    if adapters is not None and adapters < modules:
-        raise ConfigError("max_loras", adapters, f"must be at least {modules}, the number of lora_modules")
-    if rank is not None and rank > _MAX_LORA_RANK:
-        raise ConfigError("max_lora_rank", rank, f"must be at most {_MAX_LORA_RANK}")
-    if rank is not None and adapters is None and not modules:
-        raise ConfigError(
-            "max_lora_rank", rank, "needs max_loras or lora_modules: there is no adapter to make room for"
-        )

@@ -106,7 +106,7 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     sized = _size(options, machine, loaded, hosts, store)
     runner = _runner(options, machine, loaded, sized, hosts, store)
     room = options.lora_room
-    reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room.rank)
+    reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room)
     adapters = Adapters(loaded.adapters.digests, room)
     return Built(sized.model, sized.limits, sized.layout, runner, machine.kernels, adapters, reader, loaded.stager)
 
@@ -124,7 +124,7 @@ def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | 
     dtype, mesh, mode, kernels = machine.dtype, machine.mesh, machine.mode, machine.kernels
     forms = kernels.linear, kernels.experts == "cpu"
     room, declared = options.lora_room, load_config(folder)
-    found = lora_files.check_adapters(options.adapters, declared, *room[1:] if room is not None else ())
+    found = lora_files.check_adapters(options.adapters, declared, *() if room is None else (room,))
     drafts = _find_drafter(folder, options, declared)
     if options.load_format == "dummy":
         model, params = dummy_checkpoint(
@@ -140,8 +140,8 @@ def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | 
     require_form(params, kernels.linear)
     stager = WeightsStager(model, dtype, Placement(model, mesh), held_shapes(params), mode, kernels.experts, *forms)
     params |= {f"{DRAFTER_PREFIX}{name}": value for name, value in own.items()}
-    adapters = lora_files.load_adapters([] if room is not None else found, model, dtype, mesh)
-    params |= adapters.params if room is None else lora_files.empty_room(model, room, dtype, mesh)
+    adapters = lora_files.load_adapters([] if room is not None else found, model, dtype, mesh, kernels.experts)
+    params |= adapters.params if room is None else lora_files.empty_room(model, room, dtype, mesh, kernels.experts)
     if hosts is not None and adapters.digests:
         hosts.require_same("lora_modules", adapters.digests)
     return _Loaded(declared, model, params, drafter, adapters, stager)

@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from jswa.config import LoraRoom
 from jswa.exec.compile.store import ProgramStore, compiled, named
 from jswa.exec.launches import SET_ADAPTER, ProgramLaunch
 from jswa.exec.mesh import mesh_of, on_mesh, put, specs_of
@@ -20,9 +19,10 @@ from jswa.model.lora import Pairs, adapted_names, adapter_params
 from jswa.model.transformer import Params
 from jswa.model.weights.lora_files import room_shapes
 from jswa.model.weights.placement import Placement, empty
+from jswa.options.lora import LoraRoom
 
-Beside = tuple[Float[Array, "K R"], Float[Array, "R C"], Int32[Array, " R"]]  # A, B and owner of a matrix
-Slot = tuple[Float[Array, "K r"], Float[Array, "r C"], Int32[Array, " r"]]  # the columns of one of its slots
+Beside = tuple[Float[Array, "*E K R"], Float[Array, "*E R C"], Int32[Array, " R"]]  # A, B and owner of a matrix
+Slot = tuple[Float[Array, "*E K r"], Float[Array, "*E r C"], Int32[Array, " r"]]  # the columns of one of its slots
 NOBODY = -1  # owner of columns without an adapter; tokens without an adapter have 0
 
 
@@ -48,7 +48,7 @@ class AdapterRoom:
         self._placement = placement
         self._mesh = mesh_of(next(iter(params.values())))
         self._matrices: list[tuple[str, _Matrix]] = []
-        of_slot = room_shapes(placement.model, LoraRoom(1, rank), run_dtype(params))
+        of_slot = room_shapes(placement.model, LoraRoom(1, rank, experts=True), run_dtype(params))
         programs: dict[str, jax.stages.Compiled] = {}
         for name in adapted_names(params):
             names = tuple(adapter_params(name, 0, 0, 0))
@@ -74,8 +74,8 @@ class AdapterRoom:
     def idle_launches(self) -> Iterator[ProgramLaunch]:
         """Yield the launches that clear the first slot, for an engine that has no adapter yet."""
         for index, (_, matrix) in enumerate(self._matrices):
-            (rows, _), (_, columns), _ = (one.shape for one in matrix.shapes)
-            nothing = np.zeros((rows, 0), np.float32), np.zeros((0, columns), np.float32)
+            (*lead, rows, _), (*_, columns), _ = (one.shape for one in matrix.shapes)
+            nothing = np.zeros((*lead, rows, 0), np.float32), np.zeros((*lead, 0, columns), np.float32)
             yield ProgramLaunch(SET_ADAPTER, (np.array((index, 0, NOBODY), np.int32), *nothing))
 
     def run(self, params: Params, arrays: tuple[Any, ...]) -> Params:
@@ -83,10 +83,10 @@ class AdapterRoom:
         (index, slot, number), a, b = arrays
         names, shapes, write = self._matrices[index][1]
         new = [empty(one.shape, np.dtype(one.dtype)) for one in shapes]
-        rank = a.shape[1]
+        rank = a.shape[-1]
         for array, fill in zip(new, (0, 0, NOBODY), strict=True):
             array.fill(fill)
-        new[0][:, :rank], new[1][:rank], new[2][:rank] = a, b, number
+        new[0][..., :rank], new[1][..., :rank, :], new[2][:rank] = a, b, number
         placed = tuple(self._placement.put(*one) for one in zip(names, new, strict=True))
         first = put(np.int32(slot * shapes[2].shape[0]), self._mesh)
         beside = write(tuple(params[one] for one in names), placed, first)
@@ -97,7 +97,7 @@ def write_slot(beside: Beside, slot: Slot, first: Int32[Array, ""]) -> Beside:
     """Replace the columns of A, the rows of B and the owners from `first` on by those of a slot."""
     (a, b, owner), (of_a, of_b, of_owner) = beside, slot
     return (
-        lax.dynamic_update_slice_in_dim(a, of_a, first, axis=1),
-        lax.dynamic_update_slice_in_dim(b, of_b, first, axis=0),
+        lax.dynamic_update_slice_in_dim(a, of_a, first, axis=a.ndim - 1),
+        lax.dynamic_update_slice_in_dim(b, of_b, first, axis=b.ndim - 2),
         lax.dynamic_update_slice_in_dim(owner, of_owner, first, axis=0),
     )

@@ -81,7 +81,8 @@ def require_memory(
     part, room = shard_config(model, shares), options.lora_room
 
     def size_in(dtype: str) -> int:
-        adapters = 0 if room is None else room_bytes(model, room, jnp.dtype(dtype).itemsize, shares)
+        size = jnp.dtype(dtype).itemsize
+        adapters = 0 if room is None else room_bytes(model, room, size, shares, kernels.experts)
         return weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear) + adapters
 
     size = size_in(dtype)

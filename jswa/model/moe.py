@@ -17,15 +17,16 @@ from jswa.forms.matrix import head_of
 from jswa.model.collectives import shard_start
 from jswa.model.fused_products import FEW_TOKENS, adds_experts, hidden_of, linear_parts
 from jswa.model.layers import Mlp, Normalize, linear, normed, zeros
-from jswa.model.lora import AdapterIds
+from jswa.model.lora import Adapted, AdapterIds, expert_lora_product, unadapted
 from jswa.model.routing import Choice, route, router_of, router_parts
+from pallas_kernels.cpu.experts import gated as gated_on_cpu
 from pallas_kernels.cpu.experts import mixture
 from pallas_kernels.elementwise.api import Implementation as ElementwiseBy
 from pallas_kernels.elementwise.arguments import Pairs, Parts
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.errors import NoRoutingKernel
 from pallas_kernels.experts.api import Implementation, grouped_matmul, tiling_of
-from pallas_kernels.experts.glu import Glu
+from pallas_kernels.experts.glu import Glu, glu
 from pallas_kernels.experts.groups import Groups, Tiling, group_rows, row_count
 from pallas_kernels.experts.routing.api import Implementation as Routing
 from pallas_kernels.experts.routing.api import route as route_by_kernel
@@ -120,7 +121,7 @@ class Moe(nnx.Module):
             stand_ins: see `pallas_kernels.experts.routing.api.route`; read by its kernels alone.
         """
         with jax.named_scope("moe"):
-            out = self._experts(x, x if routed_by is None else routed_by, routed, stand_ins)
+            out = self._experts(x, adapters, x if routed_by is None else routed_by, routed, stand_ins)
             if self.shared is None:
                 return out
             shared = self.shared(x, adapters)
@@ -142,7 +143,9 @@ class Moe(nnx.Module):
             return Parts(self(x, adapters, routed=routed, stand_ins=stand_ins)[None])
         with jax.named_scope("moe"):
             given = self._assignment(x, x, routed, stand_ins)
-            found = Pairs(self._pairs(x, given), given.rows, None if config.weight_on_input else given.weights)
+            found = Pairs(
+                self._pairs(x, adapters, given), given.rows, None if config.weight_on_input else given.weights
+            )
             if shared is None:
                 return found
             hidden = hidden_of(shared, x, adapters, elementwise, self.kernel.sms)
@@ -190,8 +193,15 @@ class Moe(nnx.Module):
         for inputs, weights, bias, gated in products:
             x = jax.ShapeDtypeStruct((rows, inputs), dtype)  # type: ignore[no-untyped-call]
             own = None if bias is None else bias[...]
-            found.append(tiling_of(x, weights.get_value(), own, gated, self.kernel.implementation, self.kernel.sms))
+            held = weights.get_value()
+            inside = None if isinstance(held, Adapted) else gated
+            found.append(tiling_of(x, unadapted(held), own, inside, self.kernel.implementation, self.kernel.sms))
         return tuple(dict.fromkeys(tiling for tiling in found if tiling is not None))
+
+    @property
+    def _adapted(self) -> bool:
+        """Whether experts have LoRA adapters."""
+        return any(isinstance(weights.get_value(), Adapted) for weights in (self.gate_up, self.down))
 
     @property
     def _glu(self) -> Glu:
@@ -212,15 +222,16 @@ class Moe(nnx.Module):
     def _experts(
         self,
         x: Float[Array, "T M"],
+        adapters: AdapterIds | None,
         routed_by: Float[Array, "T M"],
         routed: Callable[[Int[Array, "T k"]], None] | None,
         stand_ins: Int[Array, " T"] | None,
     ) -> Float[Array, "T M"]:
         """Run each expert on its pairs, and add the results of each token."""
-        if self.kernel.implementation == "cpu":
+        if self.kernel.implementation == "cpu" and not self._adapted:
             return self._mixture(x, routed_by, routed)
         given = self._assignment(x, routed_by, routed, stand_ins)
-        done = self._pairs(x, given).at[given.rows].get(mode="promise_in_bounds")
+        done = self._pairs(x, adapters, given).at[given.rows].get(mode="promise_in_bounds")
         if given.mine is not None:
             done = jnp.where(given.mine[:, :, None], done, 0)
         if not self.config.weight_on_input:
@@ -243,16 +254,19 @@ class Moe(nnx.Module):
         on_input = self.config.weight_on_input
         return mixture(x, chosen, weights, gate_up, down, glu=self._glu, biases=biases, weight_on_input=on_input)
 
-    def _pairs(self, x: Float[Array, "T M"], given: Assignment) -> Float[Array, "R M"]:
+    def _pairs(self, x: Float[Array, "T M"], adapters: AdapterIds | None, given: Assignment) -> Float[Array, "R M"]:
         """Run each expert on its pairs, which are sorted by expert."""
-        config, inputs = self.config, given.inputs
+        config, inputs, ids = self.config, given.inputs, None
+        if self._adapted:
+            assert adapters is not None, "a model with LoRA adapters needs the adapter of each token"
+            ids = adapters.at[given.pair // config.top_k].get(mode="promise_in_bounds")
         if inputs is None:
             inputs = x.at[given.pair // config.top_k].get(mode="promise_in_bounds")
             if config.weight_on_input:
                 factors = given.weights.astype(x.dtype).reshape(-1).at[given.pair].get(mode="promise_in_bounds")
                 inputs = inputs * factors[:, None]
-        hidden = self._product(inputs, self.gate_up, self.gate_up_bias, self._glu, given)
-        return self._product(hidden, self.down, self.down_bias, None, given)
+        hidden = self._product(inputs, self.gate_up, self.gate_up_bias, self._glu, given, ids)
+        return self._product(hidden, self.down, self.down_bias, None, given, ids)
 
     def _product(
         self,
@@ -261,22 +275,29 @@ class Moe(nnx.Module):
         bias: nnx.Param[Array] | None,
         gated: Glu | None,
         given: Assignment,
+        ids: Int[Array, " R"] | None,
     ) -> Float[Array, "R N"]:
-        matrix, own, kernel = weights.get_value(), None if bias is None else bias[...], self.kernel
+        """Return a product of each row's expert; `ids`: the adapter of each row, if experts have adapters.
+
+        What an adapter adds goes into the activation, so no kernel applies that in the product.
+        """
+        held, own, kernel = weights.get_value(), None if bias is None else bias[...], self.kernel
+        by = kernel.implementation
+        matrix, inside = unadapted(held), None if isinstance(held, Adapted) else gated
         tiles = None
         if given.tiles:
-            tiling = tiling_of(x, matrix, own, gated, kernel.implementation, kernel.sms)
+            tiling = tiling_of(x, matrix, own, inside, by, kernel.sms)
             tiles = None if tiling is None else given.tiles[tiling]
-        return grouped_matmul(
-            x,
-            matrix,
-            given.groups,
-            bias=own,
-            gated=gated,
-            implementation=kernel.implementation,
-            sms=kernel.sms,
-            tiles=tiles,
+        out = grouped_matmul(
+            x, matrix, given.groups, bias=own, gated=inside, implementation=by, sms=kernel.sms, tiles=tiles
         )
+        if not isinstance(held, Adapted):
+            return out
+        assert ids is not None
+        out = out + expert_lora_product(x, held, ids, given.groups, by, kernel.sms)
+        if gated is None:
+            return out
+        return gated_on_cpu(gated, out) if by == "cpu" else glu(gated, *jnp.split(out, 2, axis=-1))
 
 
 def _grouped(

@@ -123,13 +123,13 @@ def cut_of(name: str, shape: tuple[int, ...], model: ModelConfig, devices: int) 
     """
     owner, last, form, layer = _split_name(name, model)
     side = _SIDES[owner].get(last)
-    if side is None or not shape:
+    if side is None or not shape or form == "lora_owner":
         return None
     if side == "first":
         return ShardCut(-1, (((0, shape[-1]),), *((),) * (devices - 1)))
     if side == "leading":
         return ShardCut(0, _even(shape[0], devices))
-    if form == "lora_owner" or form == ("lora_a" if side == "outputs" else "lora_b"):
+    if form == ("lora_a" if side == "outputs" else "lora_b"):
         return None
     if form == "group_of":  # the groups of 4-bit weights do not cross devices: jswa.model.weights.packed.int4
         return ShardCut(-1, _even(shape[-1], devices)) if side == "inputs" else None

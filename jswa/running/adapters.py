@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from jswa.config import LoraRoom, wrong_adapter_name
 from jswa.errors import RequestError, UnknownAdapter
+from jswa.options.lora import LoraRoom, wrong_adapter_name
 
 
 class Known(NamedTuple):

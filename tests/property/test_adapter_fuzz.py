@@ -17,6 +17,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.lora import Pairs
 from jswa.model.weights.lora_files import LoraReader
 from jswa.model.weights.safetensors_header import BITS
+from jswa.options.lora import LoraRoom
 from tests.parity.load import load_fixture
 from tests.support.checkpoints.adapters import CONFIG, DENSE, random_lora
 from tests.support.checkpoints.hostile import Header, pack, unpack
@@ -24,7 +25,7 @@ from tests.support.nights import sample
 
 FIXTURE = load_fixture("llama_one_layer")
 MODEL = parse_config(FIXTURE.config)
-READER = LoraReader(MODEL, MODEL, jnp.dtype("float32"), 8)
+READER = LoraReader(MODEL, MODEL, jnp.dtype("float32"), LoraRoom(1, 8, experts=True))
 FIELDS, FILE = "adapter_config.json", "adapter_model.safetensors"
 READ = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights")
 NUMBERS = [0, 1, -1, 3, 8, 256, 257, 2**31, 2**32, 2**63, 2**64, -(10**30), 10**4000, 0.0, 1.5, 1e308, 1e-320]

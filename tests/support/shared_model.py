@@ -20,7 +20,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
-from jswa.config import LoraRoom
 from jswa.errors import CacheFileError
 from jswa.exec.mesh import make_mesh, mesh_of, specs_of
 from jswa.forms.base.names import OUTPUTS_FIRST, fp8_names
@@ -33,6 +32,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora_files import room_bytes
 from jswa.model.weights.placement import Placement
+from jswa.options.lora import LoraRoom
 from jswa.running.assembly import put_whole
 from jswa.running.staging import WeightsStager, held_shapes
 from jswa.storage.convert import convert
@@ -43,6 +43,7 @@ from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.checkpoints import float4
 from tests.support.checkpoints.adapters import DENSE, random_lora
+from tests.support.checkpoints.expert_adapters import random_expert_lora, write_fused
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.checkpoints.sharded_tiles import check_blocks, check_tiles
@@ -81,11 +82,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
     "blocks": {"quantization": "fp8", "kernels": "experts=xla,sampling=xla"},
-    "mxfp4": {},
-    "int4": {},
-    "order": {},
-    "nvfp4": {},
-    "lora": {},
+    **dict.fromkeys(("mxfp4", "int4", "order", "nvfp4", "lora", "experts"), {}),
     "room": {"max_loras": 2, "max_lora_rank": 5},
     "kv": {"kv_cache_dtype": "fp8"},
     "drafts": {"speculative_config": DRAFTS},
@@ -136,6 +133,8 @@ def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     if form in ("lora", "room"):
         random_lora(tensors, DENSE, 4, 7).write(where / "adapter")
         random_lora(tensors, DENSE, 5, 8).write(where / "other")
+    if form == "experts":
+        write_fused(where / "adapter", random_expert_lora(tensors, 4, 7))
     return where, raw["vocab_size"]
 
 
@@ -156,7 +155,7 @@ def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def load(model: Path, devices: int, **more: Any) -> LLM:
     """Return an LLM of a checkpoint, with the options of the form in its name."""
     form = model.name.partition("+")[2]
-    adapters = {"lora_modules": {"one": model / "adapter"}} if form == "lora" else {}
+    adapters = {"lora_modules": {"one": model / "adapter"}} if form in ("lora", "experts") else {}
     llm = LLM(model, tensor_parallel_size=devices, **adapters, **{**OPTIONS, **FORMS[form]}, **more)
     if form == "room":
         load_and_unload(llm, model)

@@ -35,6 +35,7 @@ BAD: dict[str, list[Any]] = {
     "disk_kv": ["", "/kv", ":5", "/kv:", "/kv:0", "/kv:-1", "/kv:1e9", "/kv: 5", 5, True],
     "max_loras": [*WHOLE, 65],
     "max_lora_rank": [*WHOLE, 257],
+    "lora_experts": [1, "yes", None, True],  # there is no room that could be for experts
 }
 
 

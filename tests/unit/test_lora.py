@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jswa.cache.keys import root_key
-from jswa.config import EngineConfig, LoraRoom
+from jswa.config import EngineConfig
 from jswa.errors import ConfigError, RequestError, UnknownAdapter
+from jswa.options.lora import LoraRoom
 from jswa.running.adapters import Adapters
 from jswa.text.inputs import engine_config
 
@@ -53,9 +54,9 @@ def test_options_that_name_no_adapter_are_refused(modules: Any, says: str) -> No
 @pytest.mark.parametrize(
     ("options", "room"),
     [
-        ({}, None), ({"lora_modules": ("a=x",)}, None), ({"max_loras": 3}, (3, 16)),
-        ({"max_loras": 3, "max_lora_rank": 64, "lora_modules": ("a=x",)}, (3, 64)),
-        ({"max_lora_rank": 8, "lora_modules": ("a=x", "b=y")}, (2, 8)),
+        ({}, None), ({"lora_modules": ("a=x",)}, None), ({"max_loras": 3}, (3, 16, False)),
+        ({"max_loras": 3, "max_lora_rank": 64, "lora_modules": ("a=x",)}, (3, 64, False)),
+        ({"max_lora_rank": 8, "lora_modules": ("a=x", "b=y"), "lora_experts": True}, (2, 8, True)),
     ],
 )  # fmt: skip
 def test_room_is_reserved_if_either_option_asks_for_it(options: Any, room: Any) -> None:

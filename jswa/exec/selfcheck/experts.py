@@ -31,7 +31,8 @@ def expert_cases(engine: CheckedEngine) -> Iterator[Case]:
             prefix = f"{owner}.{matrix}"
             weights = stack_of(matrix_at(MatrixPlace(prefix, (0, 0, 0)), params))  # its arrays tell its sizes
             bias = params.get(f"{prefix}_bias")
-            gated = Glu(moe.activation, moe.clamp, moe.alpha) if matrix == "gate_up" else None
+            unit = matrix == "gate_up" and f"{prefix}.lora_a" not in params  # what adapters add goes into the unit
+            gated = Glu(moe.activation, moe.clamp, moe.alpha) if unit else None
             for bucket in engine.buckets:
                 x: Any = jax.ShapeDtypeStruct((_rows(moe, bucket.tokens), weights.inputs), engine.dtype)  # type: ignore[no-untyped-call]
                 key = _variant(x, weights, bias, gated, kernels)

@@ -26,6 +26,7 @@ OUTPUTS_FIRST = ".rows"  # ends the name of a matrix in float8 with outputs firs
 _ROUTER = re.compile(r"\.(mlp|moe)\.router$")
 # They have two axes, and no product on XLA.
 _NO_FACTOR = re.compile(r"((^|^per_layer\.)embed(\.values)?|_bias|scales|\.group_zeros)$")
+_OF_LORA = re.compile(r"\.lora_[ab]$")  # of experts, with three axes, too
 
 
 def fp8_names(params: Mapping[str, Any]) -> list[str]:
@@ -62,7 +63,7 @@ def matrices_on_xla(params: Mapping[str, Any], linear: Linear = "cpu") -> list[s
 
     `linear`: the backend for which the parameters are laid out: "cpu" or "mosaic".
     """
-    found = [name for name, value in params.items() if value.ndim == 2 and not _NO_FACTOR.search(name)]
+    found = [n for n, value in params.items() if (value.ndim == 2 and not _NO_FACTOR.search(n)) or _OF_LORA.search(n)]
     if linear == "cpu":
         return found
     found = [name for name in found if not runs_on_mosaic(name, params[name].shape, alone=True)]

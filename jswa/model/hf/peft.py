@@ -2,7 +2,8 @@
 
 A module's update is scale · B · A, with scale = lora_alpha / r, or lora_alpha / √r if `use_rslora` (Kalajdzievski 2023,
 arXiv 2312.03732). `rank_pattern` and `alpha_pattern` override r and lora_alpha for single modules. Settings that would
-change the result and are not implemented are refused.
+change the result and are not implemented are refused. `target_parameters` are stacks of experts, which modules hold as
+parameters of their own (`jswa.model.hf.peft_experts`).
 """
 
 import math
@@ -26,12 +27,15 @@ _IGNORED = {
     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core",
     "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 }  # fmt: skip
-_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"}
+_READ = {
+    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights",
+    "target_parameters",
+}  # fmt: skip
+_ANY_MODULE = r".*\."  # PEFT writes it before the name of a parameter that it has made of several modules
 _REASONS = {
     "use_dora": "DoRA is not supported",
     "modules_to_save": "whole matrices in an adapter are not supported",
     "trainable_token_indices": "whole rows of embeddings in an adapter are not supported",
-    "target_parameters": "adapters of parameters, such as stacked experts, are not supported",
     "lora_bias": "biases in an adapter are not supported",
     "fan_in_fan_out": "must be false, because linear layers are [out, in]",
     "layer_replication": "repeated layers are not supported",
@@ -43,13 +47,18 @@ _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Ranks and scales of an adapter's modules."""
+    """Ranks and scales of an adapter's modules; `parameters` has the names of adapted parameters, or their ends."""
 
     rank: int
     alpha: float
     rslora: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    parameters: tuple[str, ...] = ()
+
+    def targets(self, parameter: str) -> bool:
+        """Return whether a parameter is adapted, by its name in the trained model."""
+        return any(parameter == name or parameter.endswith(f".{name}") for name in self.parameters)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, by its name in the trained model."""
@@ -84,6 +93,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
         rslora,
         {module: _rank("rank_pattern", value) for module, value in _pattern(fields, "rank_pattern").items()},
         {module: _alpha("alpha_pattern", value) for module, value in _pattern(fields, "alpha_pattern").items()},
+        _parameters(fields.get("target_parameters") or []),
     )
 
 
@@ -96,10 +106,23 @@ def _matching[T](pattern: Mapping[str, T], module: str, default: T) -> T:
     return next((v for key, v in pattern.items() if key in ends or key.removeprefix("^") == module), default)
 
 
+def _parameters(found: object) -> tuple[str, ...]:
+    name, rule = "target_parameters", f"must be a list of at most {_MAX_PATTERNS} names of parameters"
+    if not isinstance(found, list) or len(found) > _MAX_PATTERNS:
+        raise _refused(name, found, rule)
+    for one in found:
+        if not isinstance(one, str) or not _NAME.fullmatch(one):
+            raise _refused(name, one, rule)
+        if one.endswith("bias"):
+            raise _refused(name, one, "adapters of biases are not supported")
+    return tuple(found)
+
+
 def _pattern(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = fields.get(name) or {}
     if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
         raise _refused(name, found, f"must be an object of at most {_MAX_PATTERNS} modules")
+    found = {key.removeprefix(_ANY_MODULE): value for key, value in found.items()}
     for key in found:
         # PEFT allows regular expressions; an untrusted one could run for a very long time.
         if not _NAME.fullmatch(key):

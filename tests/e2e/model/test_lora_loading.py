@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jswa.config import LoraRoom
 from jswa.errors import ConfigError, RequestError, UnknownAdapter
 from jswa.exec.adapters import AdapterRoom
 from jswa.llm import LLM
 from jswa.model.weights.lora_files import room_bytes
+from jswa.options.lora import LoraRoom
 from jswa.plan import RequestOptions
 from jswa.storage.hub import TINY
 from jswa.text.tokenizer import Tokenizer

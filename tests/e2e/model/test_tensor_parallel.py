@@ -23,6 +23,7 @@ CASES = dict.fromkeys(MODELS, (1, 2, 4, 8)) | {
     "llama+order": (1, 8),
     "llama+nvfp4": (1, 2),
     "llama+lora": (1, 2, 8),
+    "gpt_oss+experts": (1, 2, 8),
     "llama+room": (1, 2, 8),
     "gemma3+kv": (1, 4),
 }

@@ -12,7 +12,7 @@ import pytest
 
 from jswa.cache.capacity import useful_slabs
 from jswa.cache.layout import KVLayout
-from jswa.config import EngineConfig, Limits, LoraRoom, resolve_limits
+from jswa.config import EngineConfig, Limits, resolve_limits
 from jswa.errors import ConfigError
 from jswa.exec.buckets import bucket_table
 from jswa.exec.runner import Runner
@@ -32,6 +32,7 @@ from jswa.kernels import PORTABLE, Kernels
 from jswa.model.hf.config import parse_config
 from jswa.model.partition import shard_config
 from jswa.model.weights.lora_files import room_bytes
+from jswa.options.lora import LoraRoom
 from jswa.speculation import Speculation
 from tests.parity.load import load_fixture
 from tests.support.builders import make_layer, make_layout, make_model

@@ -88,6 +88,8 @@ def test_each_device_stores_the_keys_of_sinks_of_its_kv_heads(heads: int, kv_hea
         ("layers.1.mlp.down.int4_tiles", (EXPERTS, 2, 2, 19, 64), 0),
         ("layers.1.mlp.down.block_scales", (EXPERTS, 2, 1), 0),
         ("layers.1.mlp.down_bias", (EXPERTS, 5), 0),
+        ("layers.1.mlp.gate_up.lora_a", (EXPERTS, 5, 3), 0),
+        ("layers.1.mlp.down.lora_b", (EXPERTS, 3, 5), 0),
     ],
 )
 def test_shards_have_equal_shapes_and_form_the_whole_in_order(name: str, shape: tuple[int, ...], axis: int) -> None:
@@ -146,7 +148,7 @@ def test_only_the_first_device_stores_the_bias_of_a_summed_result() -> None:
         *("final_norm.weight", "layers.0.pre_attn.weight", "layers.0.attention.q_norm.weight", "layers.1.mlp.router"),
         *("layers.0.attention.out.scales", "layers.0.attention.qkv.lora_a", "layers.0.attention.qkv.lora_owner"),
         *("layers.0.attention.out.lora_b", "layers.1.mlp.shared_gate", "layers.1.mlp.selection_bias"),
-        *("layers.0.attention.qkv.group_of", "layers.0.mlp.xielu"),
+        *("layers.0.attention.qkv.group_of", "layers.0.mlp.xielu", "layers.1.mlp.gate_up.lora_owner"),
     ],
 )
 def test_norms_routers_and_unsplit_factors_are_replicated(name: str) -> None:
