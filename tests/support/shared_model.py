@@ -82,7 +82,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "fp8": {"quantization": "fp8"},
     "blocks": {"quantization": "fp8", "kernels": "experts=xla,sampling=xla"},
-    **dict.fromkeys(("mxfp4", "int4", "order", "nvfp4", "lora", "experts"), {}),
+    **{form: {} for form in ("mxfp4", "int4", "order", "nvfp4", "lora", "experts")},
     "room": {"max_loras": 2, "max_lora_rank": 5},
     "kv": {"kv_cache_dtype": "fp8"},
     "drafts": {"speculative_config": DRAFTS},

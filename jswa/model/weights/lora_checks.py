@@ -6,6 +6,7 @@ part, and those of k and v projections in layers that read another layer's KV.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ _FILE, _PREFIX = "adapter_model.safetensors", "base_model.model."
 # Bytes: 80,000 tensors. An engine that runs has no memory to spare for the header of a large checkpoint.
 _MAX_HEADER = 2**24
 _A, _B, _WRAPPED = ".lora_A.weight", ".lora_B.weight", ".base_layer"
+_ROUTER = re.compile(r"\.(gate|router)(\.\w+)?$")
 _DENSE = ("matrix", "columns", "rank_slices")  # layouts of matrices other than stacks of experts
 _REASONS = (
     (".lora_magnitude_vector", "DoRA is not supported"),
@@ -140,6 +142,8 @@ def _require_known(tensor: Tensor, module: _Module, config: ModelConfig, dense: 
         return
     if place_of(config, module.canonical) is not None and not module.wraps:
         return
+    if _ROUTER.search(module.canonical) and any(layer.moe for layer in config.layers):
+        raise CheckpointError(f"{tensor.where} adapts a router, which is not supported")
     others = {part.key for source in sources(config).values() for part in source.parts} - dense.keys()
     known = wanted in others or wanted in dense or wanted == "lm_head.weight"
     raise CheckpointError(

@@ -1,6 +1,7 @@
 """LoRA adapters of experts, in every form, are the update that PEFT adds to the weights; see `expert_adapters`."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,24 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from jswa.architecture import LayerConfig, ModelConfig, MoeConfig, RouterConfig
+from jswa.errors import ConfigError
+from jswa.exec.adapters import AdapterRoom
+from jswa.exec.launches import decode, encode
+from jswa.lora_options import LoraRoom
 from jswa.model.binding import bind
+from jswa.model.hf.config import parse_config
 from jswa.model.lora import HOPPER_UNIT, adapter_params, lora_kernel, lora_width
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import check_adapters, load_adapters
+from jswa.model.weights.lora_files import LoraReader, check_adapters, empty_room, load_adapters
+from jswa.model.weights.placement import Placement
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
+from pallas_kernels.experts.mxfp4 import Mxfp4, unpack
 from tests.parity.load import Fixture, load_fixture
 from tests.parity.weights import Tensor, write_checkpoint
 from tests.support.checkpoints.adapters import DENSE, random_lora
-from tests.support.checkpoints.expert_adapters import ExpertLora, random_expert_lora, write
+from tests.support.checkpoints.expert_adapters import ExpertLora, random_expert_lora, write, write_fused
 from tests.support.oracles import quick_compiles, random_params, small_model
 from tests.unit.model.test_lora import FLOAT32
 
@@ -136,6 +144,84 @@ def test_other_modules_of_experts_are_as_merged(name: str, form: str, tmp_path: 
     require_merged(fixture, lora.merged(fixture.tensors), params, adapters, 1, tmp_path / "merged")
 
 
+MIXTRAL = load_fixture("mixtral_base")
+MODEL = parse_config(MIXTRAL.config)
+LAYER = "base_model.model.model.layers.0."
+Tensors = dict[str, Tensor]
+
+
+def add(key: str) -> Callable[[Tensors], object]:
+    """Return what adds a module's tensors to those of an adapter."""
+    pair = {"A": (3, 64), "B": (96, 3)}
+    return lambda t: t.update({f"{LAYER}{key}.lora_{h}.weight": np.zeros(s, np.float32) for h, s in pair.items()})
+
+
+def only_downs(tensors: Tensors) -> None:
+    """Take the wrappers inside of others away."""
+    for key in [key for key in tensors if "base_layer" in key]:
+        del tensors[key]
+
+
+def turn_one(tensors: Tensors) -> None:
+    """Swap A and B of one stack."""
+    a, b = (f"{LAYER}mlp.experts.lora_{half}.weight" for half in "AB")
+    tensors[a], tensors[b] = np.ascontiguousarray(tensors[b].T), np.ascontiguousarray(tensors[a].T)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "most", "expected"),
+    [
+        (dict, {}, LoraRoom(2, 3), "adapts experts: max_loras reserves .*: set lora_experts = true"),
+        (dict, {}, LoraRoom(2, 2, experts=True), "r = 3 of .*gate_up_proj: must be at most max_lora_rank = 2"),
+        (only_downs, {"target_parameters": []}, None, r"target_parameters = \[\] of .*must name gate_up_proj or"),
+        (only_downs, {}, None, r"target_parameters = \['gate_up_proj', 'down_proj'\] of .*both if the file has both"),
+        (turn_one, {}, None, "has inputs and outputs the other way round than"),
+        (dict, {"rank_pattern": {"down_proj": 2}}, None, r"has shape \[12, 96\], .* ask for \[8, 96\] or \[8, 64\]"),
+        (add("mlp.gate"), {}, None, "adapts a router, which is not supported"),
+        (add("block_sparse_moe.gate"), {}, None, "adapts a router, which is not supported"),
+        (add("mlp.experts.9.w1"), {}, None, "experts.9.w1.weight, which a model of type mixtral does not have"),
+        (add("mlp.experts.1.w9"), {}, None, "experts.1.w9.weight, which a model of type mixtral does not have"),
+        (add("mlp.experts.base_layer.base_layer"), {}, None, "adapts a third parameter of .*must be one of"),
+        (add("block_sparse_moe.experts.1.w1"), {}, None, "adapts .*, which .*adapts too"),
+    ],
+)
+def test_adapters_of_experts_that_cannot_be_served_are_refused(
+    change: Callable[[Tensors], object], fields: dict[str, Any], most: LoraRoom | None, expected: str, tmp_path: Path
+) -> None:
+    lora = random_expert_lora(MIXTRAL.tensors, 3, seed=1)
+    tensors = lora.fused("mlp.experts")
+    change(tensors)
+    folder = write(tmp_path / "it", tensors, lora, **{"target_parameters": PARAMETERS, **fields})
+    with pytest.raises(ConfigError, match=expected):
+        check_adapters({"it": folder}, MODEL, *() if most is None else (most,))
+
+
+def test_a_square_stack_alone_is_refused(tmp_path: Path) -> None:
+    """Nothing tells which side of A has the inputs."""
+    fixture = load_fixture("qwen3_moe_base")
+    lora = random_expert_lora(fixture.tensors, 3, seed=1, only="gate_up")
+    folder = write(tmp_path / "it", lora.fused("mlp.experts"), lora, target_parameters=PARAMETERS[:1])
+    with pytest.raises(ConfigError, match="its sides are equal, so nothing tells A's inputs from outputs"):
+        check_adapters({"it": folder}, parse_config(fixture.config))
+
+
+def test_a_slot_of_the_room_holds_the_adapter_alone(tmp_path: Path) -> None:
+    """The launches may have come from another host."""
+    room, dtype = LoraRoom(2, 3, experts=True), FLOAT32
+    lora = random_expert_lora(MIXTRAL.tensors, 3, seed=1)
+    params = empty_room(MODEL, room, dtype)
+    slots = AdapterRoom(Placement(MODEL), room.rank, params)
+    pairs = LoraReader(MODEL, MODEL, dtype, room).read(write_fused(tmp_path / "it", lora)).pairs
+    for launch in decode(encode(slots.launches(1, 7, pairs))):
+        params = slots.run(params, launch.arrays)
+    for name, (a, b) in pairs.items():
+        own = np.asarray(params[f"{name}.lora_owner"]) == 7
+        assert own.sum() == a.shape[-1]
+        assert not own[: len(own) // 2].any(), "the first slot is another adapter's"
+        np.testing.assert_array_equal(np.asarray(params[f"{name}.lora_a"])[..., own], a)
+        np.testing.assert_array_equal(np.asarray(params[f"{name}.lora_b"])[:, own], b)
+
+
 MOE = MoeConfig(6, 2, 64, "silu", RouterConfig("softmax", normalize=True))
 MOES = {
     "plain": MOE,
@@ -214,6 +300,24 @@ def test_hopper_s_kernel_runs_adapters_of_whole_units() -> None:
     with interpreter.interpreted():
         found = ran(model, half | adapters, x, ids, "mosaic")
     np.testing.assert_allclose(found, expected, rtol=3e-2, atol=3e-2 * np.abs(expected).max())
+
+
+def test_adapters_lie_beside_experts_in_4_bits() -> None:
+    """MXFP4 experts with adapters are those of their dequantized weights with the same adapters."""
+    (model, params), rng = mixture(MOES["biases, clamp and alpha"]), np.random.default_rng(3)
+    packed, plain = dict(params), dict(params)
+    for name in ("layers.0.mlp.gate_up", "layers.0.mlp.down"):
+        experts, inputs, columns = packed.pop(name).shape
+        blocks = jnp.asarray(rng.integers(0, 256, (experts, columns, inputs // 2), np.uint8))
+        numbers = Mxfp4(blocks, jnp.full((experts, columns, inputs // 32), 122, jnp.uint8))
+        plain[name] = unpack(numbers, FLOAT32).transpose(0, 2, 1)
+        packed |= {f"{name}.{field}": value for field, value in numbers._asdict().items()}
+    adapters = beside(plain, [1, 1, 2], ("gate_up", "down"))
+    x, ids = jnp.asarray(rng.standard_normal((9, 64)), jnp.float32), rng.integers(0, 3, 9)
+    with quick_compiles():
+        found, expected = (ran(model, base | adapters, x, ids) for base in (packed, plain))
+        assert np.abs(ran(model, packed | adapters, x, 0 * ids) - found).max() > 0.01
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_widths_are_whole_units_where_hopper_s_kernel_runs_experts() -> None:
