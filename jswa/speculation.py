@@ -8,7 +8,7 @@ from jswa.errors import ConfigError
 from jswa.options.json_text import option_object
 
 Lookup = Literal["ngram", "suffix"]
-Model = Literal["eagle3", "gemma4_assistant", "mtp"]
+Model = Literal["dflash", "dspark", "eagle3", "gemma4_assistant", "mtp"]
 PROGRAMS = (1, 3, 7)  # drafts per row for which steps are compiled
 LONGEST_HISTORY = 8_192  # tokens of a row among which drafts are looked up
 REFERENCE = 2_048  # tokens of earlier texts
@@ -90,8 +90,13 @@ def _method(given: Mapping[str, Any]) -> Lookup | Model:
     method, model = given.get("method"), given.get("model")
     known = (*get_args(Lookup), *get_args(Model))
     if method not in known:
+<<<<<<< HEAD
         raise ConfigError(f"{OPTION}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
     needs = method in ("gemma4_assistant", "eagle3")
+=======
+        raise ConfigError(f"{_NAME}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
+    needs = method in get_args(Model) and method != "mtp"
+>>>>>>> 9f16c94b (drafters: DFlash and DSpark, in the formats in which they are published)
     if needs and (not isinstance(model, str) or not model):
         raise ConfigError(
             f"{OPTION}.model", model, f"must name the drafter's checkpoint: method = {method!r} needs one"

@@ -96,6 +96,14 @@ class Attention(nnx.Module):
             out = _without(out, kv[..., -config.v_head_dim :])
         return linear(self._gated(out, x, adapters).reshape(len(x), -1), self.out, self.out_bias, adapters)
 
+    def stored(self, x: Float[Array, "T M"], ropes: RopeTables) -> Float[Array, "T K E"]:
+        """Return what the layer stores of tokens, K and V side by side, without attending (DFlash's context)."""
+        q_size, k_size, _ = projected(self.config)
+        qkv = linear(x, self.qkv, self.qkv_bias)
+        kv = self._keys_and_values(qkv[:, q_size : q_size + k_size], qkv[:, q_size + k_size :], ropes)
+        assert kv is not None
+        return kv
+
     def in_parts(
         self,
         x: Float[Array, "T M"],

@@ -25,6 +25,23 @@ class Cells(NamedTuple):
     tiles: QueryTiles
 
 
+def store_pages(
+    lane: Float[Array, "1 slabs elems"],
+    kv: Float[Array, "T K E"],
+    *,
+    shape: KindLayout,
+    page_size: int,
+    index: int,
+    pages: Int[Array, " T"],
+    offsets: Int[Array, " T"],
+) -> Float[Array, "1 slabs elems"]:
+    """Return the lane with a layer's KV of tokens, for which nothing is attended; see `attend_pages`."""
+    count = lane.shape[1] * shape.pages_per_slab
+    view = lane.reshape(count, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row)
+    view = write_kv(view, kv, pages=pages, offsets=offsets, layer_index=index, v_dim=shape.v_head_dim)
+    return view.reshape(lane.shape)
+
+
 def attend_pages(
     lane: Float[Array, "1 slabs elems"],
     q: Float[Array, "T H D"] | Projection,

@@ -33,7 +33,7 @@ _FAMILIES = ("llama", "qwen3")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MOST_TAPS = 16
 _UNUSED = re.compile(r"^(t2d|verifier_norm\..*|verifier_lm_head\..*|.*rotary_emb\.inv_freq)$")
-_OFFSETS, _MASK = "d2t", "mask_hidden"
+OFFSETS, _MASK = "d2t", "mask_hidden"
 
 
 def open_eagle(folder: Path, target: ModelConfig) -> Checkpoint:
@@ -49,7 +49,7 @@ def open_eagle(folder: Path, target: ModelConfig) -> Checkpoint:
         raise refused("model", str(folder), "must be an EAGLE-3 checkpoint, and it has no tensor fc.weight")
     drafter = _parse(Fields(raw, "config.json"), target, tensors)
     others = _others(drafter, tensors)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in (_OFFSETS, _MASK)}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in (OFFSETS, _MASK)}
     table = _sources(drafter, rest)
     stored = parse_quantization(raw)
     return Checkpoint(drafter, drafter.model, drafter.module, table, rest, tensors, stored, others).check()
@@ -102,7 +102,7 @@ def _parse(fields: Fields, target: ModelConfig, tensors: Mapping[str, Tensor]) -
         windows=_windows(own, len(model.layers)),
         own_embed=own_embed,
         own_head=own_head,
-        subset=_OFFSETS in tensors and draft_vocab != model.vocab_size,
+        subset=OFFSETS in tensors and draft_vocab != model.vocab_size,
         embed_scale=target.embed_scale,
         norm_before_residual=flag("norm_before_residual"),
         norm_before_fc=flag("norm_before_fc"),
@@ -187,12 +187,12 @@ def _others(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, ReadWhol
     """Return the readers of the draft vocabulary and of the mask's hidden states."""
     found: dict[str, ReadWhole] = {}
     if drafter.draft_vocab != drafter.model.vocab_size and not drafter.subset:
-        raise CheckpointError(f"the checkpoint lacks {_OFFSETS}")
+        raise CheckpointError(f"the checkpoint lacks {OFFSETS}")
     if drafter.subset:
-        offsets = tensors[_OFFSETS]
+        offsets = tensors[OFFSETS]
         offsets.require_type("I64", "I32")
         offsets.require_shape((drafter.draft_vocab,))
-        found["tokens"] = partial(_tokens, offsets, drafter.model.vocab_size)
+        found["tokens"] = partial(draft_tokens, offsets, drafter.model.vocab_size)
     if drafter.mask is not None:
         mask, size = tensors[_MASK], len(drafter.taps) * drafter.target_width
         mask.require_type("F32", "F16", "BF16")
@@ -202,7 +202,7 @@ def _others(drafter: Eagle, tensors: Mapping[str, Tensor]) -> dict[str, ReadWhol
     return found
 
 
-def _tokens(offsets: Tensor, vocab: int, reader: TensorReader) -> Int[np.ndarray, " v"]:
+def draft_tokens(offsets: Tensor, vocab: int, reader: TensorReader) -> Int[np.ndarray, " v"]:
     """Return the token of each entry of the draft vocabulary. Raises CheckpointError for tokens that there are not."""
     count = offsets.shape[0]
     tokens: Int[np.ndarray, " v"] = np.arange(count) + reader.rows(offsets, 0, 1, columns=count)[0].astype(np.int64)

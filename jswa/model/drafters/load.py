@@ -12,6 +12,7 @@ from jswa.architecture import ModelConfig
 from jswa.model.binding import shapes_of
 from jswa.model.drafters.assistant_files import open_assistant
 from jswa.model.drafters.checkpoint import Checkpoint, refused
+from jswa.model.drafters.dflash_files import open_dflash, open_dspark
 from jswa.model.drafters.eagle_files import open_eagle
 from jswa.model.drafters.mtp_files import open_mtp
 from jswa.model.drafters.seam import Drafter
@@ -23,7 +24,13 @@ from jswa.model.weights.placement import Placement
 from jswa.model.weights.safetensors_files import TensorReader
 
 Opened = Callable[[Path, ModelConfig], Checkpoint]
-METHODS: dict[str, Opened] = {"eagle3": open_eagle, "gemma4_assistant": open_assistant, "mtp": open_mtp}
+METHODS: dict[str, Opened] = {
+    "dflash": open_dflash,
+    "dspark": open_dspark,
+    "eagle3": open_eagle,
+    "gemma4_assistant": open_assistant,
+    "mtp": open_mtp,
+}
 
 
 def check_drafter(method: str, folder: Path, target: ModelConfig) -> Drafter:

@@ -45,6 +45,32 @@ class DraftAttend(Protocol):
         ...
 
 
+@runtime_checkable
+class BlockAttend(Protocol):
+    """Stores KV and attends, for a block of tokens of each row, whose queries may see the whole block."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Array, "n H D"],
+        kv: Float[Array, "n K E"],
+        sinks: Float[Array, " H"] | None,
+        /,
+        *,
+        window: int | None,
+        causal: bool,
+    ) -> Float[Array, "n H V"]:
+        """Return the attention output.
+
+        Args:
+            layer: `len(target.layers) + i` is layer i of the drafter, a full one.
+            kv: stored before the first query reads.
+            window: keys that a query sees at most up to its own position, its own included; None: all.
+            causal: a query sees no later position of the block.
+        """
+        ...
+
+
 class Choose(Protocol):
     """Chooses tokens from a drafter's logits, as the target will from its own: with its noise and temperature."""
 
@@ -71,6 +97,7 @@ class Ran(NamedTuple):
         embed: the target's embedding of tokens as its first layer gets it, [n] -> [n, M].
         attend: for these tokens. A token of a full layer of the drafter sees position 1 and later ones alone, as
             position 0 has no token before it.
+        store: stores KV of these tokens in a layer of the drafter, numbered as for `attend`, and attends to nothing.
     """
 
     tokens: Int[Array, " T"]
@@ -79,6 +106,7 @@ class Ran(NamedTuple):
     previous: Callable[[Shaped[Array, "T X"], slice], Shaped[Array, "T X"]]
     embed: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
     attend: DraftAttend
+    store: Callable[[int, Float[Array, "T K E"]], None]
 
 
 class Now(NamedTuple):
@@ -88,10 +116,14 @@ class Now(NamedTuple):
         tokens, positions: x_n and n of each row.
         carry: of the row's token n - 1.
         embed, logits: the target's: [n] -> [n, M], and [n, M] (as FINAL) -> float32 [n, V], this device's columns.
+        rows: the target's embedding, neither scaled nor normed: [n] -> [n, M].
         choose: a token of each row, given logits: the likeliest if the row is greedy; see `Choose`.
         attend: `attend(step)` is the function for one token a row at position n + step, of the drafter's own layers and
             of the target's. What it stores is overwritten when that position is really run. A query sees all that is
             stored at and before its position: of the target's layers, that is up to position n - 1.
+        block: `block(count, drafts)` is the function for the `count` tokens of each row at positions n, n + 1 …, the
+            first token of all rows first, that give so many drafts. The block of a row that runs fewer drafts lacks so
+            many of the last tokens: they are neither stored nor seen.
     """
 
     tokens: Int[Array, " R"]
@@ -101,6 +133,8 @@ class Now(NamedTuple):
     logits: Callable[[Float[Array, "n M"]], Float[Array, "n V"]]
     choose: Choose
     attend: Callable[[int], DraftAttend]
+    rows: Callable[[Int[Array, " n"]], Float[Array, "n M"]]
+    block: Callable[[int, int], BlockAttend]
 
 
 @runtime_checkable

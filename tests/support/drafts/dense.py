@@ -47,7 +47,7 @@ class Text:
         self.broken = jnp.asarray([at in {0, *broken} for at in range(len(tokens))])
         taps = tuple(jnp.asarray(hidden[tap]) for tap in drafter.taps)
         positions = jnp.arange(len(tokens), dtype=jnp.int32)
-        ran = Ran(self.tokens, positions, taps, self._previous, self._embed, self._attend)
+        ran = Ran(self.tokens, positions, taps, self._previous, self._embed, self._attend, self.stored.__setitem__)
         self.carry = drafter.absorb(params, ran)
 
     def drafts(self, count: int) -> Int[np.ndarray, "T K"]:
@@ -58,7 +58,12 @@ class Text:
         def attend(step: int) -> Callable[..., Array]:
             return partial(self._attend_row, own, rows, step)
 
-        now = Now(self.tokens[1:], rows, self.carry[:-1], self._embed, self._logits, self._choose, attend)
+        def block(places: int, _: int) -> Callable[..., Array]:
+            return partial(self._attend_block, rows, places)
+
+        now = Now(
+            self.tokens[1:], rows, self.carry[:-1], self._embed, self._logits, self._choose, attend, self._rows, block
+        )  # fmt: skip
         found = np.asarray(self.drafter.propose(self.params, now, count))
         return np.concatenate([np.full((1, count), -1), found])
 
@@ -69,7 +74,12 @@ class Text:
     def _embed(self, tokens: Int[Array, " n"]) -> Float[Array, "n M"]:
         if self.target is None:
             return jnp.zeros((len(tokens), self.config.d_model))
-        rows: Array = self.target.embed[...][tokens] * self.config.embed_scale
+        rows: Array = self._rows(tokens) * self.config.embed_scale
+        return rows
+
+    def _rows(self, tokens: Int[Array, " n"]) -> Float[Array, "n M"]:
+        assert self.target is not None
+        rows: Array = self.target.embed[...][tokens]
         return rows
 
     def _logits(self, hidden: Float[Array, "n M"]) -> Float[Array, "n V"]:
@@ -145,6 +155,32 @@ class Text:
         keys = jnp.broadcast_to(stored[None], (len(rows), *stored.shape))
         keys = jnp.concatenate([keys, *(one[:, None] for one in mine)], axis=1)
         return _attended(config, q, keys, seen, sinks)
+
+
+    def _attend_block(
+        self,
+        rows: Int[Any, " R"],
+        places: int,
+        layer: int,
+        q: Float[Array, "n H D"],
+        kv: Float[Array, "n K E"],
+        sinks: Float[Array, " H"] | None,
+        *,
+        window: int | None,
+        causal: bool,
+    ) -> Float[Array, "n H V"]:
+        """Attend from each place of a block: to what is stored before position n of its row, and to the block."""
+        stored, first = self.stored[layer], np.asarray(rows)[:, None]
+        own = jnp.moveaxis(kv.reshape(places, len(rows), *kv.shape[1:]), 0, 1)
+        keys = jnp.concatenate([jnp.broadcast_to(stored[None], (len(rows), *stored.shape)), own], axis=1)
+        at = np.arange(len(stored) + places)[None]
+        positions = np.where(at < len(stored), at, first + at - len(stored))
+        there, parts = (positions < first) | (at >= len(stored)), []
+        for step, part in enumerate(jnp.split(q, places)):
+            seen = there if window is None else there & (positions > first + step - window)
+            seen = seen & (positions <= first + step) if causal else seen
+            parts.append(_attended(self._layer(layer, None), part, keys, seen, sinks))
+        return jnp.concatenate(parts)
 
 
 def _attended(

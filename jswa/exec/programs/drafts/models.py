@@ -8,19 +8,20 @@ and kept of the drafter. At the end of a row its pages reach as far as the step'
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.cache.layout import KindLayout, KVLayout, LayerKV
-from jswa.exec.programs.attend import Cells, attend_pages, static
+from jswa.exec.programs.attend import Cells, attend_pages, static, store_pages
 from jswa.exec.programs.drafts.draws import draw_alike
 from jswa.exec.programs.indices import KindIndices, StepIndices, row_ids_of
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.state import DeviceState
 from jswa.kernels import Kernels
-from jswa.model.drafters.seam import FINAL, DraftAttend, Drafter, Now, Ran
+from jswa.model.drafters.seam import FINAL, BlockAttend, DraftAttend, Drafter, Now, Ran
 from jswa.model.transformer import Decoder, Params
 from pallas_kernels.attention.api import tile_tokens
 from pallas_kernels.attention.rows import PagedRows, tile_rows
@@ -86,6 +87,10 @@ class Placed:
         def attend(step: int) -> DraftAttend:
             return _RowAttend(lanes, indices, row_ids, active, starts, step, scales, state)
 
+        def block(count: int, drafts: int) -> BlockAttend:
+            missing = jnp.maximum(drafts - indices.drafts, 0)
+            return _BlockAttend(lanes, indices, row_ids, active, starts, count, missing, state)
+
         def choose(
             logits: Float[Array, "R C"], step: int, /, ids: Int[Array, "... V"] | None = None
         ) -> Int[Array, " R"]:
@@ -102,6 +107,8 @@ class Placed:
             decoder.logits,
             choose,
             attend,
+            decoder.rows_of,
+            block,
         )
         drafts = self.drafter.propose(own_params(params), now, count)
         return lanes.stored(), drafts
@@ -120,13 +127,15 @@ class Placed:
         A drafter without layers stores nothing: it may be given some of the tokens alone.
         """
         lanes = _Lanes(state, self)
+        attend = _StepAttend(lanes, indices)
         ran = Ran(
             tokens,
             indices.positions,
             tuple(taps[tap] for tap in self.drafter.taps),
             lambda values, columns: _previous(values, columns, state, indices),
             decoder.inputs_of,
-            _StepAttend(lanes, indices),
+            attend,
+            attend.store,
         )
         carry = self.drafter.absorb(own_params(params), ran)
         return lanes.stored(), carry
@@ -226,6 +235,20 @@ class _StepAttend:
         cells = Cells(kind.write_pages, kind.write_offsets, lanes.seen_from(layer, kind.rows), tiles)
         return lanes.run(layer, cells, attention or config, q, kv, sinks)
 
+    def store(self, layer: int, kv: Float[Array, "T K E"]) -> None:
+        """See `Ran.store`."""
+        own, shape, lanes = self._lanes.place(layer)
+        kind = _kind(self._indices, own)
+        lanes[own.lane] = store_pages(
+            lanes[own.lane],
+            kv,
+            shape=shape,
+            page_size=self._lanes.placed.layout.page_size,
+            index=own.index,
+            pages=kind.write_pages,
+            offsets=kind.write_offsets,
+        )
+
 
 class _RowAttend:
     """Attention of one token of each row, `step` positions behind the row's last token."""
@@ -275,6 +298,59 @@ class _RowAttend:
         rows = lanes.seen_from(layer, rows._replace(starts=self._at))
         cells = Cells(jnp.where(self._written, pages, unused), self._at % page_size, rows, tiles)
         return lanes.run(layer, cells, config, q, kv, sinks)
+
+
+class _BlockAttend:
+    """Attention of `count` tokens of each row, from the row's last token on, the first token of all rows first.
+
+    Each query is a row of its own for the kernels, because all queries of a block may see the same last key.
+    `missing`: how many of the last tokens each row's block does not have.
+    """
+
+    def __init__(
+        self,
+        lanes: _Lanes,
+        indices: StepIndices,
+        row_ids: Int[Array, " R"],
+        active: Bool[Array, " R"],
+        starts: Int[Array, " R"],
+        count: int,
+        missing: Int[Array, " R"],
+        state: DeviceState,
+    ) -> None:
+        step, rows = jnp.repeat(jnp.arange(count, dtype=jnp.int32), len(starts)), partial(jnp.tile, reps=count)
+        self._lanes, self._full, self._table = lanes, indices.full, state["full_table"]
+        self._active, self._row_ids, self._at = rows(active), rows(row_ids), rows(starts) + step
+        self._last, self._of_rows = rows(starts + count - 1 - missing), rows
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Array, "n H D"],
+        kv: Float[Array, "n K E"],
+        sinks: Float[Array, " H"] | None,
+        /,
+        *,
+        window: int | None,
+        causal: bool,
+    ) -> Float[Array, "n H V"]:
+        """See `BlockAttend`."""
+        lanes, index = self._lanes, jnp.arange(len(q), dtype=jnp.int32)
+        own, shape, found = lanes.place(layer)
+        assert self._full is not None
+        page_size, full = lanes.placed.layout.page_size, self._full.rows
+        pages = self._table.at[self._row_ids, self._at // page_size].get(mode="fill", fill_value=0)
+        unused = found[own.lane].shape[1] * shape.pages_per_slab + index
+        query = jnp.minimum(self._at, self._last)  # no query without keys, though nothing reads what it gives
+        last = query if causal else self._last
+        first = jnp.zeros_like(last) if window is None else jnp.maximum(query - (window - 1), 0)
+        counts = self._active.astype(jnp.int32)
+        page_rows = jnp.tile(full.page_rows, (len(q) // len(full.starts), 1))
+        rows = lanes.seen_from(layer, PagedRows(last, counts, page_rows, self._of_rows(full.first_page), first))
+        tiles = tile_rows(counts, index, index, 1, 1)
+        written = self._active & (self._at <= self._last)
+        cells = Cells(jnp.where(written, pages, unused), self._at % page_size, rows, tiles)
+        return lanes.run(layer, cells, lanes.attention(layer), q, kv, sinks)
 
 
 def _previous(

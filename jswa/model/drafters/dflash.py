@@ -1,0 +1,214 @@
+"""DFlash (Chen et al. 2026, arXiv 2602.06036) and DSpark: a small decoder that drafts a block of tokens in one pass.
+
+Its layers keep the K and V of all positions that the target has run. They are made of hidden states of some layers of
+the target, fused, and not of what the drafter's own layers give: so a position's KV depends on nothing but the target.
+The block is the last token of the text and mask tokens after it. DFlash reads each draft at the mask in its place.
+DSpark reads it one place before, and adds to its logits a bias that depends on the token before (Markov head).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jswa.architecture import AttentionConfig, ModelConfig
+from jswa.model.attention import Attend
+from jswa.model.binding import bound, run_dtype
+from jswa.model.collectives import lookup_rows, shard_columns
+from jswa.model.drafters.layers import layer_inputs, scores
+from jswa.model.drafters.seam import BlockAttend, Now, Ran
+from jswa.model.layers import Normalize, linear, normed, rope_tables, zeros
+from jswa.model.moe import Experts
+from jswa.model.partition import shard_config
+from jswa.model.transformer import Layer, Params
+
+MOST = 7  # tokens that a step verifies
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What queries of a layer see; its KV of all positions is kept.
+
+    Attributes:
+        window: keys up to a query's own position, its own included; None: all.
+        causal: no later position of the block.
+    """
+
+    window: int | None
+    causal: bool
+
+
+@dataclass(frozen=True)
+class DFlash:
+    """A DFlash or DSpark drafter; see `Drafter`.
+
+    Attributes:
+        model: its layers and norms, all of them full. Its vocabulary is the target's.
+        taps: layers of the target.
+        target_layers, target_width: number of the target's layers, and the size of its hidden states.
+        sights: what queries of each layer see.
+        block: tokens of a block, as trained: the last token of the text is the first.
+        mask: the mask token.
+        draft_vocab: size of its head's vocabulary.
+        own_embed: it has an embedding of its own, else it reads the target's, multiplied by `embed_scale`.
+        own_mask: it has a vector in place of the mask token's embedding.
+        own_head: it has a head of its own, else it uses the target's.
+        subset: its head has some tokens of the vocabulary only; the parameter `tokens` names them.
+        tap_norms: a norm of each tap before they are fused.
+        norms_context: a layer's first norm is applied to the fused states too (Laguna).
+        from_first: the first draft is read at the text's last token, each other one at the mask before its place.
+        markov: rank of the Markov head; 0 without.
+    """
+
+    model: ModelConfig
+    taps: tuple[int, ...]
+    target_layers: int
+    target_width: int
+    sights: tuple[Sight, ...]
+    block: int
+    mask: int
+    draft_vocab: int
+    own_embed: bool = False
+    own_mask: bool = False
+    own_head: bool = False
+    subset: bool = False
+    embed_scale: float = 1.0
+    tap_norms: bool = False
+    norms_context: bool = False
+    from_first: bool = False
+    markov: int = 0
+
+    @property
+    def layers(self) -> tuple[AttentionConfig, ...]:
+        """The layers, which all keep the KV of every position."""
+        return tuple(layer.attention for layer in self.model.layers)
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """All positions are seen."""
+        return (0,) * len(self.layers)
+
+    @property
+    def carry(self) -> int:
+        """Nothing: all that it knows of the text is KV."""
+        return 0
+
+    @property
+    def most(self) -> int:
+        """The most tokens that `propose` gives."""
+        return min(MOST, self.block - (not self.from_first))
+
+    def shard(self, devices: int) -> "DFlash":
+        """Return one device's part of the drafter. Raises ConfigError if it cannot be split so."""
+        return dataclasses.replace(self, model=shard_config(self.model, devices))
+
+    def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:
+        """Write the KV of a step's tokens."""
+        module = self._bind(params)
+        fused = module.fuse(ran.taps)
+        ropes = rope_tables({a.rope for a in self.layers if a.rope is not None}, ran.positions)
+        for index, layer in enumerate(module.layers):
+            read = normed(layer.pre_attn, fused) if self.norms_context else fused
+            ran.store(self.target_layers + index, layer.attention.stored(read, ropes))
+        return jnp.zeros((len(fused), self.carry), fused.dtype)
+
+    def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
+        """Return the next tokens of each row, as chosen from the head's logits; -1 beyond the block."""
+        module, rows, drafts = self._bind(params), len(now.tokens), min(count, self.most)
+        places = drafts + (not self.from_first)
+        positions = jnp.concatenate([now.positions + step for step in range(places)])
+        inputs = layer_inputs(self.model, positions, self._attend(now.block(places, drafts)))
+        masks = jnp.full(rows * (places - 1), self.mask, jnp.int32)
+        x = module.embedded(jnp.concatenate([now.tokens, masks]), now)
+        for index, layer in enumerate(module.layers):
+            x = layer(x, index, inputs)
+        read = jnp.split(module.final_norm(x), places)[places - drafts :]
+        token, found = now.tokens, []
+        for step, part in enumerate(read):
+            token = self._token(module, part, token, now, step)
+            found.append(token)
+        found += [jnp.full(rows, -1, jnp.int32)] * (count - drafts)
+        return jnp.stack(found, axis=1)
+
+    def _token(
+        self, module: "DFlashModule", out: Float[Array, "R M"], before: Int[Array, " R"], now: Now, step: int
+    ) -> Int[Array, " R"]:
+        logits = now.logits(out) if module.lm_head is None else scores(out, module.lm_head)
+        if module.markov is not None:
+            logits = logits + shard_columns(module.markov(before), self.model.devices)
+        return now.choose(logits, step, ids=None if module.tokens is None else module.tokens[...])
+
+    def _attend(self, attend: BlockAttend) -> Attend:
+        def attended(
+            layer: int, q: Float[Array, "T H D"], kv: Float[Array, "T K E"] | None, sinks: Float[Array, " H"] | None
+        ) -> Float[Array, "T H V"]:
+            assert kv is not None
+            sight = self.sights[layer]
+            return attend(self.target_layers + layer, q, kv, sinks, window=sight.window, causal=sight.causal)
+
+        return attended
+
+    def _bind(self, params: Params) -> "DFlashModule":
+        return bound(lambda: self.module(jnp.dtype(run_dtype(params))), params)
+
+    def module(self, dtype: jnp.dtype) -> "DFlashModule":
+        """Build the module, without values."""
+        return DFlashModule(self, dtype)
+
+
+class Markov(nnx.Module):
+    """A bias of the draft vocabulary that depends on the token before: the product of two narrow matrices."""
+
+    def __init__(self, rank: int, vocab: int, draft_vocab: int, dtype: jnp.dtype) -> None:
+        self.before, self.after = zeros(vocab, rank, dtype=dtype), zeros(draft_vocab, rank, dtype=dtype)
+
+    def __call__(self, tokens: Int[Array, " R"]) -> Float[Array, "R v"]:
+        """Return the bias in float32."""
+        columns = (((1,), (1,)), ((), ()))
+        read, table = self.before[...][tokens], self.after[...]
+        return lax.dot_general(read, table, columns, preferred_element_type=jnp.float32)
+
+
+class DFlashModule(nnx.Module):
+    """The parameters of a `DFlash`, by the names of a decoder's where it has the same."""
+
+    def __init__(self, config: DFlash, dtype: jnp.dtype) -> None:
+        self.config, model = config, config.model
+        width, count, d = config.target_width, len(config.taps), model.d_model
+
+        def norm(size: int) -> Normalize:
+            return Normalize(model.final_norm, size, dtype)
+
+        self.embed = zeros(model.vocab_size // model.devices, d, dtype=dtype) if config.own_embed else None
+        self.mask_embed = zeros(d, dtype=dtype) if config.own_mask else None
+        self.tap_norms = nnx.List([norm(width) for _ in range(count)]) if config.tap_norms else None
+        self.fc = zeros(count * width, d, dtype=dtype)
+        self.hidden_norm = norm(d)
+        self.layers = nnx.List([Layer(model, layer, dtype, Experts()) for layer in model.layers])
+        self.final_norm = norm(d)
+        self.lm_head = zeros(d, config.draft_vocab // model.devices, dtype=dtype) if config.own_head else None
+        self.tokens = zeros(config.draft_vocab, dtype=jnp.dtype(jnp.int32)) if config.subset else None
+        sizes = config.markov, model.vocab_size, config.draft_vocab
+        self.markov = Markov(*sizes, dtype) if config.markov else None
+
+    def fuse(self, taps: tuple[Float[Array, "T W"], ...]) -> Float[Array, "T M"]:
+        """Return the target's hidden states as the layers read them."""
+        if self.tap_norms is not None:
+            taps = tuple(norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True))
+        return self.hidden_norm(linear(jnp.concatenate(taps, axis=-1), self.fc, None))
+
+    def embedded(self, tokens: Int[Array, " n"], now: Now) -> Float[Array, "n M"]:
+        """Return the embedding of tokens."""
+        config, table = self.config, self.embed
+        if table is None:
+            rows = now.rows(tokens)
+            rows = rows * jnp.asarray(config.embed_scale, rows.dtype)
+        else:
+            size, devices = config.model.vocab_size // config.model.devices, config.model.devices
+            rows = lookup_rows(lambda ids: table[...][ids], size, tokens, devices)
+        if self.mask_embed is None:
+            return rows
+        return jnp.where((tokens == config.mask)[:, None], self.mask_embed[...][None].astype(rows.dtype), rows)

@@ -1,0 +1,254 @@
+"""DFlash and DSpark checkpoints: the format of z-lab with those made after it, and the speculators format.
+
+In `target_layer_ids`, number i is what layer i of the target gives. In the speculators format, and in
+`eagle_aux_hidden_state_layer_ids`, it is what layer i reads.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jswa.architecture import LayerConfig, ModelConfig
+from jswa.errors import CheckpointError, UnsupportedModel
+from jswa.model.drafters.checkpoint import Checkpoint, ReadWhole, folder_of, refused, required
+from jswa.model.drafters.dflash import DFlash, Sight
+from jswa.model.drafters.eagle_files import OFFSETS, draft_tokens
+from jswa.model.hf.common import usual
+from jswa.model.hf.config import parse_config
+from jswa.model.hf.families import FAMILIES
+from jswa.model.hf.fields import Fields
+from jswa.model.hf.quantization import parse_quantization
+from jswa.model.hf.rope import parse_rope
+from jswa.model.hf.source import Source, TensorPart, matrix, vector
+from jswa.model.hf.tensor_map import sources
+from jswa.model.weights.safetensors_files import Tensor, stored_tensors
+from jswa.storage.checkpoint_files import is_there
+from jswa.storage.json_object import read_object
+
+_LAGUNA, _MUSE = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
+_ARCHITECTURES = {
+    "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE),
+    "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"),
+}
+_FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant")
+_MASK_FILE = "mask_embedding.pt"
+_MOST_TAPS, _MOST_BLOCK, _MOST_RANK = 64, 1024, 65536
+_UNUSED = re.compile(r"^(t2d|verifier_norm\..*|verifier_lm_head\..*|confidence_head\..*|.*rotary_emb\.inv_freq)$")
+_RENAMED = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "midlayer.": "layers.0.",
+}
+# Keys of checkpoints that need what jswa does not have, and the values with which they need nothing.
+_WITHOUT: Mapping[str, tuple[object, ...]] = {
+    "conv_kernel_size": (0,),
+    "selector_rank": (0,),
+    "projector_type": ("dflash", "dspark"),
+    "use_gemma_norm": (False,),
+    "logit_scale": (1, 1.0),
+    "use_aux_hidden_state": (True,),
+    "markov_head_type": ("vanilla",),
+}
+
+
+def open_dflash(folder: Path, target: ModelConfig) -> Checkpoint:
+    """Open a DFlash checkpoint.
+
+    Raises ConfigError that names key, value and limit if it does not fit the target, CheckpointError if a file is
+    missing or corrupt, and UnsupportedModel if it needs something that jswa does not have.
+    """
+    return _open("dflash", folder, target)
+
+
+def open_dspark(folder: Path, target: ModelConfig) -> Checkpoint:
+    """Open a DSpark checkpoint; see `open_dflash`."""
+    return _open("dspark", folder, target)
+
+
+def _open(method: str, folder: Path, target: ModelConfig) -> Checkpoint:
+    raw = read_object(folder_of(folder) / "config.json")
+    keys = _Keys(Fields(raw, "config.json"))
+    architecture = _architecture(method, keys)
+    if is_there(folder / _MASK_FILE):
+        raise refused("model", f"a drafter with {_MASK_FILE}", "must have its vector in the embedding: not implemented")
+    tensors = stored_tensors(folder, _tensor_name)
+    drafter = _parse(method, architecture, keys, target, tensors)
+    others: dict[str, ReadWhole] = {}
+    if drafter.subset:
+        others["tokens"] = partial(draft_tokens, *_offsets(drafter, tensors))
+    rest = {name: tensor for name, tensor in tensors.items() if name != OFFSETS}
+    table, stored = _sources(drafter, rest), parse_quantization(raw)
+    return Checkpoint(drafter, drafter.model, drafter.module, table, rest, tensors, stored, others).check()
+
+
+class _Keys:
+    """The keys of a config.json, which may be in `dflash_config`; `layers` are those of the layers.
+
+    Attributes:
+        speculators: whether the file has the speculators format.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self.file = fields
+        self.speculators = fields.raw.get("speculators_model_type") is not None
+        nested = "transformer_layer_config"
+        self.layers = Fields(fields.table(nested), nested) if self.speculators else fields
+        self.own = Fields({**fields.raw, **fields.table("dflash_config")}, "config.json")
+
+
+def _architecture(method: str, keys: _Keys) -> str:
+    """Return the architecture that a config names. Raises ConfigError if it is another's, or needs what jswa lacks."""
+    kind, named = keys.file.raw.get("speculators_model_type"), keys.file.raw.get("architectures")
+    if keys.speculators and kind != method:
+        raise refused("speculators_model_type", kind, f"must be {method}")
+    known = _ARCHITECTURES[method]
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        raise refused("architectures", named, f"must be one of {', '.join(known)}")
+    for key, values in _WITHOUT.items():
+        if (value := keys.own.raw.get(key)) is not None and value not in values:
+            raise UnsupportedModel(f"config.json: {key} = {value!r}: not implemented; must be {values[0]!r}")
+    return str(named[0])
+
+
+def _tensor_name(key: str) -> str | None:
+    """Return a tensor's name as in a decoder's checkpoint, or None if nothing reads it."""
+    name = key.removeprefix("model.")
+    if _UNUSED.match(name):
+        return None
+    for theirs, ours in _RENAMED.items():
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+    name = name.replace(".self_attn.attention_sink_bias", ".self_attn.sinks")
+    return f"model.{name}" if re.match(r"(layers|norm|embed_tokens)\.", name) else name
+
+
+def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, tensors: Mapping[str, Tensor]) -> DFlash:
+    own, laguna = keys.own, architecture == _LAGUNA
+    model, sights = _decoder(keys, target, tensors, architecture)
+    required("vocab_size", model.vocab_size, target.vocab_size, "the size of the model's vocabulary")
+    width = own.optional_width("target_hidden_size", None) or target.d_model
+    required("target_hidden_size", width, target.d_model, "the hidden size of the model")
+    own_embed, own_head = "model.embed_tokens.weight" in tensors, "lm_head.weight" in tensors
+    if not (own_embed and own_head):
+        required("hidden_size", model.d_model, target.d_model, "that of the model, whose embedding or head it uses")
+    draft_vocab = own.integer("draft_vocab_size", model.vocab_size, high=model.vocab_size)
+    if draft_vocab != model.vocab_size and not (own_head and OFFSETS in tensors):
+        raise CheckpointError(f"the checkpoint lacks lm_head.weight or {OFFSETS}: draft_vocab_size = {draft_vocab}")
+    markov = own.integer("markov_rank", 0, low=0, high=_MOST_RANK) if method == "dspark" else 0
+    if markov and not own_head and (target.final_softcap is not None or target.logit_scale != 1.0):
+        raise refused("method", "dspark", f"must be another method for {target.family}, which scales or caps logits")
+    return DFlash(
+        model=model,
+        taps=_taps(keys, len(target.layers), len(model.layers)),
+        target_layers=len(target.layers),
+        target_width=width,
+        sights=sights,
+        block=own.integer("block_size", None, low=1 if method == "dspark" else 2, high=_MOST_BLOCK),
+        mask=own.integer("mask_token_id", None, low=0, high=model.vocab_size - 1),
+        draft_vocab=draft_vocab,
+        own_embed=own_embed,
+        own_head=own_head,
+        subset=draft_vocab != model.vocab_size,
+        # transformers scales the embedding of these families in the embedding itself, which drafters share.
+        embed_scale=target.embed_scale if target.family.startswith(("gemma3", "gemma4")) else 1.0,
+        tap_norms=laguna,
+        norms_context=laguna,
+        from_first=own.boolean("sample_from_anchor", method == "dspark"),
+        markov=markov,
+    )
+
+
+def _decoder(
+    keys: _Keys, target: ModelConfig, tensors: Mapping[str, Tensor], architecture: str
+) -> tuple[ModelConfig, tuple[Sight, ...]]:
+    """Return the drafter's layers, all of which keep the KV of all positions, and what their queries see."""
+    fields, own = keys.layers, keys.own
+    kind = fields.string("model_type", "qwen3")
+    if kind not in _FAMILIES:
+        raise refused("model_type", kind, f"must be one of {', '.join(_FAMILIES)}")
+    raw: dict[str, Any] = {"vocab_size": target.vocab_size, **fields.raw, "model_type": "qwen3"}
+    raw.setdefault("use_sliding_window", "sliding_attention" in map(str, fields.raw.get("layer_types") or ()))
+    if architecture == _LAGUNA:
+        dense = ["dense"] * fields.integer("num_hidden_layers", None, high=1024)
+        raw |= {"model_type": "laguna", "mlp_layer_types": dense}
+    model = parse_config(raw, weights=False)
+    windows: list[int | None] = [None if (r := one.attention.reach) is None else r.size for one in model.layers]
+    sights = [Sight(window, _causal(keys, window, architecture)) for window in windows]
+    size = own.optional_integer("swa_window_size", None) or fields.optional_integer("sliding_window", None)
+    if own.boolean("use_swa", False) and not any(windows):
+        sights = [Sight(own.integer("swa_window_size", size), sight.causal) for sight in sights]
+    elif any(windows):
+        sights = [Sight(window and size, causal) for window, causal in map(dataclasses.astuple, sights)]
+    sinks = own.boolean("attention_sink_bias", "model.layers.0.self_attn.sinks" in tensors)
+    changes: dict[str, Any] = {"reach": None, "sinks": sinks, "v_scale": own.number("attention_value_scale", 1.0)}
+    if architecture != _LAGUNA:
+        values = usual(Fields(raw, fields.where), "qwen3", (), FAMILIES["qwen3"].defaults)
+        halves = fields.boolean("rope_is_neox_style", fields.boolean("is_neox_style", True))
+        changes["rope"] = parse_rope(values, partial=1.0, interleaved=not halves)
+    layers = tuple(_changed(layer, changes) for layer in model.layers)
+    return dataclasses.replace(model, layers=layers, tie_embeddings=False), tuple(sights)
+
+
+def _changed(layer: LayerConfig, changes: Mapping[str, Any]) -> LayerConfig:
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, **changes))
+
+
+def _causal(keys: _Keys, window: int | None, architecture: str) -> bool:
+    """Return whether queries of a layer see no later mask: those with a window do not, unless the config says so."""
+    if keys.speculators:  # vLLM 0.33 has the windows' rule for full layers too, which were not trained so
+        return window is not None and not keys.file.boolean("sliding_window_non_causal", False)
+    default = window is not None and architecture != _MUSE
+    return keys.file.boolean(
+        "is_causal", Fields(keys.file.table("dflash_config"), "dflash_config").boolean("causal", default)
+    )
+
+
+def _taps(keys: _Keys, layers: int, own: int) -> tuple[int, ...]:
+    """Return the layers before which the target's hidden states are read; by default evenly from 2 to L - 2."""
+    key, shift = "aux_hidden_state_layer_ids" if keys.speculators else "eagle_aux_hidden_state_layer_ids", 0
+    ids = keys.file.raw.get(key)
+    if not ids and not keys.speculators:
+        key, shift = "target_layer_ids", 1
+        ids = keys.own.raw.get(key)
+        if ids is None:
+            ids = [1 + round(i * (layers - 4) / (own - 1)) for i in range(own)] if own > 1 else [layers // 2]
+    low, high = -shift, layers - shift
+    if (
+        not isinstance(ids, list)
+        or not 1 <= len(ids) <= _MOST_TAPS
+        or not all(isinstance(i, int) and not isinstance(i, bool) and low <= i <= high for i in ids)
+    ):
+        raise refused(key, ids, f"must be 1 to {_MOST_TAPS} layers of the model, {low} to {high}")
+    return tuple(i + shift for i in ids)
+
+
+def _sources(drafter: DFlash, tensors: Mapping[str, Tensor]) -> dict[str, Source]:
+    model, width, count = drafter.model, drafter.target_width, len(drafter.taps)
+    d, vocab = model.d_model, drafter.draft_vocab
+    table = sources(model, tensors)
+    table["fc"] = matrix({"fc": d}, count * width)
+    table["hidden_norm.weight"] = vector("hidden_norm.weight", d)
+    table["lm_head"] = matrix({"lm_head": vocab}, d)
+    if not drafter.own_embed:
+        del table["embed"]
+    if not drafter.own_head:
+        del table["lm_head"]
+    if drafter.tap_norms:
+        table |= {f"tap_norms.{i}.weight": vector(f"aux_hidden_norms.{i}.weight", width) for i in range(count)}
+    if drafter.markov:
+        sizes = {"before": ("markov_w1", model.vocab_size), "after": ("markov_w2", vocab)}
+        for ours, (theirs, rows) in sizes.items():
+            part = TensorPart(f"markov_head.{theirs}.weight", (rows, drafter.markov))
+            table[f"markov.{ours}"] = Source((part,))
+    return table
+
+
+def _offsets(drafter: DFlash, tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Return the tensor of the draft vocabulary, checked, and the size of the model's vocabulary."""
+    offsets = tensors[OFFSETS]
+    offsets.require_type("I64", "I32")
+    offsets.require_shape((drafter.draft_vocab,))
+    return offsets, drafter.model.vocab_size

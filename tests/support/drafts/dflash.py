@@ -1,0 +1,82 @@
+"""Checkpoints of DFlash and DSpark drafters with random weights, in the formats in which they are published."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.parity.drafters.load import draft_tokens
+from tests.parity.references.dflash import dflash_shapes
+from tests.parity.weights import Tensor, random_weights, write_checkpoint
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_LAYERS = {
+    "model_type": "qwen3",
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+}
+_DFLASH = {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]}
+_SPECULATORS = {"block_size": 8, "aux_hidden_state_layer_ids": [1, 3, 6], "mask_token_id": 5, "draft_vocab_size": 40}
+# The configs of published drafters, made small.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "dflash": _LAYERS | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dflash_config": _DFLASH},
+    "dflash_mixed": _LAYERS
+    | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dflash_config": _DFLASH}
+    | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12, "use_sliding_window": True, "attention_bias": True},
+    "dflash_mimo": _LAYERS
+    | {"architectures": ["DFlashDraftModel"], "block_size": 8, "partial_rotary_factor": 0.5, "is_causal": False}
+    | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "use_sliding_window": True}
+    | {"dflash_config": _DFLASH | {"attention_sink_bias": True, "attention_value_scale": 0.612}},
+    "dflash_mimo_old": _LAYERS
+    | {"architectures": ["DFlashDraftModel"], "block_size": 8, "sliding_window": 9}
+    | {"dflash_config": _DFLASH | {"use_swa": True, "swa_window_size": 10, "attention_sink_bias": True}},
+    "dflash_laguna": _LAYERS
+    | {"architectures": ["DFlashLagunaForCausalLM"], "model_type": "laguna", "block_size": 16, "gating": "per-head"}
+    | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "dflash_config": _DFLASH | {"causal": True}},
+    "dflash_muse": {key: value for key, value in _LAYERS.items() if key != "vocab_size"}
+    | {"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant", "block_size": 8}
+    | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12, **_DFLASH},
+    "dflash_speculators": {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
+    | _SPECULATORS
+    | {"transformer_layer_config": _LAYERS | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12}}
+    | {"sliding_window_non_causal": False},
+    "dspark": _LAYERS
+    | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, **_DFLASH, "markov_rank": 6}
+    | {"markov_head_type": "vanilla", "enable_confidence_head": True},
+    "dspark_speculators": {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark"}
+    | _SPECULATORS
+    | {"transformer_layer_config": _LAYERS, "sample_from_anchor": False, "markov_rank": 6}
+    | {"sliding_window_non_causal": False},
+}
+
+
+def dflash_checkpoint(kind: str, width: int, vocab: int, seed: int = 1) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and tensors of a drafter for a target of that width and vocabulary."""
+    config = dict(KINDS[kind])
+    sizes = {"hidden_size": width, "vocab_size": vocab}
+    if "transformer_layer_config" in config:
+        config["transformer_layer_config"] = config["transformer_layer_config"] | sizes
+    else:
+        config |= sizes
+    shapes = dflash_shapes(config, width, vocab)
+    means = {name: 1.0 for name in shapes if "norm" in name}
+    tensors: dict[str, Any] = random_weights(shapes, means, seed, ((r"markov", 3.0),))
+    count = config.get("draft_vocab_size", vocab)
+    if count != vocab:
+        tokens = draft_tokens(vocab, count, seed)
+        tensors |= {"d2t": tokens - np.arange(count), "t2d": np.isin(np.arange(vocab), tokens)}
+    return config, tensors
+
+
+def write_dflash(kind: str, folder: Path, width: int, vocab: int) -> Path:
+    """Write such a checkpoint."""
+    write_checkpoint(folder, *dflash_checkpoint(kind, width, vocab))
+    return folder
