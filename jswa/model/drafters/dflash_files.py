@@ -9,14 +9,17 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
 
 from jswa.architecture import LayerConfig, ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.drafters.checkpoint import Checkpoint, ReadWhole, folder_of, refused, required
 from jswa.model.drafters.dflash import DFlash, Sight
 from jswa.model.drafters.eagle_files import OFFSETS, draft_tokens
-from jswa.model.hf.common import usual
+from jswa.model.hf.common import MAX_LAYERS, usual
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.families import FAMILIES
 from jswa.model.hf.fields import Fields
@@ -25,6 +28,7 @@ from jswa.model.hf.rope import parse_rope
 from jswa.model.hf.source import Source, TensorPart, matrix, vector
 from jswa.model.hf.tensor_map import sources
 from jswa.model.weights.safetensors_files import Tensor, stored_tensors
+from jswa.model.weights.torch_vector import read_vector
 from jswa.storage.checkpoint_files import is_there
 from jswa.storage.json_object import read_object
 
@@ -70,13 +74,15 @@ def open_dspark(folder: Path, target: ModelConfig) -> Checkpoint:
 
 def _open(method: str, folder: Path, target: ModelConfig) -> Checkpoint:
     raw = read_object(folder_of(folder) / "config.json")
-    keys = _Keys(Fields(raw, "config.json"))
+    keys = _keys(raw)
     architecture = _architecture(method, keys)
-    if is_there(folder / _MASK_FILE):
-        raise refused("model", f"a drafter with {_MASK_FILE}", "must have its vector in the embedding: not implemented")
     tensors = stored_tensors(folder, _tensor_name)
     drafter = _parse(method, architecture, keys, target, tensors)
     others: dict[str, ReadWhole] = {}
+    if is_there(folder / _MASK_FILE):
+        drafter = dataclasses.replace(drafter, own_mask=True)
+        vector = _mask_vector(folder / _MASK_FILE, drafter)
+        others["mask_embed"] = lambda _: vector
     if drafter.subset:
         others["tokens"] = partial(draft_tokens, *_offsets(drafter, tensors))
     rest = {name: tensor for name, tensor in tensors.items() if name != OFFSETS}
@@ -84,19 +90,27 @@ def _open(method: str, folder: Path, target: ModelConfig) -> Checkpoint:
     return Checkpoint(drafter, drafter.model, drafter.module, table, rest, tensors, stored, others).check()
 
 
-class _Keys:
-    """The keys of a config.json, which may be in `dflash_config`; `layers` are those of the layers.
+class _Keys(NamedTuple):
+    """The keys of a config.json.
 
     Attributes:
+        own: all of the file's, those of `dflash_config` first.
+        layers: those of the layers.
         speculators: whether the file has the speculators format.
     """
 
-    def __init__(self, fields: Fields) -> None:
-        self.file = fields
-        self.speculators = fields.raw.get("speculators_model_type") is not None
-        nested = "transformer_layer_config"
-        self.layers = Fields(fields.table(nested), nested) if self.speculators else fields
-        self.own = Fields({**fields.raw, **fields.table("dflash_config")}, "config.json")
+    file: Fields
+    own: Fields
+    layers: Fields
+    speculators: bool
+
+
+def _keys(raw: dict[str, Any]) -> _Keys:
+    file, nested = Fields(raw, "config.json"), "transformer_layer_config"
+    own = Fields({**raw, **file.table("dflash_config")}, "config.json")
+    speculators = raw.get("speculators_model_type") is not None
+    layers = Fields(file.table(nested), f"config.json: {nested}") if speculators else file
+    return _Keys(file, own, layers, speculators)
 
 
 def _architecture(method: str, keys: _Keys) -> str:
@@ -127,7 +141,10 @@ def _tensor_name(key: str) -> str | None:
 
 def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, tensors: Mapping[str, Tensor]) -> DFlash:
     own, laguna = keys.own, architecture == _LAGUNA
-    model, sights = _decoder(keys, target, tensors, architecture)
+    if target.altup is not None:
+        raise refused("method", method, f"must be another method for {target.family}, which has parallel streams")
+    parsed = _parsed(keys, target, architecture)
+    model = _full(keys, parsed, tensors)
     required("vocab_size", model.vocab_size, target.vocab_size, "the size of the model's vocabulary")
     width = own.optional_width("target_hidden_size", None) or target.d_model
     required("target_hidden_size", width, target.d_model, "the hidden size of the model")
@@ -145,7 +162,7 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
         taps=_taps(keys, len(target.layers), len(model.layers)),
         target_layers=len(target.layers),
         target_width=width,
-        sights=sights,
+        sights=_sights(keys, parsed, architecture),
         block=own.integer("block_size", None, low=1 if method == "dspark" else 2, high=_MOST_BLOCK),
         mask=own.integer("mask_token_id", None, low=0, high=model.vocab_size - 1),
         draft_vocab=draft_vocab,
@@ -161,39 +178,53 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
     )
 
 
-def _decoder(
-    keys: _Keys, target: ModelConfig, tensors: Mapping[str, Tensor], architecture: str
-) -> tuple[ModelConfig, tuple[Sight, ...]]:
-    """Return the drafter's layers, all of which keep the KV of all positions, and what their queries see."""
-    fields, own = keys.layers, keys.own
+def _parsed(keys: _Keys, target: ModelConfig, architecture: str) -> ModelConfig:
+    """Return the drafter's layers as those of a model."""
+    fields = keys.layers
     kind = fields.string("model_type", "qwen3")
     if kind not in _FAMILIES:
         raise refused("model_type", kind, f"must be one of {', '.join(_FAMILIES)}")
     raw: dict[str, Any] = {"vocab_size": target.vocab_size, **fields.raw, "model_type": "qwen3"}
     raw.setdefault("use_sliding_window", "sliding_attention" in map(str, fields.raw.get("layer_types") or ()))
     if architecture == _LAGUNA:
-        dense = ["dense"] * fields.integer("num_hidden_layers", None, high=1024)
+        dense = ["dense"] * fields.integer("num_hidden_layers", None, high=MAX_LAYERS)
         raw |= {"model_type": "laguna", "mlp_layer_types": dense}
     model = parse_config(raw, weights=False)
-    windows: list[int | None] = [None if (r := one.attention.reach) is None else r.size for one in model.layers]
+    head_dim = model.layers[0].attention.head_dim
+    required("v_head_dim", fields.integer("v_head_dim", head_dim), head_dim, "the size of the keys")
+    if any(isinstance(value, dict) for value in fields.table("rope_parameters").values()):
+        return model
+    # Half of MiMo's heads is rotated, and Laguna's drafter has one base for all layers.
+    values = usual(Fields(raw, fields.where), model.family, (), FAMILIES[model.family].defaults)
+    halves = fields.boolean("rope_is_neox_style", fields.boolean("is_neox_style", True))
+    return _changed(model, {"rope": parse_rope(values, partial=1.0, interleaved=not halves)})
+
+
+def _full(keys: _Keys, model: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """Return the layers with what `dflash_config` adds; they keep the KV of all positions, whatever queries see."""
+    sinks = keys.own.boolean("attention_sink_bias", "model.layers.0.self_attn.sinks" in tensors)
+    scale = keys.own.number("attention_value_scale", 1.0)
+    return dataclasses.replace(_changed(model, {"reach": None, "sinks": sinks, "v_scale": scale}), tie_embeddings=False)
+
+
+def _sights(keys: _Keys, model: ModelConfig, architecture: str) -> tuple[Sight, ...]:
+    """Return what queries of each layer see."""
+    windows = [None if (reach := layer.attention.reach) is None else reach.size for layer in model.layers]
     sights = [Sight(window, _causal(keys, window, architecture)) for window in windows]
-    size = own.optional_integer("swa_window_size", None) or fields.optional_integer("sliding_window", None)
-    if own.boolean("use_swa", False) and not any(windows):
-        sights = [Sight(own.integer("swa_window_size", size), sight.causal) for sight in sights]
-    elif any(windows):
-        sights = [Sight(window and size, causal) for window, causal in map(dataclasses.astuple, sights)]
-    sinks = own.boolean("attention_sink_bias", "model.layers.0.self_attn.sinks" in tensors)
-    changes: dict[str, Any] = {"reach": None, "sinks": sinks, "v_scale": own.number("attention_value_scale", 1.0)}
-    if architecture != _LAGUNA:
-        values = usual(Fields(raw, fields.where), "qwen3", (), FAMILIES["qwen3"].defaults)
-        halves = fields.boolean("rope_is_neox_style", fields.boolean("is_neox_style", True))
-        changes["rope"] = parse_rope(values, partial=1.0, interleaved=not halves)
-    layers = tuple(_changed(layer, changes) for layer in model.layers)
-    return dataclasses.replace(model, layers=layers, tie_embeddings=False), tuple(sights)
+    size = keys.own.optional_integer("swa_window_size", None) or keys.layers.optional_integer("sliding_window", None)
+    if any(windows):
+        return tuple(Sight(sight.window and size, sight.causal) for sight in sights)
+    if keys.own.boolean("use_swa", False):  # as of MiMo-V2.5, whose layers are not causal
+        size = keys.own.integer("swa_window_size", size)
+        return tuple(Sight(size, sight.causal) for sight in sights)
+    return tuple(sights)
 
 
-def _changed(layer: LayerConfig, changes: Mapping[str, Any]) -> LayerConfig:
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, **changes))
+def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    def changed(layer: LayerConfig) -> LayerConfig:
+        return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, **changes))
+
+    return dataclasses.replace(model, layers=tuple(map(changed, model.layers)))
 
 
 def _causal(keys: _Keys, window: int | None, architecture: str) -> bool:
@@ -215,13 +246,13 @@ def _taps(keys: _Keys, layers: int, own: int) -> tuple[int, ...]:
         ids = keys.own.raw.get(key)
         if ids is None:
             ids = [1 + round(i * (layers - 4) / (own - 1)) for i in range(own)] if own > 1 else [layers // 2]
-    low, high = -shift, layers - shift
+    high = layers - shift
     if (
         not isinstance(ids, list)
         or not 1 <= len(ids) <= _MOST_TAPS
-        or not all(isinstance(i, int) and not isinstance(i, bool) and low <= i <= high for i in ids)
+        or not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= high for i in ids)
     ):
-        raise refused(key, ids, f"must be 1 to {_MOST_TAPS} layers of the model, {low} to {high}")
+        raise refused(key, ids, f"must be 1 to {_MOST_TAPS} layers of the model, 0 to {high}")
     return tuple(i + shift for i in ids)
 
 
@@ -244,6 +275,14 @@ def _sources(drafter: DFlash, tensors: Mapping[str, Tensor]) -> dict[str, Source
             part = TensorPart(f"markov_head.{theirs}.weight", (rows, drafter.markov))
             table[f"markov.{ours}"] = Source((part,))
     return table
+
+
+def _mask_vector(path: Path, drafter: DFlash) -> Float[np.ndarray, " M"]:
+    """Return the vector in place of the mask token's embedding. Raises CheckpointError if it is another token's."""
+    found, numbers = read_vector(path, drafter.model.d_model)
+    if numbers.get("mask_token_id", drafter.mask) != drafter.mask:
+        raise CheckpointError(f"{path.name}: mask_token_id = {numbers['mask_token_id']}: must be {drafter.mask}")
+    return found
 
 
 def _offsets(drafter: DFlash, tensors: Mapping[str, Tensor]) -> tuple[Tensor, int]:

@@ -21,7 +21,9 @@ _SLIDING = "sliding_attention"
 def dflash_shapes(config: Config, target_width: int, vocab: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a checkpoint, by the names that it has."""
     layers, laguna = layer_config(config), _laguna(config)
-    d, head, heads, keys = (layers[k] for k in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads"))
+    d, head, heads, keys = (
+        layers[k] for k in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+    )
     taps, muse = len(tap_ids(config)), "MuseGlimmerAssistantModel" in config["architectures"]
     fused, after = ("encoder.fc", "encoder.output_norm_enc") if muse else ("fc", "hidden_norm")
     shapes = {f"{fused}.weight": (d, taps * target_width), f"{after}.weight": (d,), "norm.weight": (d,)}

@@ -156,7 +156,6 @@ class Text:
         keys = jnp.concatenate([keys, *(one[:, None] for one in mine)], axis=1)
         return _attended(config, q, keys, seen, sinks)
 
-
     def _attend_block(
         self,
         rows: Int[Any, " R"],

@@ -1,10 +1,13 @@
 """Checkpoints of DFlash and DSpark drafters with random weights, in the formats in which they are published."""
 
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
+from jaxtyping import Float
 
 from tests.parity.drafters.load import draft_tokens
 from tests.parity.references.dflash import dflash_shapes
@@ -39,8 +42,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     | {"architectures": ["DFlashDraftModel"], "block_size": 8, "sliding_window": 9}
     | {"dflash_config": _DFLASH | {"use_swa": True, "swa_window_size": 10, "attention_sink_bias": True}},
     "dflash_laguna": _LAYERS
-    | {"architectures": ["DFlashLagunaForCausalLM"], "model_type": "laguna", "block_size": 16, "gating": "per-head"}
-    | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "dflash_config": _DFLASH | {"causal": True}},
+    | {"architectures": ["DFlashLagunaForCausalLM"], "model_type": "laguna", "gating": "per-head", "rope_theta": 5e5}
+    | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    | {"dflash_config": _DFLASH | {"block_size": 16, "causal": True}},
     "dflash_muse": {key: value for key, value in _LAYERS.items() if key != "vocab_size"}
     | {"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant", "block_size": 8}
     | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12, **_DFLASH},
@@ -80,3 +84,23 @@ def write_dflash(kind: str, folder: Path, width: int, vocab: int) -> Path:
     """Write such a checkpoint."""
     write_checkpoint(folder, *dflash_checkpoint(kind, width, vocab))
     return folder
+
+
+def write_saved(path: Path, vector: Float[np.ndarray, " n"], mask: int, storage: str = "FloatStorage") -> None:
+    """Write what torch.save writes of {"embedding": vector, "mask_token_id": mask}, with a vector in float32."""
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    stored = b"(" + text("storage") + f"ctorch\n{storage}\n".encode() + text("0") + text("cpu") + number(len(vector))
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((" + stored[1:] + b"tQ" + number(0) + number(len(vector)) + b"\x85"
+    tensor += number(1) + b"\x85\x89ccollections\nOrderedDict\n)RtR"
+    content = b"\x80\x02}(" + text("embedding") + tensor + text("mask_token_id") + number(mask) + b"u."
+    with ZipFile(path, "w") as archive:
+        archive.writestr("mask_embedding/data.pkl", content)
+        archive.writestr("mask_embedding/byteorder", "little")
+        archive.writestr("mask_embedding/data/0", vector.astype("<f4").tobytes())
+        archive.writestr("mask_embedding/version", "3\n")

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.layout import KVLayout
@@ -28,6 +27,8 @@ from tests.parity.drafters.load import load_drafters
 from tests.parity.load import load_fixture
 from tests.parity.weights import random_weights, write_checkpoint
 from tests.support.drafts.dense import Text
+from tests.support.drafts.dflash import KINDS as DFLASH
+from tests.support.drafts.dflash import write_dflash
 from tests.support.drafts.mtp import mtp_tensors
 from tests.support.oracles import dense_attention, quick_compiles
 
@@ -135,8 +136,8 @@ class Pair:
         jax.effects_barrier()  # type: ignore[no-untyped-call]
         return tokens
 
-    def wanted(self, text: list[int], begins: list[int]) -> Int[np.ndarray, "T K"]:
-        """Return what the drafter drafts behind each position of a text, from dense attention over all of it."""
+    def behind(self, text: list[int], begins: list[int]) -> Text:
+        """Return the drafter behind each position of a text, with dense attention over all of it."""
         tokens, model = np.array(text, np.int32), self.model
         attend, hidden = dense_attention(model), dict[int, Any]()
         stored: dict[int, Any] = {}
@@ -148,11 +149,10 @@ class Pair:
 
         decoder = bind(model, self.params)
         hidden[FINAL] = decoder(jnp.asarray(tokens), jnp.arange(len(text)), noted, tap=hidden.__setitem__)
-        found = Text(
+        return Text(
             self.drafter, self.own, model, tokens, hidden, stored=stored, target=decoder, broken=begins,
             temperature=TEMPERATURE, seed=SEED,
         )  # fmt: skip
-        return found.drafts(DRAFTS)
 
 
 def write_target(kind: str, folder: Path) -> tuple[str, Path, Path]:
@@ -169,6 +169,9 @@ def write_target(kind: str, folder: Path) -> tuple[str, Path, Path]:
         return "gemma4_assistant", target, drafter.write(own)
     fixture = load_fixture("gemma3_text_p6")
     write_checkpoint(target, fixture.config, fixture.tensors)
+    if kind in DFLASH:
+        own = write_dflash(kind, own, fixture.config["hidden_size"], fixture.config["vocab_size"])
+        return kind.split("_")[0], target, own
     drafter = next(one for one in load_drafters("eagle") if one.name == kind)
     config, width = dict(drafter.config), fixture.config["hidden_size"]
     taps = len(config["eagle_aux_hidden_state_layer_ids"])
