@@ -25,6 +25,8 @@ GOOD: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
         ({**GOOD, "prompt_lookup_max": 33}, "prompt_lookup_max"),
         ({**GOOD, "prompt_lookup_max": 3, "prompt_lookup_min": 4}, "prompt_lookup_min"),
         ({**GOOD, "model": "somewhere"}, "model"),
+        ({"method": "dflash", "num_speculative_tokens": 3}, "model"),
+        ({"method": "dspark", "num_speculative_tokens": 3}, "model"),
         ({**GOOD, "synthetic_acceptance_rate": 1.5}, "synthetic_acceptance_rate"),
         ({**GOOD, "draft_tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
     ],

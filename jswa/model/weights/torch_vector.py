@@ -51,7 +51,8 @@ def read_vector(path: Path, size: int) -> tuple[Float[np.ndarray, " n"], dict[st
 
 def _described(pickled: bytes) -> tuple[list[str], dict[str, int]]:
     """Return the globals that a pickle names, and its whole numbers by the text before each."""
-    names, numbers, text = list[str](), dict[str, int](), None
+    names, numbers = list[str](), dict[str, int]()
+    text: str | None = None
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name == "GLOBAL":
             names.append(str(argument))
