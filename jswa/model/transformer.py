@@ -243,13 +243,14 @@ class Decoder(nnx.Module):
 
     def inputs_of(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         """Return what the first layer reads of tokens."""
-        rows = self.rows_of(tokens)
-        return normed(self.embed_norm, rows * jnp.asarray(self.config.embed_scale, rows.dtype))
+        config = self.config
+        rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
 
     def rows_of(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
-        """Return the embedding of tokens, neither scaled nor normed."""
-        config = self.config
-        return lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
+        """Return the embedding of tokens, neither scaled nor normed, as drafters share it."""
+        devices = self.config.devices
+        return lookup_rows(self._look_up, self.config.vocab_size // devices, tokens, devices)
 
     def _joined(
         self,
