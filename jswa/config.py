@@ -99,18 +99,13 @@ class EngineConfig:
             num_speculative_tokens (drafts per sequence and step: at most this many, 1 to 7), model (the drafter's
             checkpoint) and others. Methods without a model copy the tokens that followed the same tokens before: ngram
             in the text itself, suffix also in cached texts. For both, prompt_lookup_max and prompt_lookup_min say how
-<<<<<<< HEAD
-            many tokens must be the same (default: 5 and 2). Methods with weights: eagle3 and gemma4_assistant, with a
-            model, and mtp, whose layers are in the target's checkpoint. In Python also a mapping. Default: no drafts.
+            many tokens must be the same (default: 5 and 2). Methods with weights: dflash, dspark, eagle3 and
+            gemma4_assistant, with a model, and mtp, whose layers are in the target's checkpoint. In Python also a
+            mapping. Default: no drafts.
         kv_events_config: Publish over ZeroMQ which blocks of tokens come into the prefix cache and leave it, for
             routers, in vLLM's form. A JSON object with vLLM's fields: enable_kv_cache_events, publisher, endpoint,
             replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Whoever reaches the endpoint can read the
             tokens of all prompts. In Python also a mapping. Default: no events.
-=======
-            many tokens must be the same (default: 5 and 2). Methods with weights: dflash, dspark, eagle3 and
-            gemma4_assistant, with a model, and mtp, whose layers are in the target's checkpoint. In Python also a
-            mapping. Default: no drafts.
->>>>>>> 25b9a687 (drafters: MiMo's mask vector, Laguna's base, refusals by name, and the pages of DFlash)
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -90,13 +90,8 @@ def _method(given: Mapping[str, Any]) -> Lookup | Model:
     method, model = given.get("method"), given.get("model")
     known = (*get_args(Lookup), *get_args(Model))
     if method not in known:
-<<<<<<< HEAD
         raise ConfigError(f"{OPTION}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
-    needs = method in ("gemma4_assistant", "eagle3")
-=======
-        raise ConfigError(f"{_NAME}.method", method, f"must be {', '.join(known[:-1])} or {known[-1]}")
     needs = method in get_args(Model) and method != "mtp"
->>>>>>> 9f16c94b (drafters: DFlash and DSpark, in the formats in which they are published)
     if needs and (not isinstance(model, str) or not model):
         raise ConfigError(
             f"{OPTION}.model", model, f"must name the drafter's checkpoint: method = {method!r} needs one"

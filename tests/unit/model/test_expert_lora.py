@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float, Int
+from jswa.lora_options import LoraRoom
 
 from jswa.architecture import LayerConfig, ModelConfig, MoeConfig, RouterConfig
 from jswa.errors import ConfigError
 from jswa.exec.adapters import AdapterRoom
 from jswa.exec.launches import decode, encode
-from jswa.lora_options import LoraRoom
 from jswa.model.binding import bind
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import HOPPER_UNIT, adapter_params, lora_kernel, lora_width
