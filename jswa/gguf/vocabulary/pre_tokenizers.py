@@ -1,7 +1,7 @@
 """How byte-level vocabularies split text, by the name that llama.cpp gives it in `tokenizer.ggml.pre`.
 
-The entries are those of the families' own tokenizer.json, which llama.cpp's expressions approximate. Only afmoe, laguna
-and mellum2 are as llama.cpp has them.
+The entries are those of the families' own tokenizer.json, which llama.cpp's expressions approximate. Only afmoe,
+hunyuan-dense, laguna, mellum2 and seed-coder are as llama.cpp has them.
 """
 
 from typing import Any, NamedTuple
@@ -79,16 +79,21 @@ _EXAONE_MOE = _split(
     rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_ONE}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]{_END}"
 )
+# A run of symbols has no line ends, and white space that ends in one stays together.
+_SEED_CODER = _split(rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{_ONE}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+{_END}")
+_GLM4 = PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES), ignore_merges=True)
 PRE_TOKENIZERS = {
     "afmoe": PreTokenizer(_AFMOE),
+    "chatglm-bpe": _GLM4,
     "command-r": PreTokenizer((_DIGITS, _WORDS), _NFC),
     "dbrx": PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES)),
     "deepseek-v3": PreTokenizer(_DEEPSEEK3),
     "exaone-moe": PreTokenizer((_EXAONE_MOE, _BYTES), _NFC),
     "exaone4": PreTokenizer((_WORDS,), _NFC),
-    "glm4": PreTokenizer((_cl100k(_UP_TO_THREE), _BYTES), ignore_merges=True),
+    "glm4": _GLM4,
     "gpt-2": PreTokenizer((_WORDS,)),
     "gpt-4o": _GPT4O,
+    "hunyuan-dense": PreTokenizer(_DEEPSEEK3),
     "laguna": PreTokenizer((_split(r"[^\n]+|\n+"), _cl100k(_ONE), _BYTES)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -98,6 +103,7 @@ PRE_TOKENIZERS = {
     "olmo": PreTokenizer((_WORDS,), _NFC),
     "qwen2": _QWEN2,
     "refact": _CODE,
+    "seed-coder": PreTokenizer((_SEED_CODER, _BYTES)),
     "smaug-bpe": _LLAMA3._replace(add_bos=False),
     "smollm": _CODE,
     "starcoder": _CODE,

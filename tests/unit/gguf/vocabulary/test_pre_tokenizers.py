@@ -9,14 +9,16 @@ from tests.support.text.gguf import byte_level
 
 TEXT = "I'M 12345 HTTPServer's a.b/\n\n  x"
 LLAMA3 = "I|'M| |123|45| HTTPServer|'s| a|.b|/\n\n| | x"
-OF_LLAMA3 = ("dbrx", "glm4", "llama-bpe", "llama-v3", "llama3", "smaug-bpe")
+OF_LLAMA3 = ("chatglm-bpe", "dbrx", "glm4", "llama-bpe", "llama-v3", "llama3", "smaug-bpe")
 PIECES = {
     **dict.fromkeys(OF_LLAMA3, LLAMA3),
     "qwen2": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/\n\n| | x",
     **dict.fromkeys(("gpt-4o", "llama4"), "I'M| |123|45| HTTPServer's| a|.b|/\n\n| | x"),
     "tekken": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/\n\n| | x",
+    "hunyuan-dense": "I|'M| |123|45| HTTPServer|'s| a|.b|/\n\n| | x",
     "deepseek-v3": "I|'M| |123|45| HTTPServer|'s| a|.b|/\n\n| | x",
     "afmoe": "I|'M| |12|345| HTTPServer|'s| a|.b|/\n\n| | x",
+    "seed-coder": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/|\n\n| | x",
     "laguna": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/|\n\n| | x",
     "exaone-moe": "I|'M| |1|2|3|4|5| HTTPServer|'s| a|.b|/\n|\n| | x",
     **dict.fromkeys(("exaone4", "gpt-2", "olmo"), "I|'|M| 12345| HTTPServer|'s| a|.|b|/|\n\n | x"),
