@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jswa.gguf.families import dense, gemma, mixtures, routed
+from jswa.gguf.families import dense, full, gemma, mixtures, routed
 from jswa.gguf.families.keys import Model
 
 # Stems of tensors: `NAME.weight` and `NAME.bias` become `HF NAME.weight` and `HF NAME.bias`.
@@ -59,7 +59,9 @@ class Experts:
         stored: "each" (a tensor per expert and matrix), "stacked" (one per matrix), "rows" ([E, gate | up, in]),
             "halves" ([E, in, gate | up]) or "interleaved" ([E, in, gate and up alternating], with biases), as in
             `tensor_names.Names`.
-        gate, up, down: names of the matrices in the layouts "each" and "stacked".
+        gate, up: names of the matrices in the layouts "each" and "stacked".
+        gate_up: name of the matrix in the other layouts.
+        down: name of the matrix.
     """
 
     folder: str
@@ -67,6 +69,7 @@ class Experts:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    gate_up: str = "gate_up_proj"
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ class Architecture:
         names: full names below `blk.N.` that keep no ending.
         experts: of a mixture.
         permuted: rows of q and k are stored with the pairs of a rotation beside each other.
-        plus_one: stems of tensors that are stored with 1 added.
+        plus_one: stems of weights that are stored with 1 added; their biases are not.
         left_out: stems below `blk.N.` that the converter has made of the config.
+        numbers: keys of metadata that list a number for each layer, and name and shape of the tensor of that number
+            below a layer.
     """
 
     config: Callable[[Model], dict[str, Any]]
@@ -94,6 +99,7 @@ class Architecture:
     permuted: bool = False
     plus_one: Collection[str] = ()
     left_out: Collection[str] = ()
+    numbers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def stem(self, name: str) -> str | None:
         """Return transformers' stem, below a layer, of llama.cpp's; None if the architecture has no such tensor."""
@@ -139,6 +145,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     "smollm3": Architecture(dense.smollm3, {"smollm3": "SmolLM3ForCausalLM"}, permuted=True),
+    "gemma": Architecture(
+        gemma.gemma, {"gemma": "GemmaForCausalLM"}, plus_one=("attn_norm", "ffn_norm", "output_norm")
+    ),
     "gemma2": Architecture(gemma.gemma2, {"gemma2": "Gemma2ForCausalLM"}, _SANDWICH, plus_one=_ALL_NORMS),
     "gemma3": Architecture(
         gemma.gemma3, {"gemma3_text": "Gemma3ForCausalLM"}, {**_SANDWICH, **_QK_NORMS}, plus_one=_ALL_NORMS
@@ -277,6 +286,48 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "mellum": Architecture(
         routed.mellum, {"mellum": "MellumForCausalLM"}, {**_ROUTER, **_QK_NORMS}, experts=_QWEN_EXPERTS
+    ),
+    "granite": Architecture(full.granite, {"granite": "GraniteForCausalLM"}, permuted=True),
+    "granitemoe": Architecture(
+        full.granitemoe,
+        {"granitemoe": "GraniteMoeForCausalLM"},
+        {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        experts=Experts("block_sparse_moe", "rows", gate_up="input_linear.weight", down="output_linear.weight"),
+        permuted=True,
+    ),
+    "glm4": Architecture(
+        full.glm4,
+        {"glm4": "Glm4ForCausalLM"},
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+    ),
+    "seed_oss": Architecture(
+        full.seed_oss, {"seed_oss": "SeedOssForCausalLM"}, {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "ernie4_5": Architecture(full.ernie4_5, {"ernie4_5": "Ernie4_5ForCausalLM"}),
+    "olmoe": Architecture(full.olmoe, {"olmoe": "OlmoeForCausalLM"}, {**_ROUTER, **_QK_NORMS}, experts=_QWEN_EXPERTS),
+    "arcee": Architecture(full.arcee, {"arcee": "ArceeForCausalLM"}, permuted=True),
+    "nemotron": Architecture(
+        full.nemotron, {"nemotron": "NemotronForCausalLM"}, plus_one=("attn_norm", "ffn_norm", "output_norm")
+    ),
+    "hunyuan-dense": Architecture(
+        full.hunyuan_dense,
+        {"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"},
+        {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    ),
+    "apertus": Architecture(
+        full.apertus,
+        {"apertus": "ApertusForCausalLM"},
+        {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm", **_QK_NORMS},
+        numbers={
+            "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+            "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+            "xielu.beta": ("mlp.act_fn.beta", ()),
+            "xielu.eps": ("mlp.act_fn.eps", ()),
+        },
     ),
     "muse-glimmer": Architecture(
         dense.muse_glimmer,

@@ -10,7 +10,7 @@ from jswa.gguf.families.keys import Model
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.shards import Shards, read_shards
 from jswa.gguf.made import Made
-from jswa.gguf.tensors import held_packed, packing, tensors_of
+from jswa.gguf.tensors import held_packed, numbers_of, packing, tensors_of
 from jswa.storage.json_object import shown
 
 # Tokens that end a turn, by their text: llama.cpp looks for these too, because files name only one end token.
@@ -64,6 +64,7 @@ def read_checkpoint(path: Path, *, packed: bool = True) -> Checkpoint:
     model = Model(name, metadata, shards.tensors, where)
     config = _config(architecture, model, shards)
     tensors = tensors_of(architecture, shards.tensors, model.layers, config["head_dim"])
+    tensors |= numbers_of(architecture, metadata, model.layers, where)
     if any(one.part == "codes" for one in tensors.values()):
         config["quantization_config"] = {"quant_method": "mxfp4"}
     elif packed:

@@ -75,7 +75,7 @@ def _shards(sizes: dict[str, int]) -> list[list[str]]:
 
 def _whole(made: Made, dtype: np.dtype) -> Shaped[np.ndarray, "..."]:
     """Return a tensor."""
-    columns = made.shape[-1]
+    columns = made.shape[-1] if made.shape else 1
     rows = int(np.prod(made.shape[:-1], dtype=np.int64)) if len(made.shape) > 1 else 1
     if made.part == "codes":
         rows, columns = rows // made.shape[-2], made.shape[-2] * made.shape[-1]

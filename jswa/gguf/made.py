@@ -31,6 +31,7 @@ class Made(NamedTuple):
         part: what of the sources: their "numbers", or a part of their blocks (`types.PARTS`).
         turned: each matrix of a stack is stored with rows and columns exchanged; `order` then counts stored rows.
         shift: is added to each number.
+        values: the numbers themselves, for a tensor that the file has in its metadata: there are no sources then.
     """
 
     dtype: str
@@ -41,6 +42,7 @@ class Made(NamedTuple):
     part: str = "numbers"
     turned: bool = False
     shift: float = 0.0
+    values: tuple[float, ...] = ()
 
 
 def dtype_of(*tensors: GgufTensor) -> str:
@@ -54,6 +56,11 @@ def plain(tensor: GgufTensor) -> Made:
     """Return a tensor as it is stored."""
     columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
     return Made(dtype_of(tensor), tensor.shape, (tensor,), columns, partial(from_row, 0))
+
+
+def of_value(value: float, shape: tuple[int, ...]) -> Made:
+    """Return a tensor of one number that the metadata have."""
+    return Made("F32", shape, (), 1, partial(from_row, 0), values=(value,))
 
 
 def slice_of(tensor: GgufTensor, index: int) -> Made:
@@ -93,6 +100,8 @@ def read_made(
 
     Raises CheckpointError if a file is too short.
     """
+    if made.values:
+        return np.array(made.values, PLAIN[made.dtype])[begin * columns : end * columns].reshape(end - begin, columns)
     if not made.turned:
         each = columns // made.columns if made.part == "numbers" else 1
         return _gathered(made, files, np.arange(begin * each, end * each)).reshape(end - begin, columns)

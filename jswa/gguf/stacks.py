@@ -38,8 +38,9 @@ def experts_of(experts: Experts, folder: str, stack: Mapping[str, GgufTensor]) -
     order: Order
     if experts.stored == "rows":
         order = partial(from_row, 0) if joined is not None else partial(_halves, rows)
-        yield f"{folder}.gate_up_proj", Made(dtype_of(*pair), (count, height, columns), pair, columns, order)
-        yield f"{folder}.down_proj", plain(down)
+        made = Made(dtype_of(*pair), (count, height, columns), pair, columns, order)
+        yield f"{folder}.{experts.gate_up}", made
+        yield f"{folder}.{experts.down}", plain(down)
         return
     order = _alternating if experts.stored == "interleaved" else partial(_halves, rows)
     if all(one.type == _PACKED for one in (*pair, down)) and experts.stored == "interleaved":

@@ -12,13 +12,14 @@ import numpy as np
 from jswa.errors import CheckpointError
 from jswa.gguf.architectures import WHOLE, Architecture
 from jswa.gguf.families.rope import FACTORS, LONG, SHORT
-from jswa.gguf.file.header import GgufTensor
+from jswa.gguf.file.header import GgufTensor, Value
 from jswa.gguf.file.types import PLAIN, weight_types
-from jswa.gguf.made import Made, Rows, count_of, plain, slice_of
+from jswa.gguf.made import Made, Rows, count_of, of_value, plain, slice_of
 from jswa.gguf.stacks import experts_of
 from jswa.storage.json_object import shown
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(.+)")
+_LARGEST = 3e38  # of numbers in float32
 _STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")
 
 
@@ -57,6 +58,28 @@ def tensors_of(
             raise CheckpointError(f"{next(iter(stack.values())).where} is not a tensor that this architecture has")
         found |= experts_of(architecture.experts, f"model.layers.{layer}.{architecture.experts.folder}", stack)
     return found
+
+
+def numbers_of(architecture: Architecture, metadata: Mapping[str, Value], layers: int, where: str) -> dict[str, Made]:
+    """Return the tensors of single numbers that the converter has put into the metadata, by transformers' name.
+
+    Args:
+        where: the file, for error texts.
+
+    Raises CheckpointError unless each key lists a finite number for each layer.
+    """
+    found: dict[str, Made] = {}
+    for key, (name, shape) in architecture.numbers.items():
+        values = metadata.get(key)
+        if not isinstance(values, list) or len(values) < layers or not all(map(_is_finite, values[:layers])):
+            limit = f"must list a finite number for each of {layers} layers"
+            raise CheckpointError(f"{where}: {key} = {shown(values)}: {limit}")
+        found |= {f"model.layers.{index}.{name}": of_value(float(values[index]), shape) for index in range(layers)}
+    return found
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def held_packed(tensors: Mapping[str, Made]) -> dict[str, Made]:
@@ -118,7 +141,7 @@ def _of_model(architecture: Architecture, tensor: GgufTensor) -> dict[str, Made]
     if len(tensor.shape) == 3:
         return {f"{theirs}.{i}.{end}": slice_of(tensor, i) for i in range(count_of(tensor))}
     made = plain(tensor)
-    return {f"{theirs}.{end}": _less_one(made) if stem in architecture.plus_one else made}
+    return {f"{theirs}.{end}": _less_one(made) if stem in architecture.plus_one and end == "weight" else made}
 
 
 def _of_layer(architecture: Architecture, tensor: GgufTensor, stem: str, head_dim: int) -> Made:
@@ -128,7 +151,7 @@ def _of_layer(architecture: Architecture, tensor: GgufTensor, stem: str, head_di
             limit = f"must have rows of whole heads of an even size, {head_dim}"
             raise CheckpointError(f"{tensor.where} has shape {shown(list(tensor.shape))}: {limit}")
         return made._replace(order=partial(_unpermuted, head_dim))
-    if stem in architecture.plus_one:
+    if stem in architecture.plus_one and not tensor.name.endswith(".bias"):
         return _less_one(made)
     if stem == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:  # earlier files have the one row as a vector
         return made._replace(shape=(1, *tensor.shape))

@@ -8,7 +8,7 @@ import math
 from jswa.errors import UnsupportedModel
 from jswa.gguf.families.common import Config, biases, plain, types, usual
 from jswa.gguf.families.keys import Model
-from jswa.gguf.families.rope import LONG, SHORT, rope
+from jswa.gguf.families.rope import LONG, SHORT, rope, share
 from jswa.gguf.file.rows import vector
 
 
@@ -79,7 +79,7 @@ def phi3(m: Model) -> Config:
         "intermediate_size": m.same("feed_forward_length"),
         "sliding_window": m.integer("attention.sliding_window", 0, low=0) or None,
         "original_max_position_embeddings": original,
-        "partial_rotary_factor": rotated / head_dim,
+        "partial_rotary_factor": share(rotated, head_dim),
         "rope_theta": m.number("rope.freq_base", 10_000.0),
         "rope_scaling": scaling,
     }

@@ -12,6 +12,16 @@ from jswa.gguf.families.rope import FACTORS, rope
 from jswa.gguf.file.rows import vector
 
 
+def gemma(m: Model) -> Config:
+    """Return the config of gemma. llama.cpp has its activation, and its base of rotations, in its program."""
+    return {
+        **plain(m),
+        "model_type": "gemma",
+        "attention_bias": m.has("attn_q.bias"),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+
+
 def gemma2(m: Model) -> Config:
     """Return the config of gemma2. llama.cpp has the scale of queries, softcaps and window in its program."""
     found = plain(m)

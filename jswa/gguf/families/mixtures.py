@@ -2,7 +2,7 @@
 
 from jswa.gguf.families.common import Config, types, usual
 from jswa.gguf.families.keys import Model
-from jswa.gguf.families.rope import rope
+from jswa.gguf.families.rope import rope, share
 
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of the functions of a router
 
@@ -129,7 +129,7 @@ def mimo2(m: Model) -> Config:
         "hybrid_layer_pattern": [int(one) for one in slides],
         "rope_theta": m.number("rope.freq_base", 10_000.0),
         "swa_rope_theta": m.number("rope.freq_base_swa", 10_000.0),
-        "partial_rotary_factor": rotated / head_dim,
+        "partial_rotary_factor": share(rotated, head_dim),
         "add_full_attention_sink_bias": any(a and not b for a, b in zip(sinks, slides, strict=True)),
         "add_swa_attention_sink_bias": any(a and b for a, b in zip(sinks, slides, strict=True)),
         "attention_value_scale": m.optional("attention.value_scale"),

@@ -29,7 +29,7 @@ def rope(m: Model, head_dim: int, *, local_base: bool = False) -> dict[str, Any]
     a second base.
     """
     m.requires("rope.dimension_count", head_dim)
-    found = _rope(m, head_dim)
+    found = rope_of(m, head_dim)
     if not local_base:
         m.requires("rope.freq_base_swa", found["rope_theta"])
     return found
@@ -44,7 +44,7 @@ def rope_by_type(m: Model, head_dim: int, full: int, local: int, *, factors: int
 
     Raises UnsupportedModel as `rope` does.
     """
-    found = _rope(m, factors or full)
+    found = rope_of(m, factors or full)
     theta = found["rope_theta"]
     parameters = {
         "full_attention": {"rope_type": "default", **(found["rope_scaling"] or {}), "rope_theta": theta},
@@ -52,11 +52,17 @@ def rope_by_type(m: Model, head_dim: int, full: int, local: int, *, factors: int
     }
     for kind, rotated in (("full_attention", full), ("sliding_attention", local)):
         if rotated != head_dim:
-            parameters[kind]["partial_rotary_factor"] = rotated / head_dim
+            parameters[kind]["partial_rotary_factor"] = share(rotated, head_dim)
     return {"rope_parameters": parameters}
 
 
-def _rope(m: Model, rotated: int) -> dict[str, Any]:
+def share(rotated: int, head_dim: int) -> float:
+    """Return the share of a head that is rotated, so that the share of `head_dim`, rounded down, is `rotated`."""
+    found = rotated / head_dim
+    return found if int(found * head_dim) == rotated else math.nextafter(found, 1.0)
+
+
+def rope_of(m: Model, rotated: int) -> dict[str, Any]:
     """Return `rope_theta` and `rope_scaling`; `rotated`: for how many numbers of a head the file has factors."""
     theta = m.number("rope.freq_base", 10_000.0)
     scaling = _scaling(m)

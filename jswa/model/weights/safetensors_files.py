@@ -115,6 +115,9 @@ def _made_tensors(gguf: Path, name_of: Callable[[str], str | None]) -> dict[str,
     found = {}
     for key, made in read_checkpoint(gguf).tensors.items():
         if (name := name_of(key)) is not None:
+            if made.values:  # the metadata have the numbers
+                found[name] = Tensor(gguf, key, StoredTensor(made.dtype, made.shape, 0, 0), made)
+                continue
             source = made.sources[0]
             stored = StoredTensor(made.dtype, made.shape, source.begin, source.begin + source.size)
             found[name] = Tensor(source.path, source.name, stored, made)

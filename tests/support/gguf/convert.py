@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
+from tests.support.gguf.full import write_numbers
 from tests.support.gguf.metadata import ARCHES, write_metadata
 
 Array = NDArray[Any]
@@ -33,6 +34,7 @@ def convert(path: Path, config: Config, tensors: Mapping[str, Array], kind: str 
     name, arch = ARCHES[config["model_type"]]
     writer = GGUFWriter(path, name, split_max_tensors=split)
     write_metadata(writer, config)
+    write_numbers(writer, config, tensors)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 8)
     for name, data in _converted(config, tensors):
         final = name.startswith(("blk.", "rope_"))
@@ -180,9 +182,25 @@ def _muse_glimmer(config: Config, name: str, data: Array) -> Pairs:
         yield name.replace("q_proj", "k_norm"), ones
 
 
+def _granitemoe(config: Config, name: str, data: Array) -> Pairs:
+    layer = re.search(r"layers\.(\d+)\.block_sparse_moe\.input_linear", name)
+    if layer is None:
+        yield from _permuted(config, name, data)
+        return
+    for end, part in zip(("gate", "up"), np.split(data, 2, axis=-2), strict=True):
+        yield f"blk.{layer[1]}.ffn_{end}_exps.weight", part
+
+
+def _apertus(config: Config, name: str, data: Array) -> Pairs:
+    if ".act_fn." not in name:
+        yield name, data
+
+
 _CHANGES: dict[str, Callable[[Config, str, Array], Pairs]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "ministral3", "smollm3"), _permuted),
-    **dict.fromkeys(("gemma2", "gemma3_text"), _plus_one),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "arcee"), _permuted),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "nemotron"), _plus_one),
+    "granitemoe": _granitemoe,
+    "apertus": _apertus,
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
     "gemma3n_text": _gemma3n,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, ExpertGatingFuncType, GGUFWriter, RopeScalingType
 
+from tests.support.gguf.full import FULL_ARCHES, FULL_EXTRA
 from tests.support.gguf.routed import NAMED_HERE, ROUTED_EXTRA
 
 Config = Mapping[str, Any]
@@ -38,6 +39,7 @@ _ARCHES = {
     "exaone_moe": MODEL_ARCH.EXAONE_MOE,
     "afmoe": MODEL_ARCH.AFMOE,
     "step3p5": MODEL_ARCH.STEP35,
+    **FULL_ARCHES,
 }
 # By model_type: llama.cpp's name, and the architecture of the gguf package that knows the names of its tensors.
 ARCHES = {**{family: (MODEL_ARCH_NAMES[arch], arch) for family, arch in _ARCHES.items()}, **NAMED_HERE}
@@ -254,4 +256,5 @@ _EXTRA: dict[str, Callable[[GGUFWriter, Config], None]] = {
     "mimo_v2_flash": _mimo2,
     "phimoe": _phi3,
     **ROUTED_EXTRA,
+    **FULL_EXTRA,
 }

@@ -140,7 +140,9 @@ def test_other_architectures_and_keys_are_refused_by_name(tmp_path: Path) -> Non
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"general\.architecture = 'mamba': must be one of afmoe, cohere2, coh"):
+    with pytest.raises(
+        UnsupportedModel, match=r"general\.architecture = 'mamba': must be one of afmoe, apertus, arcee, "
+    ):
         view_of(tmp_path / "it.gguf")
     written(tmp_path / "it.gguf")
     data = (tmp_path / "it.gguf").read_bytes().replace(b"llama.vocab_size", b"llama.some_thing")
