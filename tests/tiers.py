@@ -64,7 +64,7 @@ TIERS = {
                 *("jswa/running/assembly.py", "jswa/running/staging.py"),
             ),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
-            *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/lora_options.py", "tests/support/oracles.py"),
+            *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "tests/support/oracles.py"),
         ),
         tests=(
             *("tests/unit/model/", "tests/unit/exec/programs/"),

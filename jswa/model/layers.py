@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jswa.architecture import MlpConfig, Norm, Rope
 from jswa.forms.matrix import Matrix, matrix_of
-from jswa.model.lora import Adapted, AdapterIds, lora_product, unadapted
+from jswa.model.lora import Adapted, AdapterIds, lora_product
 from pallas_kernels.cpu.experts import gated
 from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.elementwise.sums import apart, row_means
@@ -201,4 +201,4 @@ def linear(
 
 def base_of(held: Any) -> Matrix:
     """Return the matrix of a parameter without its LoRA adapters."""
-    return matrix_of(unadapted(held))
+    return matrix_of(held.base if isinstance(held, Adapted) else held)

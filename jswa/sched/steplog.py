@@ -46,7 +46,7 @@ class StepLog:
     """Sums over steps, and a log line every so many: rows, tokens held by kind of layer, throughput, queue."""
 
     def __init__(self) -> None:
-        self._steps = self._tokens = self._generated = 0
+        self._tokens = self._generated = 0
         self._plan = self._launch = self._wait = self._apply = 0.0
         self._sizes = [0] * (len(STEP_TOKENS) + 1)
         self._then = (time.monotonic(), 0, 0)
@@ -65,7 +65,6 @@ class StepLog:
 
     def applied(self, plan: StepPlan, generated: int, begin: float, there: float, end: float) -> None:
         """Count a step whose tokens were awaited and applied."""
-        self._steps += 1
         self._tokens += plan.num_tokens
         self._sizes[bisect_left(STEP_TOKENS, plan.num_tokens)] += 1
         self._generated += generated
@@ -75,13 +74,13 @@ class StepLog:
     def stats(self, compiled_in_steps: int, compiled_beside: int, drafts: DraftStats | None) -> StepStats:
         """Return the sums."""
         return StepStats(
-            self._steps, self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
+            sum(self._sizes), self._tokens, self._generated, self._plan, self._launch, self._wait, self._apply,
             compiled_in_steps, compiled_beside, drafts, tuple(self._sizes),
         )  # fmt: skip
 
     def log_when_due(self, scheduler: Scheduler) -> None:
         """Log a line if it is due."""
-        if self._steps % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
+        if sum(self._sizes) % _LOG_EVERY or not _log.isEnabledFor(logging.INFO):
             return
         now, stats, layout = time.monotonic(), scheduler.stats(), scheduler.layout
         then, tokens, generated = self._then

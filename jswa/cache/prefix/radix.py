@@ -217,7 +217,8 @@ class RadixTree:
             ids = pages[pages != NONE]
             pages[:] = NONE
             self.pool.uncache_local(ids)
-            self._note_removed("local", ids)
+            if self.notes is not None:
+                self.notes.removed("local", ids)
 
     def free_local(self, node: Node, ids: Int[np.ndarray, " n"], first: int | None = None) -> None:
         """Free local pages of an edge that nobody else owns. `first`: successive ones, from this entry of it on."""
@@ -226,7 +227,8 @@ class RadixTree:
         )
         node.local[places] = NONE
         self.pool.evict_local(ids)
-        self._note_removed("local", ids)
+        if self.notes is not None:
+            self.notes.removed("local", ids)
 
     def drop_full(self, node: Node, index: slice, *, alone: bool = False) -> None:
         """Drop full pages of an edge; the caller truncates it. `alone`: nobody else owns them."""
@@ -235,7 +237,8 @@ class RadixTree:
             ids = ids[ids != NONE]
         if len(ids):
             (self.pool.evict_full if alone else self.pool.uncache_full)(ids)
-            self._note_removed("full", ids)  # before its view becomes zeros
+            if self.notes is not None:
+                self.notes.removed("full", ids)  # before its view becomes zeros
             node.full[index] = NONE
 
     def truncate(self, node: Node, end: int) -> None:
@@ -330,10 +333,6 @@ class RadixTree:
             held = node.local.nonzero()[0]
             assert np.array_equal(self._local_place[node.local[held]], held + node.start // p), "a page is elsewhere"
         self.candidates.check()
-
-    def _note_removed(self, kind: Literal["full", "local"], ids: Int[np.ndarray, " n"]) -> None:
-        if self.notes is not None:
-            self.notes.removed(kind, ids)
 
     def _below(self, node: Node) -> Iterator[Node]:
         """Yield the edges that begin in the page in which `node` ends."""

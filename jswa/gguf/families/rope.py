@@ -63,7 +63,10 @@ def share(rotated: int, head_dim: int) -> float:
 
 
 def rope_of(m: Model, rotated: int) -> dict[str, Any]:
-    """Return `rope_theta` and `rope_scaling`; `rotated`: for how many numbers of a head the file has factors."""
+    """Return `rope_theta` and `rope_scaling`. Raises UnsupportedModel.
+
+    `rotated`: for how many numbers of a head the file has factors.
+    """
     theta = m.number("rope.freq_base", 10_000.0)
     scaling = _scaling(m)
     if FACTORS in m.tensors:

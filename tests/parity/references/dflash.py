@@ -182,15 +182,15 @@ class DFlashReference:
         return self._linear(index, "o_proj", out.reshape(len(x), -1))
 
     def _window(self, index: int) -> int | None:
-        own, types = merged(self.config), self.layers.get("layer_types")
-        sliding = _SLIDING in types if types else False
+        own, types = merged(self.config), self.layers.get("layer_types") or []
+        sliding = _SLIDING in types
         size: int = own.get("swa_window_size", self.layers.get("sliding_window"))
         if not sliding:
             return size if own.get("use_swa") else None
         return size if types[index] == _SLIDING else None
 
     def _causal(self, index: int) -> bool:
-        types = self.layers.get("layer_types")
+        types = self.layers.get("layer_types") or []
         slides = bool(types) and types[index] == _SLIDING
         if "speculators_model_type" in self.config:
             return slides and not self.config["sliding_window_non_causal"]
@@ -208,4 +208,5 @@ class DFlashReference:
 
     def _norm(self, name: str, x: Array) -> Array:
         scale = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.layers["rms_norm_eps"])
-        return x / scale * self.w[f"{name}.weight"]
+        normed: Array = x / scale * self.w[f"{name}.weight"]
+        return normed

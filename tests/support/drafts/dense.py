@@ -178,7 +178,7 @@ class Text:
         for step, part in enumerate(jnp.split(q, places)):
             seen = there if window is None else there & (positions > first + step - window)
             seen = seen & (positions <= first + step) if causal else seen
-            parts.append(_attended(self._layer(layer, None), part, keys, seen, sinks))
+            parts.append(_attended(self._layer(layer, None), part, keys, jnp.asarray(seen), sinks))
         return jnp.concatenate(parts)
 
 

@@ -70,7 +70,7 @@ def write_metadata(w: GGUFWriter, c: Config) -> None:
             w.add_value_length(c["head_dim"])
     w.add_file_type(0)
     w.add_eos_token_id(c["eos_token_id"])
-    extra = _EXTRA.get(c["model_type"])
+    extra = EXTRA.get(c["model_type"])
     if extra is not None:
         extra(w, c)
 
@@ -235,7 +235,7 @@ def _mimo2(w: GGUFWriter, c: Config) -> None:
         w.add_float32(f"{w.arch}.attention.value_scale", c["attention_value_scale"])
 
 
-_EXTRA: dict[str, Callable[[GGUFWriter, Config], None]] = {
+EXTRA: dict[str, Callable[[GGUFWriter, Config], None]] = {
     "llama": _llama,
     "mistral": _llama,
     "mixtral": _llama,

@@ -231,7 +231,7 @@ def test_keys_of_relatives_are_refused_unless_they_change_nothing(
             add = {bool: w.add_bool, int: w.add_uint32, list: w.add_array}[type(value)]
             add(f"{w.arch}.{key}", value)
 
-    monkeypatch.setitem(metadata._EXTRA, kind, also)
+    monkeypatch.setitem(metadata.EXTRA, kind, also)
     if not said:
         assert converted(name, tmp_path, {})[2].config["model_type"] == "granite"
         return

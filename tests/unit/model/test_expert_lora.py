@@ -118,7 +118,9 @@ def test_split_experts_are_as_merged(name: str, folder: str, leaves: tuple[str, 
     for half, part in (("A", np.s_[:2]), ("B", np.s_[:, :2])):
         key = f"base_model.model.{lower}.lora_{half}.weight"
         tensors[key] = np.ascontiguousarray(tensors[key][part])
-    lora.layers[0][2][1][1, :, 2] = 0  # type: ignore[index] - the rank that expert 1 lacks
+    downs = lora.layers[0][2]
+    assert downs is not None
+    downs[1][1, :, 2] = 0  # the rank that expert 1 lacks
     where = write(tmp_path / "it", tensors, lora, rank_pattern={lower: 2}, alpha_pattern={lower: 4.0})
     model, params = loaded(tmp_path, fixture)
     adapters = load_adapters(check_adapters({"it": where}, model), model, FLOAT32).params
