@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float, Int
-from jswa.lora_options import LoraRoom
 
 from jswa.architecture import LayerConfig, ModelConfig, MoeConfig, RouterConfig
 from jswa.errors import ConfigError
@@ -23,6 +22,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.lora_files import LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
+from jswa.options.lora import LoraRoom
 from pallas_kernels import interpreter
 from pallas_kernels.experts.api import Implementation
 from pallas_kernels.experts.mxfp4 import Mxfp4, unpack
