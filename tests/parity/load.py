@@ -86,12 +86,12 @@ def draw_again(name: str, seed: int) -> dict[str, Tensor]:
 
 
 def adapter_names() -> list[str]:
-    """Return the names of the fixtures that have an adapter, sorted."""
+    """Return the names of all adapters, sorted: FIXTURE, or FIXTURE+LABEL."""
     return sorted(read_facts(ADAPTERS))
 
 
 def load_adapter(name: str) -> FixtureAdapter:
-    """Read the adapter of a fixture. Raise RuntimeError as `load_fixture` does."""
+    """Read an adapter by its name. Raise RuntimeError as `load_fixture` does."""
     every = read_facts(ADAPTERS)
     recipe, arrays = read_arrays(ADAPTERS, list(every).index(name))
     return FixtureAdapter(every[name]["config"], _draw(name, every[name], recipe), arrays["sketch"])
