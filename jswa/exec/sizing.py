@@ -2,9 +2,8 @@
 
 import dataclasses
 import logging
-import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -23,27 +22,22 @@ from jswa.exec.pack import PackSpec
 from jswa.exec.programs.config import StepConfig
 from jswa.exec.programs.sampling.verify import logits_at_once
 from jswa.exec.programs.state import state_bytes, state_shapes
-from jswa.forms.base.form import Form, ScaleCounts
 from jswa.forms.base.names import ENDS, LINEAR
 from jswa.forms.eight_bits import EIGHT_BITS
 from jswa.forms.mxfp4 import MXFP4
-from jswa.forms.plain import PLAIN
-from jswa.forms.table import FORMS
 from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.model.hf.quantization import Quantization
-from jswa.model.hf.schemes import Layers, Scheme
-from jswa.model.hf.tensor_map import sources
 from jswa.model.lora import has_adapters
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
+from jswa.model.weights.held_bytes import form_of, matrix_bytes, schemes_told
 from jswa.model.weights.lora_files import room_bytes
 from jswa.ribs.table import VARIANTS, WIDEST
 from jswa.stages import LOG, stage
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation as Experts
-from pallas_kernels.experts.mxfp4 import BLOCK
 
 _log = logging.getLogger("jswa")
 _CPU_ARENA_BYTES = 4 * 2**30
@@ -127,7 +121,7 @@ def weight_bytes(
     packed = mode == "mxfp4" or (kept is not None and kept.mxfp4_experts)
     shapes = param_shapes(part, jnp.dtype(dtype))
     known = kept is not None and not (packed and kept.schemes is None)
-    schemes = _schemes(part, kept, shapes) if known and kept is not None and not rounded else {}
+    schemes = schemes_told(part, kept, shapes) if known and kept is not None and not rounded else {}
     total = 0
     for name, one in shapes.items():
         linear_layer, is_stack = LINEAR.search(name), len(one.shape) == 3
@@ -136,49 +130,16 @@ def weight_bytes(
         elif rounded and (linear_layer or name in ENDS):
             total += EIGHT_BITS.nbytes(name, one.shape)
         else:
-            total += _matrix_bytes(name, one, schemes.get(name), experts if is_stack else linear)
+            total += matrix_bytes(name, one, schemes.get(name), experts if is_stack else linear)
     return total
 
 
 def unpacked_by_default(model: ModelConfig, stored: Quantization) -> bool:
     """Return whether all stacks of experts are stored so that "mosaic_overlap" is their default on Hopper."""
     stacks = {name: one.shape for name, one in param_shapes(model, jnp.dtype(jnp.bfloat16)).items() if one.ndim == 3}
-    schemes = {} if stored.mxfp4_experts else _schemes(model, stored, stacks)
-    held = [MXFP4 if stored.mxfp4_experts else _form(schemes.get(name)) for name in stacks]
+    schemes = {} if stored.mxfp4_experts else schemes_told(model, stored, stacks)
+    held = [MXFP4 if stored.mxfp4_experts else form_of(schemes.get(name)) for name in stacks]
     return bool(stacks) and all(form.unpacked(*stacks[name][1:]) for name, form in zip(stacks, held, strict=True))
-
-
-def _form(scheme: Scheme | None) -> Form:
-    """Return the form in which matrices of a scheme are held, if the kernel reads it."""
-    return next((form for form in FORMS if scheme is not None and form.scheme == scheme.held), PLAIN)
-
-
-def _schemes(part: ModelConfig, stored: Quantization, names: Iterable[str]) -> dict[str, Scheme]:
-    """Return the scheme of each linear layer whose tensors have the same, or groups of different sizes."""
-    linear = list(filter(LINEAR.search, names))
-    if stored.schemes is None:
-        return dict.fromkeys(linear, Scheme(Layers(), "blocks" if stored.blocks else "8 bits"))
-    table, tensors = {}, sources(part)
-    for name in linear:
-        found = [stored.schemes.of(one.key) for one in tensors[name].parts]
-        known = [scheme for scheme in found if scheme is not None]
-        if known and len(known) == len(found) and len({scheme.held for scheme in known}) == 1:
-            table[name] = min(known, key=lambda scheme: scheme.group or tensors[name].parts[0].shape[-1])
-    return table
-
-
-def _matrix_bytes(name: str, one: jax.ShapeDtypeStruct, scheme: Scheme | None, kernel: Experts | Linear) -> int:
-    """Return the bytes of a parameter, held by a scheme or in its dtype.
-
-    `kernel`: that runs the matrix, or the stack of experts.
-    """
-    form = _form(scheme)
-    is_stack = len(one.shape) == 3
-    if scheme is None or kernel not in (form.experts if is_stack else form.linear):
-        return int(math.prod(one.shape)) * int(one.dtype.itemsize)
-    inputs, in_tiles = int(one.shape[-2]), kernel == ("mosaic_overlap" if is_stack else "mosaic")
-    group = min(scheme.group or inputs, BLOCK if in_tiles else inputs)
-    return form.nbytes(name, one.shape, ScaleCounts(-(-inputs // group)))
 
 
 def claim_memory(share: float) -> None:

@@ -10,7 +10,7 @@ from jswa.gguf.families.keys import Model
 from jswa.gguf.file.header import Value
 from jswa.gguf.file.shards import Shards, read_shards
 from jswa.gguf.made import Made
-from jswa.gguf.tensors import held_packed, numbers_of, packing, tensors_of
+from jswa.gguf.tensors import ENDS, held_packed, numbers_of, packing, tensors_of
 from jswa.storage.json_object import shown
 
 # Tokens that end a turn, by their text: llama.cpp looks for these too, because files name only one end token.
@@ -83,8 +83,9 @@ def _compressed(packings: Mapping[str, str | None]) -> dict[str, Any]:
         weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32}
         if names:
             groups[kind] = {"format": form, "targets": names, "weights": weights}
-    if len(groups) == 1:
-        next(iter(groups.values()))["targets"] = ["Linear"]
+    if len(groups) == 1:  # embedding and head are named
+        only = next(iter(groups.values()))
+        only["targets"] = ["Linear", *(name for name in only["targets"] if f"{name}.weight" in ENDS)]
     plain = [name for name, own in packings.items() if own is None]
     return {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": plain}
 

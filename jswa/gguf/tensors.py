@@ -19,6 +19,7 @@ from jswa.gguf.stacks import experts_of
 from jswa.storage.json_object import shown
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(.+)")
+ENDS = ("model.embed_tokens.weight", "lm_head.weight")
 _LARGEST = 3e38  # of numbers in float32
 _STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")
 
@@ -83,7 +84,7 @@ def _is_finite(value: object) -> bool:
 
 
 def held_packed(tensors: Mapping[str, Made]) -> dict[str, Made]:
-    """Return the tensors with matrices of layers in Q4_0 and Q8_0 as compressed-tensors has them.
+    """Return the tensors with matrices in Q4_0 and Q8_0 as compressed-tensors has them.
 
     Those of Q4_0 become words and scales, and those of Q8_0 bytes and scales.
     """
@@ -107,10 +108,10 @@ def packing(key: str, made: Made) -> str | None:
     """Return the type of a tensor that `held_packed` packs, else None."""
     in_layer = key.startswith("model.layers.") and key.endswith(".weight") and len(made.shape) == 2
     kinds = {one.type for one in made.sources}
-    if not in_layer or made.part != "numbers" or made.turned or len(kinds) != 1:
+    if not (in_layer or key in ENDS) or made.part != "numbers" or made.turned or len(kinds) != 1:
         return None
     kind = kinds.pop()
-    return kind if kind in ("Q4_0", "Q8_0") else None
+    return kind if kind in (("Q8_0",) if key in ENDS else ("Q4_0", "Q8_0")) else None
 
 
 def _require_weights(tensor: GgufTensor) -> None:

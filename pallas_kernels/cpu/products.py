@@ -15,7 +15,7 @@ from pallas_kernels.cpu import library
 from pallas_kernels.experts.glu import Glu
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.int4 import Int4
-from pallas_kernels.int8_groups import Int8Groups
+from pallas_kernels.int8_groups import Int8GroupRows, Int8Groups
 from pallas_kernels.quantized import Quantized, QuantizedRows
 
 PANEL = 32  # outputs
@@ -95,7 +95,7 @@ class Panels:
 class RowMajor:
     """An embedding that is the head too: with a row per output, which the library multiplies as it lies."""
 
-    weights: Float[Array, "C K"] | QuantizedRows
+    weights: Float[Array, "C K"] | QuantizedRows | Int8GroupRows
 
     def rows(self, ids: Int[Array, " T"], dtype: jnp.dtype) -> Float[Array, "T K"]:
         """Return rows by their indices, in `dtype` if they have 8 bits."""
@@ -163,7 +163,9 @@ def to_byte_quads(values: Int8[np.ndarray, "*E K C"], out: Int8[np.ndarray, "*E 
             out[index][:, first : first + step] = padded.reshape(-1, panels, PANEL * QUAD).swapaxes(0, 1)
 
 
-def operands(weights: Array | Quantized | QuantizedRows | Int4 | Nvfp4 | Int8Groups) -> tuple[str, list[Array]]:
+def operands(
+    weights: Array | Quantized | QuantizedRows | Int4 | Nvfp4 | Int8Groups | Int8GroupRows,
+) -> tuple[str, list[Array]]:
     """Return how the library reads a matrix, and its arrays: the matrix first."""
     return ("numbers", [weights]) if isinstance(weights, Array) else weights.operands()
 
@@ -186,10 +188,12 @@ def matmul(x: Float[Array, "T K"], weights: Panels, dtype: jnp.dtype | None = No
     return out
 
 
-def matmul_rows(x: Float[Array, "T K"], weights: Float[Array, "C K"] | QuantizedRows) -> Float[Array, "T C"]:
+def matmul_rows(
+    x: Float[Array, "T K"], weights: Float[Array, "C K"] | QuantizedRows | Int8GroupRows
+) -> Float[Array, "T C"]:
     """Return x · weightsᵀ in float32, of a matrix with a row per output. A row depends on no other row.
 
-    Raises NoLibrary.
+    Groups of inputs must be whole blocks of `BLOCK`. Raises NoLibrary.
     """
     library.digest()
     kind, arrays = operands(weights)

@@ -86,6 +86,7 @@ class Form:
         linear, experts: the implementations for which matrices of linear layers, and stacks of experts, stay in this
             form if a checkpoint has it; for others they are widened to the type of the activations. No GPU has timed
             stacks of 8 bits and of integers, so those of "mosaic", a default, are widened.
+        outer: the implementations of linear layers for which embedding and head stay in it if a checkpoint has it.
         named: the implementations for which stacks of experts stay in it too if the mode names it.
         unpacked: from inputs and outputs, returns whether such stacks make "mosaic_overlap" the default on Hopper.
         modes: from the arrays, returns the values of `quantization` that name the form, besides "auto", which takes
@@ -108,6 +109,7 @@ class Form:
     counted: str = ""
     linear: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    outer: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     unpacked: Callable[[int, int], bool] = lambda *_: False
     modes: Callable[[Mapping[str, Array]], tuple[str, ...]] = lambda _: ()

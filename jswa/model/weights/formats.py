@@ -50,7 +50,8 @@ def choose_formats(
     found: dict[str, Chosen] = {}
     for matrix in matrices:
         is_matrix, axes = LINEAR.search(matrix.name), len(matrix.shape.shape)
-        chosen = _as_stored(matrix, readings, mode, experts if axes == 3 else linear) if is_matrix else None
+        kept = is_matrix or matrix.name in ENDS
+        chosen = _as_stored(matrix, readings, mode, experts if axes == 3 else linear) if kept else None
         if chosen is None and mode in ("int8", "fp8") and (is_matrix or matrix.name in ENDS):
             _require_runnable(mode, axes, experts)
             chosen = Chosen(eight_bits.READING, mode)
@@ -62,7 +63,10 @@ def _as_stored(matrix: StoredMatrix, readings: Iterable[Reading], mode: Quantiza
     """Return the form in which the checkpoint has a matrix, if it stays in it for a mode and a kernel."""
     for reading in readings:
         form, named = reading.form, mode in reading.modes
-        kernels = form.linear if not _is_stack(matrix) else (*form.experts, *(form.named if named else ()))
+        if matrix.name in ENDS:
+            kernels = form.outer
+        else:
+            kernels = form.linear if not _is_stack(matrix) else (*form.experts, *(form.named if named else ()))
         if kernel in kernels and (named or mode in ("auto", "mxfp4")):
             how = reading.stored(matrix)
             if how is not None:

@@ -62,7 +62,7 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
     p.scales = (const float*)rest[0].untyped_data();
   } else if (kind == kCodes || kind == kCodesByTable || kind == kGrouped) {
     const bool bytes = kind == kGrouped;
-    if (by_rows || w.element_type() != (bytes ? ffi::DataType::S8 : ffi::DataType::U8) || (!bytes && p.inputs % 2))
+    if ((by_rows && !bytes) || w.element_type() != (bytes ? ffi::DataType::S8 : ffi::DataType::U8) || (!bytes && p.inputs % 2))
       return wrong("no codes of this form");
     if (!type_of(rest[0].element_type(), &p.group_scales_type) || bytes_of(p.group_scales_type) < 2)
       return wrong("no group scales of this type");
@@ -72,7 +72,7 @@ ffi::Error describe(Product& p, ffi::AnyBuffer x, ffi::AnyBuffer w, const std::v
       return wrong("scales and zeros per group and output are needed");
     if (kind == kCodesByTable ? !holds(2, p.inputs) : p.inputs % groups != 0) return wrong("the groups do not fit the inputs");
     p.group_size = p.inputs / groups, p.groups = groups, p.group_cells = groups * columns;
-    if (quads && p.group_size % 32) return wrong("quads need groups of neighbouring blocks");
+    if ((quads || by_rows) && p.group_size % 32) return wrong("quads and rows need groups of neighbouring blocks");
     p.w_type = quads ? (bytes ? Type::BYTE_QUADS : Type::QUADS) : bytes ? Type::GROUPED : Type::CODES;
     stored = p.inputs * (bytes ? 2 : 1) / (quads ? 8 : 2);
     p.group_scales = rest[0].untyped_data();

@@ -52,6 +52,46 @@ inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum
   }
 }
 
+// One number of a type, in all lanes.
+inline vf spread(const void* from, Type type) {
+  if (type == Type::F32) return splat(load_as<float>(from));
+  const uint16_t raw = load_as<uint16_t>(from);
+  if (type == Type::BF16) return splat(bf16_to_float(raw));
+#if defined(__F16C__)
+  return splat(_cvtsh_ss(raw));
+#else
+  return splat(f16_to_float(raw));
+#endif
+}
+
+// Signed bytes with a scale per group of inputs, which is a multiple of 32: a weight is their product in float32.
+template <int rows, int outputs>
+inline void add_groups(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
+  const int64_t size = p.group_size, scale_size = bytes_of(p.group_scales_type);
+  const char* from = (const char*)p.w + output * p.inputs;
+  const char* scales = (const char*)p.group_scales + output * p.groups * scale_size;
+  const float* from_x = (const float*)p.x + row * p.inputs;
+  const char* stream = from;
+  for (int64_t group = 0; group < p.groups; group++, from += size, from_x += size, stream += outputs * size) {
+    vf scale[outputs];
+    prefetch(stream, outputs * size);
+#pragma GCC unroll 8
+    for (int o = 0; o < outputs; o++)
+      scale[o] = spread(scales + (o * p.groups + group) * scale_size, p.group_scales_type);
+    for (int64_t input = 0; input < size; input += W) {
+      vf w[outputs];
+#pragma GCC unroll 8
+      for (int o = 0; o < outputs; o++) w[o] = widened(from + o * p.inputs + input, Type::S8) * scale[o];
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) {
+        const vf x = load(from_x + r * p.inputs + input);
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
+      }
+    }
+  }
+}
+
 #if defined(__AVX512BF16__)
 inline __m512bh pairs_at(const void* base, int64_t at, int64_t n) {
   const __mmask32 there = n >= 2 * W ? ~0u : (1u << n) - 1;
@@ -83,10 +123,10 @@ inline void dot_tile(const Product& p, int64_t row, int64_t output) {
   vf sum[rows][outputs] = {};
 #if defined(__AVX512BF16__)
   if (type == Type::BF16 && p.x_type == Type::BF16) add_pairs<rows, outputs>(p, row, output, sum);
-  else add_products<type, rows, outputs>(p, row, output, sum);
-#else
-  add_products<type, rows, outputs>(p, row, output, sum);
+  else
 #endif
+  if constexpr (type == Type::GROUPED) add_groups<rows, outputs>(p, row, output, sum);
+  else add_products<type, rows, outputs>(p, row, output, sum);
   for (int r = 0; r < rows; r++) {
     vf all[W];
     for (int o = 0; o < W; o++) all[o] = o < outputs ? sum[r][o] : vf{};
@@ -128,6 +168,7 @@ void by_rows(const Product& p, int64_t first, int64_t last) {
     case Type::BF16: return outputs_of<Type::BF16>(p, first, last);
     case Type::S8: return outputs_of<Type::S8>(p, first, last);
     case Type::FP8: return outputs_of<Type::FP8>(p, first, last);
+    case Type::GROUPED: return outputs_of<Type::GROUPED>(p, first, last);
     default: return outputs_of<Type::MXFP4>(p, first, last);
   }
 }

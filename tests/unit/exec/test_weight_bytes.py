@@ -108,6 +108,14 @@ def test_int8_in_groups_counts_as_it_is_held(sizes: dict[str, int], tmp_path: Pa
     assert told(tmp_path) == held(tmp_path)
 
 
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("ends", [("model.embed_tokens",), ("model.embed_tokens", "lm_head")])
+def test_embedding_and_head_in_int8_count_as_they_are_held(group: int, ends: tuple[str, ...], tmp_path: Path) -> None:
+    """If the config names them; an embedding in groups of 16 is widened."""
+    write_groups(tmp_path, "llama_gqa", {"": group}, ends=ends)
+    assert told(tmp_path) == held(tmp_path)
+
+
 def test_int8_with_zero_points_counts_in_the_engines_dtype(tmp_path: Path) -> None:
     """As it is held."""
     config, tensors = plain_tensors("llama_one_layer")

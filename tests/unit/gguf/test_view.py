@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from jswa.errors import CheckpointError, ConfigError, UnsupportedModel
+from jswa.exec.sizing import weight_bytes
 from jswa.gguf.architectures import ARCHITECTURES
 from jswa.gguf.file.shards import read_shards
 from jswa.gguf.pointer import pointed
 from jswa.gguf.tensors import tensors_of
 from jswa.gguf.view import view_of
+from jswa.model.hf.quantization import parse_quantization
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.storage.convert import convert as convert_folder
@@ -125,10 +127,16 @@ def test_numbers_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> Non
 def test_integers_are_held_in_their_bits(kind: str, name: str, tmp_path: Path) -> None:
     """The same numbers as widened ones; a converted folder has them widened."""
     view = view_of(written(tmp_path / "it.gguf", name, kind))
-    _, held = load_checkpoint(view, jnp.dtype("float32"), quantization="auto")
+    raw = json.loads((view / "config.json").read_text())
+    model, held = load_checkpoint(view, jnp.dtype("float32"), quantization="auto")
+    told = weight_bytes(model, parse_quantization(raw), "auto", "float32")
+    assert told == sum(x.nbytes for x in held.values())
     qkv = {key.partition(".qkv.")[2]: str(x.dtype) for key, x in held.items() if ".0.attention.qkv." in key}
     wanted = {"Q4_0": {"codes": "uint8", "group_zeros": "uint8"}, "Q8_0": {"values": "int8"}}[kind]
     assert qkv == {**wanted, "group_scales": "float16"}
+    ends = {key: str(x.dtype) for key, x in held.items() if key.partition(".")[0] in ("embed", "lm_head")}
+    own = {"values": "int8", "group_scales": "float16"} if kind == "Q8_0" else {"": "float32"}
+    assert ends == {f"{name}.{end}".rstrip("."): dtype for name in ("embed", "lm_head") for end, dtype in own.items()}
     _, wide = load_checkpoint(view, jnp.dtype("float32"), quantization="none")
     convert_folder(view, tmp_path / "out", "float32")
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.int8_groups import Int8Groups, dequantized
+from pallas_kernels.int8_groups import Int8GroupRows, Int8Groups, dequantized, dequantized_rows
 
 
 def random(inputs: int, columns: int, groups: int, scales: str = "float16") -> tuple[Int8Groups, np.ndarray]:
@@ -38,3 +38,30 @@ def test_products_are_those_of_the_numbers(columns: int) -> None:
     short = jax.jit(Int8Groups.times)(weights, jnp.asarray(rows, jnp.bfloat16))
     assert short.dtype == jnp.bfloat16
     np.testing.assert_array_equal(short, (rows @ exact).astype(np.float32).astype(jnp.bfloat16))
+    wide = jax.jit(Int8Groups.scores)(weights, jnp.asarray(rows, jnp.bfloat16))
+    assert wide.dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(wide, np.float64), rows @ exact)
+
+
+@pytest.mark.parametrize("scales", ["float16", "bfloat16", "float32"])
+def test_rows_of_an_embedding_are_those_of_the_matrix(scales: str) -> None:
+    """Bit for bit, in each type; a row may be asked for twice."""
+    weights, _ = random(96, 40, 3, scales)
+    rows, ids = Int8GroupRows(weights.values.T, weights.scales.T), jnp.asarray([39, 0, 7, 7])
+    for dtype in ("float32", "bfloat16", "float16"):
+        whole = dequantized(weights, jnp.dtype(dtype)).T
+        np.testing.assert_array_equal(dequantized_rows(rows, jnp.dtype(dtype)), whole)
+        found = jax.jit(Int8GroupRows.rows, static_argnums=2)(rows, ids, jnp.dtype(dtype))
+        np.testing.assert_array_equal(found, whole[ids])
+
+
+@pytest.mark.parametrize("vocab", [1, 511, 1300])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_are_those_of_the_numbers(vocab: int, dtype: str) -> None:
+    """In float32, bit for bit: float32 has the sums of these numbers exactly."""
+    weights, exact = random(96, vocab, 3)
+    x = np.random.default_rng(1).integers(-8, 9, (5, 96))
+    rows = Int8GroupRows(weights.values.T, weights.scales.T)
+    found = jax.jit(Int8GroupRows.scores)(rows, jnp.asarray(x, dtype))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(found, np.float64), x @ exact)

@@ -18,6 +18,7 @@ from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.quantize import OUTPUTS_ARE_ROWS, of_outputs
 from jswa.model.weights.safetensors_files import TYPES
 from pallas_kernels import Linear
+from pallas_kernels.cpu.products import BLOCK
 
 _SCALES_AS_STORED = ("F16", "BF16")
 
@@ -25,10 +26,13 @@ _SCALES_AS_STORED = ("F16", "BF16")
 def _stored(matrix: StoredMatrix) -> int | None:
     """Return the inputs that share a scale, if all tensors of a matrix are in int8 with a scale per group; else None.
 
-    Tensors with groups of different sizes have those that divide all of them.
+    Tensors with groups of different sizes have those that divide all of them. Groups of an embedding are whole blocks.
     """
     source, group = matrix.source, 0
-    if len(matrix.shape.shape) != 2 or source.layout not in OUTPUTS_ARE_ROWS or source.layout == "columns":
+    is_embedding = matrix.name == "embed"
+    if len(matrix.shape.shape) != 2 or source.layout == "columns":
+        return None
+    if source.layout not in OUTPUTS_ARE_ROWS and not is_embedding:
         return None
     for part in source.parts:
         weight, inputs = matrix.weights[part.key], part.shape[-1]
@@ -37,13 +41,14 @@ def _stored(matrix: StoredMatrix) -> int | None:
         if weight.block[0] != 1 or weight.block[1] >= inputs or inputs % weight.block[1]:
             return None
         group = gcd(group, weight.block[1])
-    return group
+    return None if is_embedding and group % BLOCK else group
 
 
 def _load(matrix: StoredMatrix, group: int, placement: Placement) -> Params:
     """Read a matrix as the checkpoint stores it, and return its parameters."""
     name, source, reader, weights, shape, _ = matrix
-    inputs, outputs = shape.shape
+    is_embedding = name == "embed"
+    outputs, inputs = shape.shape if is_embedding else shape.shape[::-1]
 
     def weight(part: TensorPart) -> Scaled:
         found = weights[part.key]
@@ -57,7 +62,7 @@ def _load(matrix: StoredMatrix, group: int, placement: Placement) -> Params:
 
     kinds = {weight(part).scale.dtype for part in source.parts}
     kind = TYPES[kinds.pop()] if len(kinds) == 1 and kinds <= set(_SCALES_AS_STORED) else np.dtype(np.float32)
-    scales = empty((inputs // group, outputs), kind)
+    scales = empty((outputs, inputs // group) if is_embedding else (inputs // group, outputs), kind)
     assemble(of_outputs(source, inputs // group), scales, factors)
     values = stored_values(source, reader, weights, shape, np.dtype(np.int8))
     arrays = {f"{name}.values": values, f"{name}.{SCALES}": scales}
@@ -65,6 +70,8 @@ def _load(matrix: StoredMatrix, group: int, placement: Placement) -> Params:
 
 
 def _fitted(name: str, arrays: Arrays, _: jax.ShapeDtypeStruct, placement: Placement, __: Linear = "xla") -> Arrays:
+    if name == "embed":  # devices share its rows
+        return arrays
     values = arrays[f"{name}.values"]
     return for_devices(name, arrays, placement.input_shards(f"{name}.values", values.shape))
 

@@ -118,6 +118,33 @@ void check_product(Pool& pool, Type x_type, Type w_type, int64_t rows, int64_t i
   }
 }
 
+// Rows of signed bytes with a scale for each group of inputs.
+void check_group_rows(Pool& pool, Type x_type, Type scale_type, int64_t rows, int64_t groups, int64_t size, int64_t outputs) {
+  const int64_t inputs = groups * size;
+  std::vector<float> x, w, scales;
+  auto x_bytes = numbers((size_t)(rows * inputs), x_type, &x);
+  auto w_bytes = numbers((size_t)(outputs * inputs), Type::S8, &w);
+  auto scale_bytes = numbers((size_t)(outputs * groups), scale_type, &scales);
+  std::vector<float> out((size_t)(rows * outputs));
+  Product p{};
+  p.x = x_bytes.data(), p.x_type = x_type, p.w = w_bytes.data(), p.w_type = Type::GROUPED;
+  p.out = out.data(), p.out_type = Type::F32, p.rows = rows, p.inputs = inputs, p.outputs = outputs;
+  p.group_scales = scale_bytes.data(), p.group_scales_type = scale_type, p.groups = groups, p.group_size = size;
+  jswa::multiply_by_rows(pool, {p});
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t o = 0; o < outputs; o++) {
+      double sum = 0, all = 0;
+      for (int64_t i = 0; i < inputs; i++) {
+        const double one = (double)x[(size_t)(row * inputs + i)] * w[(size_t)(o * inputs + i)];
+        const double scaled = one * scales[(size_t)(o * groups + i / size)];
+        sum += scaled, all += std::fabs(scaled);
+      }
+      const double error = std::fabs(sum - out[(size_t)(row * outputs + o)]);
+      expect(error <= all * 2e-6 + 1e-6, "a product of rows in groups is wrong", row, inputs, o);
+    }
+  }
+}
+
 void check_codes(Pool& pool, int64_t rows, int64_t inputs, int64_t outputs, bool table) {
   const int64_t groups = 4, panels = jswa::blocks(outputs, jswa::kPanel);
   std::vector<float> x, scales;
@@ -533,6 +560,10 @@ int main() {
           check_product(pool, x, w, rows, rows == 7 ? 2051 : 51, rows == 120 ? 300 : 45, by_rows);
   for (int64_t rows : {1, 5, 30})
     for (bool table : {false, true}) check_codes(pool, rows, 48, 45, table);
+  for (Type x : {Type::F32, Type::BF16})
+    for (Type scale : {Type::F32, Type::BF16})
+      for (int64_t rows : {1, 2, 7, 13})
+        for (int64_t size : {32, 96}) check_group_rows(pool, x, scale, rows, 3, size, rows == 13 ? 300 : 45);
   for (int64_t rows : {1, 5, 30}) check_nvfp4(pool, rows, rows == 5 ? 2064 : 112, 45);
   if (jswa::has_quads())
     for (Type x : {Type::F32, Type::BF16})

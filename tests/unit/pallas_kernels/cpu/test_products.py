@@ -17,7 +17,7 @@ from pallas_kernels.experts.groups import group_rows
 from pallas_kernels.experts.nvfp4 import Nvfp4
 from pallas_kernels.experts.nvfp4 import dequantized as nvfp4_dequantized
 from pallas_kernels.int4 import Int4
-from pallas_kernels.int8_groups import Int8Groups
+from pallas_kernels.int8_groups import Int8GroupRows, Int8Groups
 from pallas_kernels.quantized import Kind, Quantized, QuantizedRows, dequantized, quantize, quantize_rows
 from tests.support.kernels.grouped_calls import in_panels
 
@@ -162,6 +162,32 @@ def test_embeddings_are_heads(kind: str, dtype: str) -> None:
         check(whole, x, numbers.T)
         for rows in (1, 2, 3, 4, 5, 11):
             np.testing.assert_array_equal(matmul_rows(x[-rows:], weights), whole[-rows:])
+
+
+@pytest.mark.parametrize("scales", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_embeddings_in_groups_are_heads(scales: str, dtype: str) -> None:
+    """No weight is rounded; a row has equal bits alone and among others."""
+    rng = np.random.default_rng(6)
+    for inputs, outputs, size in ((64, 32, 32), (2048, 33, 128), (576, 100, 32), (96, 257, 96)):
+        values = rng.integers(-128, 128, (outputs, inputs), np.int8)
+        values[:, 0], values[:, -1] = -128, 127
+        factors = jnp.asarray(rng.uniform(0.5, 1, (outputs, inputs // size)) * inputs**-0.5 / 70, scales)
+        weights = Int8GroupRows(jnp.asarray(values), factors)
+        numbers = np.asarray(int8_groups.dequantized_rows(weights, jnp.dtype("float32")), np.float64)
+        x = jnp.asarray(rng.standard_normal((40, inputs)), dtype)
+        whole = matmul_rows(x, weights)
+        assert whole.dtype == jnp.float32
+        check(whole, x, numbers.T)
+        for rows in (1, 2, 3, 4, 5, 11):
+            np.testing.assert_array_equal(matmul_rows(x[-rows:], weights), whole[-rows:])
+
+
+def test_rows_in_parts_of_blocks_are_refused() -> None:
+    """The kernel reads whole blocks of a group."""
+    weights = Int8GroupRows(jnp.zeros((8, 96), jnp.int8), jnp.zeros((8, 2), jnp.float16))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="quads and rows need groups of neighbouring blocks"):
+        matmul_rows(jnp.zeros((1, 96)), weights).block_until_ready()
 
 
 def nvfp4(inputs: int, outputs: int) -> tuple[Panels, Float[np.ndarray, "K C"]]:
