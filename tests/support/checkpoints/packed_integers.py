@@ -147,7 +147,7 @@ def write_both(
     """Write a random model twice, packed and as its numbers in float32, and return both folders.
 
     Args:
-        others: cases of tensors with these words in their names; None: not packed.
+        others: cases, of compressed-tensors, of tensors with these words in their names; None: not packed.
         one_order: whether matrices with equal inputs have the same act-order, as q, k and v have.
     """
     config, tensors = plain_tensors(fixture, **changes)
@@ -165,7 +165,12 @@ def write_both(
         if own.form == "gptq":
             stored[key.removesuffix("weight") + "bias"] = np.zeros(shape[0], np.float16)
     write(folder / "plain", config, plain)
-    write(folder / "packed", {**config, "quantization_config": case.config}, stored)
+    label = case.config
+    for word, other in (others or {}).items():
+        if other is not None:
+            group = {**other.config["config_groups"]["group_0"], "targets": [f"re:.*{word}.*"]}
+            label["config_groups"] = {word: group, **label["config_groups"]}
+    write(folder / "packed", {**config, "quantization_config": label}, stored)
     return folder / "packed", folder / "plain"
 
 

@@ -88,7 +88,7 @@ def test_layers_that_are_left_out_count_in_the_engines_dtype(case: str, more: di
 def test_groups_of_layers_count_each_in_its_form(tmp_path: Path) -> None:
     """Packed integers of 4 bits, and the down projection in int8 with a scale per output."""
     case = CASES["compressed symmetric bf16"]
-    eight_bits = CASES["compressed 8 bits"]._replace(group=0)
+    eight_bits = CASES["compressed 8 bits"]._replace(group=0, symmetric=True)
     folder, _ = write_both(tmp_path, case, "llama_one_layer", others={"down_proj": eight_bits})
     weights = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
     eight = {"targets": ["re:.*down_proj"], "weights": weights, "format": "int-quantized"}
