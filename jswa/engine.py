@@ -22,7 +22,7 @@ from jswa.exec.host_pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
-from jswa.model.weights.lora_files import HostAdapter, LoraReader
+from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.plan import (
     DEFAULT_OPTIONS,
     PLAIN,

@@ -31,7 +31,7 @@ from jswa.exec.runner import Runner
 from jswa.exec.sizing import claim_memory
 from jswa.grammar.compiler import Grammars
 from jswa.model.hf.config import load_config
-from jswa.model.weights.lora_files import HostAdapter, LoraReader
+from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.model.weights.safetensors_files import weights_fingerprint
 from jswa.plan.trace import write_header
 from jswa.stages import bars

@@ -39,9 +39,9 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
-from jswa.model.weights import lora_files
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
-from jswa.model.weights.lora_files import LoraReader
+from jswa.model.weights.lora import files as lora_files
+from jswa.model.weights.lora.files import LoraReader
 from jswa.model.weights.placement import Placement
 from jswa.running.adapters import Adapters
 from jswa.running.staging import WeightsStager, held_shapes

@@ -17,7 +17,7 @@ from jswa.exec.mesh import mesh_of, on_mesh, put, specs_of
 from jswa.model.binding import run_dtype
 from jswa.model.lora import Pairs, adapted_names, adapter_params
 from jswa.model.transformer import Params
-from jswa.model.weights.lora_files import room_shapes
+from jswa.model.weights.lora.files import room_shapes
 from jswa.model.weights.placement import Placement, empty
 from jswa.options.lora import LoraRoom
 

@@ -33,7 +33,7 @@ from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.held_bytes import form_of, matrix_bytes, schemes_told
-from jswa.model.weights.lora_files import room_bytes
+from jswa.model.weights.lora.files import room_bytes
 from jswa.ribs.table import VARIANTS, WIDEST
 from jswa.stages import LOG, stage
 from pallas_kernels import Linear

@@ -4,7 +4,7 @@ An adapted matrix N [K, C] has three more parameters: N.lora_a [K, R], N.lora_b 
 sum of all adapters' ranks; column r of A and row r of B belong to adapter owner[r], numbered from 1. Each token's x·A
 is masked to the columns of its own adapter and then multiplied by B: two dense products without a gather of weights.
 They cost 2·R·(K + C) operations per token, which is little beside 2·K·C for a handful of adapters.
-`jswa.model.weights.lora_files` reads adapters from disk.
+`jswa.model.weights.lora.files` reads adapters from disk.
 
 A stack of experts' matrices N [E, K, C] has N.lora_a [E, K, R] and N.lora_b [E, R, C]: the same two products by the
 kernel of the experts, whose rows are sorted by expert. So each expert's A and B are read once, whatever adapters its

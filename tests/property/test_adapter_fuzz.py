@@ -15,7 +15,7 @@ import pytest
 from jswa.errors import RequestError
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import Pairs
-from jswa.model.weights.lora_files import LoraReader
+from jswa.model.weights.lora.files import LoraReader
 from jswa.model.weights.safetensors_header import BITS
 from jswa.options.lora import LoraRoom
 from tests.parity.load import load_fixture

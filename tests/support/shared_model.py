@@ -30,7 +30,7 @@ from jswa.model.hf.tensor_map import sources
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
-from jswa.model.weights.lora_files import room_bytes
+from jswa.model.weights.lora.files import room_bytes
 from jswa.model.weights.placement import Placement
 from jswa.options.lora import LoraRoom
 from jswa.running.assembly import put_whole

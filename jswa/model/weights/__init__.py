@@ -5,5 +5,5 @@ dequantize, kv_scales                    fp8, int8 and MXFP4 tensors -> numbers;
 quantize, formats, packed                rounding to 8 bits at load time; which form a matrix gets, how it is read
 placement                                parameters to devices, each device its tensor parallel shard
 converted                                checkpoints that `jswa convert` wrote
-lora_files                               LoRA adapters in PEFT folders
+lora/                                    LoRA adapters in PEFT folders
 """

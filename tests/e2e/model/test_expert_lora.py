@@ -13,7 +13,7 @@ import pytest
 from jswa.errors import RequestError
 from jswa.llm import LLM
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import room_bytes
+from jswa.model.weights.lora.files import room_bytes
 from jswa.options.lora import LoraRoom
 from tests.parity.load import load_fixture
 from tests.parity.weights import write_checkpoint

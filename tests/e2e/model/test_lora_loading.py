@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from jswa.errors import ConfigError, RequestError, UnknownAdapter
 from jswa.exec.adapters import AdapterRoom
 from jswa.llm import LLM
-from jswa.model.weights.lora_files import room_bytes
+from jswa.model.weights.lora.files import room_bytes
 from jswa.options.lora import LoraRoom
 from jswa.plan import RequestOptions
 from jswa.storage.hub import TINY

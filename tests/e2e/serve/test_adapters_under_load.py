@@ -13,7 +13,7 @@ import pytest
 from jswa.errors import RequestError, UnknownAdapter
 from jswa.exec.adapters import AdapterRoom
 from jswa.llm import LLM
-from jswa.model.weights.lora_files import HostAdapter
+from jswa.model.weights.lora.files import HostAdapter
 from jswa.plan import RequestOptions
 from jswa.types import SamplingParams
 from tests.parity.load import load_fixture

@@ -10,7 +10,7 @@ from jswa.exec.adapters import NOBODY, AdapterRoom
 from jswa.exec.launches import decode, encode
 from jswa.model.hf.config import parse_config
 from jswa.model.lora import Pairs
-from jswa.model.weights.lora_files import empty_room
+from jswa.model.weights.lora.files import empty_room
 from jswa.model.weights.placement import Placement
 from jswa.options.lora import LoraRoom
 from tests.parity.load import load_fixture

@@ -31,7 +31,7 @@ from jswa.exec.sizing import (
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.hf.config import parse_config
 from jswa.model.partition import shard_config
-from jswa.model.weights.lora_files import room_bytes
+from jswa.model.weights.lora.files import room_bytes
 from jswa.options.lora import LoraRoom
 from jswa.speculation import Speculation
 from tests.parity.load import load_fixture

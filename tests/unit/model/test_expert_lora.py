@@ -20,7 +20,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.lora import HOPPER_UNIT, adapter_params, lora_kernel, lora_width
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import LoraReader, check_adapters, empty_room, load_adapters
+from jswa.model.weights.lora.files import LoraReader, check_adapters, empty_room, load_adapters
 from jswa.model.weights.placement import Placement
 from jswa.options.lora import LoraRoom
 from pallas_kernels import interpreter

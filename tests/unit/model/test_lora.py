@@ -14,7 +14,7 @@ from jswa.model.hf.config import parse_config
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import AdapterWeights, check_adapters, load_adapters
+from jswa.model.weights.lora.files import AdapterWeights, check_adapters, load_adapters
 from pallas_kernels.quantized import Quantized, dequantized
 from tests.parity.load import Fixture, adapter_names, load_adapter, load_fixture
 from tests.parity.sketch import sketch

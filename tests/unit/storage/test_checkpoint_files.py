@@ -15,7 +15,7 @@ from jswa.errors import CheckpointError, ConfigError, JswaError
 from jswa.model.hf.config import load_config
 from jswa.model.hf.peft import read_lora_config
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import check_adapters
+from jswa.model.weights.lora.files import check_adapters
 from jswa.model.weights.safetensors_files import TensorReader, stored_tensors, weights_fingerprint
 from jswa.storage.checkpoint_files import open_file, read_file
 from jswa.storage.convert import convert

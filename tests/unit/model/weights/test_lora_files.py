@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from jswa.errors import ConfigError
 from jswa.model.hf.config import parse_config
-from jswa.model.weights.lora_files import check_adapters, load_adapters
+from jswa.model.weights.lora.files import check_adapters, load_adapters
 from tests.parity.load import load_fixture
 from tests.support.builders import share
 from tests.support.checkpoints.adapters import CONFIG, DENSE, random_lora, save
@@ -259,6 +259,6 @@ def test_all_folders_are_checked_before_any_is_read(
     other = random_lora(FIXTURE.tensors, DENSE, 3, seed=1).write(tmp_path / "other")
     header, data = unpack(other / FILE)
     pack(other / FILE, {**header, "x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, data)
-    monkeypatch.setattr("jswa.model.weights.lora_files.TensorReader", None)
+    monkeypatch.setattr("jswa.model.weights.lora.files.TensorReader", None)
     with pytest.raises(ConfigError, match="other"):
         check_adapters({"it": folder, "other": other}, MODEL)

@@ -17,7 +17,7 @@ from jswa.model.binding import bind
 from jswa.model.transformer import Params
 from jswa.model.weights.formats import QuantizationMode
 from jswa.model.weights.load import load_checkpoint
-from jswa.model.weights.lora_files import check_adapters, load_adapters
+from jswa.model.weights.lora.files import check_adapters, load_adapters
 from jswa.model.weights.packed.int4 import Arrays, for_devices
 from jswa.storage.convert import convert
 from pallas_kernels import interpreter

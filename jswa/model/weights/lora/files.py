@@ -1,6 +1,6 @@
 """Reading of LoRA adapters: PEFT folders (adapter_config.json, adapter_model.safetensors) to parameters.
 
-The headers of all folders are checked against the model before any tensor is read (`lora_checks`).
+The headers of all folders are checked against the model before any tensor is read (`checks`).
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from jswa.model.hf.source import Source, TensorPart
 from jswa.model.lora import Pairs, adapter_params, lora_width
 from jswa.model.partition import cut_of
 from jswa.model.transformer import Params
-from jswa.model.weights.lora_checks import Update, checked, dense_targets
+from jswa.model.weights.lora.checks import Update, checked, dense_targets
 from jswa.model.weights.placement import Placement, empty
 from jswa.model.weights.safetensors_files import TensorReader
 from jswa.options.lora import LoraRoom

@@ -1,0 +1,1 @@
+"""Adapters from PEFT's folders: checked headers, then numbers."""
