@@ -3,14 +3,15 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from jswa.architecture import ModelConfig
 from jswa.errors import ConfigError
 from jswa.kernels import named_in
-from jswa.kv_events import options as kv_events
-from jswa.options.lora import LoraRoom, adapter_folders, room_of
 from jswa.speculation import Speculation, parse
+
+if TYPE_CHECKING:  # what a step program imports is kept small, so checks of options are imported when they are made
+    from jswa.options.lora import LoraRoom
 
 EvictionPolicy = Literal["learned", "lru"]
 
@@ -174,21 +175,23 @@ class EngineConfig:
         _check_host_memory(self)
         named_in(self.kernels)
         parse(self.speculative_config)
-        if kv_events.parse(self.kv_events_config) is not None and not self.prefix_cache:
-            limit = "must be left out with prefix_cache = False: events tell what that has"
-            raise ConfigError("kv_events_config", self.kv_events_config, limit)
+        _check_events(self.kv_events_config, prefix_cache=self.prefix_cache)
         _check_sizes(self.cudagraph_capture_sizes, deterministic=self.deterministic)
         _ = self.lora_room  # raises ConfigError
 
     @property
-    def lora_room(self) -> LoraRoom | None:
+    def lora_room(self) -> "LoraRoom | None":
         """The room to reserve for adapters; None: as much as `lora_modules` take, and no adapter is loaded later."""
         modules = len(self.adapters)
+        from jswa.options.lora import room_of
+
         return room_of(self.max_loras, self.max_lora_rank, modules, experts=self.lora_experts)
 
     @property
     def adapters(self) -> dict[str, Path]:
         """Folders of LoRA adapters by name."""
+        from jswa.options.lora import adapter_folders
+
         return adapter_folders(self.lora_modules)
 
 
@@ -313,6 +316,15 @@ def _check_host_memory(options: EngineConfig) -> None:
         raise ConfigError("host_kv_bytes", given, f"must be 0 with nnodes = {options.nnodes}: one host is supported")
     if folder_and_bytes("disk_kv", options.disk_kv) is not None and not given:
         raise ConfigError("disk_kv", options.disk_kv, "must be left out without host_kv_bytes: texts go there first")
+
+
+def _check_events(given: str | None, *, prefix_cache: bool) -> None:
+    """Raise ConfigError if events about cached KV cannot be published as asked."""
+    from jswa.kv_events.options import parse as parse_events
+
+    if parse_events(given) is not None and not prefix_cache:
+        limit = "must be left out with prefix_cache = False: events tell what that has"
+        raise ConfigError("kv_events_config", given, limit)
 
 
 def _check_text(name: str, value: object) -> None:

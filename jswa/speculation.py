@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from jswa.errors import ConfigError
-from jswa.options.json_text import option_object
 
 Lookup = Literal["ngram", "suffix"]
 Model = Literal["dflash", "dspark", "eagle3", "gemma4_assistant", "mtp"]
@@ -72,6 +71,8 @@ def parse(text: str | None) -> Speculation | None:
     """Return what the option asks for; None without it. Raises ConfigError, which names field, value and limit."""
     if text is None:
         return None
+    from jswa.options.json_text import option_object  # late: a step program needs none of it
+
     given = option_object(OPTION, text)
     for name in given:
         if name not in _FIELDS:
