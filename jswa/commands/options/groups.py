@@ -21,7 +21,7 @@ ENGINE: Groups = {
     ),
     "Memory and prefix cache": (
         "kv_cache_dtype", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "prefix_cache",
-        "prefix_cache_interval", "radix_eviction_policy", "host_kv_bytes", "disk_kv",
+        "prefix_cache_interval", "radix_eviction_policy", "host_kv_bytes", "disk_kv", "kv_events_config",
     ),
     "Scheduling": (
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "cudagraph_capture_sizes",
