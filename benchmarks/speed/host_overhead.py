@@ -13,6 +13,7 @@ else runs on the machine matters little.
   works: median and 99th percentile of each.
 
 With `--kv-events` only arrivals of 256 rows, with and without events that are published, in turns: the mean of a step.
+The thread sleeps 5 ms in each, as it waits for a device: then the publisher's thread runs.
 
 The baseline of the same run is a loop that appends each row to a list: it shows how fast the machine is at the time.
 """
@@ -42,6 +43,7 @@ from jswa.types import SamplingParams
 
 STEPS = 300
 PAGE = 64
+_DEVICE = 0.005  # seconds
 _CROWDS = 20  # crowds of requests that are admitted in one plan
 
 
@@ -132,10 +134,12 @@ def burst(requests: int) -> float:
     return statistics.median(found)
 
 
-def arrivals(rows: int, events: str | None = None) -> dict[str, float]:
+def arrivals(rows: int, events: str | None = None, pause: float = 0.0) -> dict[str, float]:
     """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full.
 
-    `events`: the option `kv_events_config`.
+    Args:
+        events: the option `kv_events_config`.
+        pause: seconds to sleep in each step.
     """
     rng = np.random.default_rng(0)
     steps = Steps(Limits(2**18, rows, 2048, PAGE, num_slabs=rows * 130))
@@ -145,6 +149,7 @@ def arrivals(rows: int, events: str | None = None) -> dict[str, float]:
         while steps.scheduler.stats().waiting < 2:
             steps.add(rng.integers(0, 200_000, rng.integers(300, 2500)).astype(np.int32), int(rng.integers(100, 400)))
         times = steps.step()[1]
+        time.sleep(pause)
         if steps.scheduler.cache.prefix.retention.evictions:
             samples.append(times)
     if close is not None:
@@ -163,7 +168,7 @@ def cost_of_events(repeats: int = 5) -> None:
     """Print the mean µs of a step without and with events, and the median of their ratios."""
     with tempfile.TemporaryDirectory() as folder:
         option = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"})
-        pairs = [(arrivals(256)["mean"], arrivals(256, option)["mean"]) for _ in range(repeats)]
+        pairs = [(arrivals(256, None, _DEVICE)["mean"], arrivals(256, option, _DEVICE)["mean"]) for _ in range(repeats)]
     for without, with_events in pairs:
         print(f"without {without:.1f}, with {with_events:.1f} µs a step")
     ratios = sorted(with_events / without for without, with_events in pairs)
