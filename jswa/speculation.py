@@ -73,10 +73,7 @@ def parse(text: str | None) -> Speculation | None:
         return None
     from jswa.options.json_text import option_object  # late: a step program needs none of it
 
-    given = option_object(OPTION, text)
-    for name in given:
-        if name not in _FIELDS:
-            raise ConfigError(f"{OPTION}.{name}", given[name], f"is unknown; known are {', '.join(_FIELDS)}")
+    given = option_object(OPTION, text, _FIELDS)
     method, model = _method(given), given.get("model")
     if "num_speculative_tokens" not in given:
         raise ConfigError(f"{OPTION}.num_speculative_tokens", None, f"must be given: 1 to {PROGRAMS[-1]}")

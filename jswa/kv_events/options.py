@@ -39,10 +39,7 @@ def parse(text: str | None) -> KVEventsConfig | None:
     """Return what the option asks for; None if no events are to be published. Raises ConfigError."""
     if text is None:
         return None
-    given = option_object(OPTION, text)
-    for name in given:
-        if name not in _KNOWN:
-            raise ConfigError(f"{OPTION}.{name}", given[name], f"is unknown; known are {', '.join(_KNOWN)}")
+    given = option_object(OPTION, text, _KNOWN)
     enabled = given.get("enable_kv_cache_events", False)
     if not isinstance(enabled, bool):
         raise ConfigError(f"{OPTION}.enable_kv_cache_events", enabled, "must be true or false")

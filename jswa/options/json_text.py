@@ -1,7 +1,7 @@
 """Options that are JSON objects: mappings in Python, text on the command line and in `EngineConfig`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jswa.errors import ConfigError
@@ -9,14 +9,17 @@ from jswa.errors import ConfigError
 JSON_OPTIONS = ("speculative_config", "kv_events_config")
 
 
-def option_object(name: str, text: str) -> dict[str, Any]:
-    """Return an option that is given as a JSON object. Raises ConfigError."""
+def option_object(name: str, text: str, known: Collection[str]) -> dict[str, Any]:
+    """Return an option that is given as a JSON object, all of whose fields are known. Raises ConfigError."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(name, text[:80], f"must be a JSON object: {error}") from error
     if not isinstance(given, dict):
         raise ConfigError(name, text[:80], "must be a JSON object")
+    for field in given:
+        if field not in known:
+            raise ConfigError(f"{name}.{field}", given[field], f"is unknown; known are {', '.join(known)}")
     return given
 
 

@@ -71,7 +71,7 @@ _SPANS = {
 _NUMBERS = {
     "request_failed": "Requests that failed or whose client disconnected.",
     "prompt_tokens": "Prompt tokens of requests that have a first token.",
-    "prompt_tokens_cached": "Prompt tokens of these requests that were cached.",
+    "prompt_tokens_cached": "Cached prompt tokens of requests that ran to their end.",
     "generation_tokens": "Generated tokens.",
     "unknown_request_fields": "Unknown fields of requests, which were ignored.",
     "unread_connections": "Connections closed because the client did not read.",

@@ -1,7 +1,7 @@
 """DFlash (Chen et al. 2026, arXiv 2602.06036) and DSpark: a small decoder that drafts a block of tokens in one pass.
 
 Its layers keep the K and V of all positions that the target has run. They are made of hidden states of some layers of
-the target, fused, and not of what the drafter's own layers give: so a position's KV depends on nothing but the target.
+the target, fused, and not of the drafter's own hidden states: so a position's KV depends on the target only.
 The block is the last token of the text and mask tokens after it. DFlash reads each draft at the mask in its place.
 DSpark reads it one place before, and adds to its logits a bias that depends on the token before (Markov head).
 """
@@ -30,7 +30,7 @@ MOST = 7  # tokens that a step verifies
 
 @dataclass(frozen=True)
 class Sight:
-    """What queries of a layer see; its KV of all positions is kept.
+    """The keys that queries of a layer see; the layer keeps the KV of all positions.
 
     Attributes:
         window: keys up to a query's own position, its own included; None: all.
@@ -49,7 +49,7 @@ class DFlash:
         model: its layers and norms, all of them full. Its vocabulary is the target's.
         taps: layers of the target.
         target_layers, target_width: number of the target's layers, and the size of its hidden states.
-        sights: what queries of each layer see.
+        sights: the keys that queries of each layer see.
         block: tokens of a block, as trained: the last token of the text is the first.
         mask: the mask token.
         draft_vocab: size of its head's vocabulary.
