@@ -1,6 +1,6 @@
 """The engine's interface as its drivers use it. `jswa.engine.Engine` has it, and so has the unit tests' fake."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,8 +11,10 @@ from jswa.cache.view import CacheView
 from jswa.config import Limits
 from jswa.errors import JswaError
 from jswa.grammar.compiler import Grammars
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput
 from jswa.kernels import Kernels
-from jswa.plan import DEFAULT_OPTIONS, Request, RequestOptions, StepEvents, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, ImageRows, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.outputs import SchedulerStats
 from jswa.sched.steplog import StepStats
@@ -128,6 +130,18 @@ class EngineLike(Protocol):
         """What reads adapters for `load_lora`. Raises RequestError if the engine cannot load any."""
         ...
 
+    @property
+    def images(self) -> ImageInput | None:
+        """What makes prompts of images; None if the model reads no images. Any thread may read it."""
+        ...
+
+    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+        """Return what the model reads of pictures. It may take seconds; any thread may call it, beside the steps.
+
+        A picture that was seen lately takes no time. Raises RequestError if the model reads no images.
+        """
+        ...
+
     def load_lora(self, name: str, adapter: Any, *, replace: bool = False) -> None:
         """Load an adapter that was read, instead of one of that name if `replace` is set. Raises RequestError."""
         ...
@@ -146,6 +160,7 @@ class EngineLike(Protocol):
         bad_words: tuple[tuple[int, ...], ...] = (),
         choice: int = 0,
         like: Request | None = None,
+        images: Sequence[ImageRows] = (),
     ) -> Request:
         """Return the validated request for text `choice` of a prompt. Raises RequestError.
 
@@ -154,6 +169,7 @@ class EngineLike(Protocol):
 
         Args:
             like: a request with the same parameters, with which the new one shares all that depends on these alone.
+            images: those of the prompt, in its order.
         """
         ...
 
@@ -211,11 +227,18 @@ class EngineLike(Protocol):
         ...
 
     def prepare(
-        self, params: SamplingParams, *, fewest: bool = False, pause: float = 0.0, stop: Callable[[], bool] = ...
+        self,
+        params: SamplingParams,
+        *,
+        images: bool = False,
+        fewest: bool = False,
+        pause: float = 0.0,
+        stop: Callable[[], bool] = ...,
     ) -> None:
         """Compile the step programs that a request with these parameters needs. Any thread may call this.
 
         Args:
+            images: whether its prompt has images.
             fewest: compile only the fewest programs that suffice, in which steps are slower.
             pause: while steps run, pause after each program for `pause` times as long as it took to compile.
             stop: asked before each program whether to stop compiling.

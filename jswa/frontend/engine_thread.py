@@ -174,15 +174,15 @@ class EngineThread:
     def _queue_abort(self, request_id: str) -> None:
         self._inbox.put(lambda: self._abort(request_id))
 
-    async def prepare(self, params: SamplingParams) -> float:
+    async def prepare(self, params: SamplingParams, *, images: bool = False) -> float:
         """Compile the programs that a request with these parameters needs, while the engine runs other requests.
 
         It waits for the fewest programs that suffice, and returns the seconds of the wait; the others are compiled
         while steps run. Raises EngineDead.
         """
-        if self._late_programs.has(params):
+        if self._late_programs.has(params, images=images):
             return 0.0
-        return await self._late_programs.compile(lambda: self.engine, params)
+        return await self._late_programs.compile(lambda: self.engine, params, images=images)
 
     async def call[T](self, function: Callable[[EngineLike], T]) -> T:
         """Run a function on the engine between two steps and return its result. Raises EngineDead or EngineError."""

@@ -29,11 +29,11 @@ class LatePrograms:
         self._turn = asyncio.Lock()
         self._helper: threading.Thread | None = None
 
-    def has(self, params: SamplingParams) -> bool:
+    def has(self, params: SamplingParams, *, images: bool) -> bool:
         """Return whether a request with these parameters needs no program that has not been compiled."""
-        return _families(params) <= self._ready
+        return _families(params, images=images) <= self._ready
 
-    async def compile(self, engine: Callable[[], EngineLike], params: SamplingParams) -> float:
+    async def compile(self, engine: Callable[[], EngineLike], params: SamplingParams, *, images: bool) -> float:
         """Compile what is missing, and wait for the fewest programs that suffice; return the seconds of the wait.
 
         Args:
@@ -41,11 +41,11 @@ class LatePrograms:
         """
         begin = time.monotonic()
         async with self._turn:
-            missing = _families(params) - self._ready
+            missing = _families(params, images=images) - self._ready
             if missing:
                 _log.info("a request waits until programs are compiled: %s", ", ".join(sorted(missing)))
                 ready = self._ready
-                await asyncio.shield(self._begin(engine(), params))
+                await asyncio.shield(self._begin(engine(), params, images=images))
                 ready |= missing
                 _log.info("the programs are compiled (%.1f s)", time.monotonic() - begin)
         return time.monotonic() - begin
@@ -59,7 +59,7 @@ class LatePrograms:
         if self._helper is not None:
             self._helper.join()
 
-    def _begin(self, engine: EngineLike, params: SamplingParams) -> asyncio.Future[None]:
+    def _begin(self, engine: EngineLike, params: SamplingParams, *, images: bool) -> asyncio.Future[None]:
         """Compile in a thread of its own; the future is done once the fewest programs that suffice are compiled.
 
         Such a thread neither occupies the thread pool of other requests nor delays the end of the process. A coroutine
@@ -72,24 +72,24 @@ class LatePrograms:
             assert engine is not None
             error: BaseException | None = None
             try:
-                engine.prepare(params, fewest=True, stop=self._stop)
+                engine.prepare(params, images=images, fewest=True, stop=self._stop)
             except BaseException as raised:
                 error = raised.with_traceback(None)
             self._notify(resolve, done, None, error)
             if before is not None:
                 before.join()  # only one thread at a time compiles the remaining programs
             if error is None:
-                engine.prepare(params, pause=_PAUSE, stop=self._stop)
+                engine.prepare(params, images=images, pause=_PAUSE, stop=self._stop)
 
         self._helper = threading.Thread(target=run, args=(engine,), name="prepare", daemon=True)
         self._helper.start()
         return done
 
 
-def _families(params: SamplingParams) -> set[str]:
+def _families(params: SamplingParams, *, images: bool) -> set[str]:
     """Return the families of programs that a request needs besides those that are compiled at the start."""
     late = {"structured outputs"} if params.masks_follow_text else set()
-    return late | needs_of(params).variants
+    return late | needs_of(params, images=images).variants
 
 
 def resolve[T](future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

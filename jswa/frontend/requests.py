@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.frontend.engine_protocol import EngineLike
-from jswa.plan import DEFAULT_OPTIONS, Request, RequestOptions
+from jswa.plan import DEFAULT_OPTIONS, ImageRows, Request, RequestOptions
 from jswa.text.inputs import bad_word_ids
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
@@ -20,6 +20,7 @@ def make_requests(
     prompts: Sequence[Int[np.ndarray, " P"]],
     params: SamplingParams,
     options: RequestOptions = DEFAULT_OPTIONS,
+    images: Sequence[ImageRows] = (),
 ) -> Iterator[Request]:
     """Yield the requests of all texts; the first n are for the first prompt. Raises RequestError.
 
@@ -28,6 +29,7 @@ def make_requests(
 
     Args:
         new_id: returns an id that no request has had.
+        images: those of the only prompt.
     """
     words = bad_word_ids(params.bad_words or (), tokenizer)
     first: Request | None = None
@@ -40,5 +42,6 @@ def make_requests(
             bad_words=words,
             choice=choice,
             like=first,
+            images=images,
         )
         yield first

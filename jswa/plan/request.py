@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from jswa.types import SamplingParams
 
@@ -100,6 +100,25 @@ class TextGrammar(Protocol):
         ...
 
 
+class ImageRows(NamedTuple):
+    """An image of a prompt: what the model reads in place of the embedding of each of its soft tokens.
+
+    Attributes:
+        digest: of its pixels; its tokens have the ids `jswa.images.tokens.image_ids` of it.
+        rows: read-only, in the model's type.
+    """
+
+    digest: bytes
+    rows: Shaped[np.ndarray, "n M"]
+
+
+class PlacedImage(NamedTuple):
+    """An image at its place in a prompt: the position of its first soft token, and the rows of all."""
+
+    start: int
+    rows: Shaped[np.ndarray, "n M"]
+
+
 @dataclass(frozen=True)
 class RequestOptions:
     """What a request asks of the engine besides its prompt and its sampling parameters.
@@ -135,6 +154,7 @@ class Request:
         cache_salt: key of the prefix tree (`root_key`), made from the options' salt and adapter.
         adapter: number of the LoRA adapter; 0: none.
         version: that of the engine's weights when the request was made.
+        images: in the order of the prompt, whose soft tokens have negative ids.
     """
 
     request_id: str
@@ -149,6 +169,7 @@ class Request:
     cache_salt: str = ""
     adapter: int = 0
     version: int = 0
+    images: tuple[PlacedImage, ...] = ()
 
 
 def bits_of(ids: Int[np.ndarray, " N"], vocab_size: int) -> Int[np.ndarray, " words"]:
