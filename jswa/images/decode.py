@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Limits(NamedTuple):
-    """What an image may cost. Of the most pixels, decoding takes at most 1.4 GB.
+    """What an image may cost. Of the most pixels, decoding takes up to 1.7 GB and 4 s of the processor.
 
     Attributes:
         most_bytes: of the file.
