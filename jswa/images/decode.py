@@ -1,6 +1,6 @@
 """Decode images that strangers have sent. Pillow does it; limits hold before it decodes a pixel.
 
-Pillow is imported when it is first needed (extra `images`), and of it only the readers of five formats.
+Pillow (extra `images`) is imported when it is first needed. Of its readers, those of five formats are used.
 """
 
 from io import BytesIO

@@ -33,14 +33,12 @@ def fitted(width: int, height: int, geometry: Geometry) -> tuple[int, int]:
     """Return the columns and rows of patches of an image of that many pixels.
 
     A token has `geometry.pooling` patches each way. The image has as many tokens as its shape allows, each way rounded
-    down. A side that is too short for one token has one; the other side then has as many as the one fits into it.
+    down. If it is too thin for one token, it is a line of all tokens.
     """
     side = geometry.patch * geometry.pooling  # pixels of a token
     scale = math.sqrt(geometry.most_tokens * side**2 / (width * height))
     wide, high = int(scale * width / side), int(scale * height / side)
-    if high == 0:
-        wide, high = min(width // height, geometry.most_tokens), 1
-    elif wide == 0:
-        wide, high = 1, min(height // width, geometry.most_tokens)
+    if min(wide, high) == 0:
+        wide, high = (geometry.most_tokens, 1) if width > height else (1, geometry.most_tokens)
     assert 0 < wide * high <= geometry.most_tokens
     return wide * geometry.pooling, high * geometry.pooling

@@ -52,22 +52,24 @@ def pixels(width: int, height: int) -> NDArray[np.uint8]:
     y, x = np.mgrid[:height, :width].astype(np.uint32)
     rough = ((x * 2_654_435_761 ^ y * 2_246_822_519) >> 13) & 255
     smooth = [x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)]
-    return np.stack(
-        [np.where((x // 24 + y // 24) % 3 == n, rough, plane) for n, plane in enumerate(smooth)], -1
-    ).astype(np.uint8)
+    third = (x // 24 + y // 24) % 3
+    return np.stack([np.where(third == n, rough, plane) for n, plane in enumerate(smooth)], -1).astype(np.uint8)
 
 
 def sampled(patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return some of the numbers of a picture's patches, among them the first and the last one."""
-    return patches.reshape(-1)[np.linspace(0, patches.size - 1, SAMPLES).astype(int)]
+    found: NDArray[np.uint8] = patches.reshape(-1)[np.linspace(0, patches.size - 1, SAMPLES).astype(int)]
+    return found
 
 
 def expected() -> dict[str, Expected]:
     """Return what transformers makes of the images of `SHAPES`."""
     with np.load(ARCHIVE, allow_pickle=False) as data:
         return {
-            name: Expected(*map(int, data["shapes"][at]), data["samples"][at], data["sha256"][at].tobytes())
-            for at, name in enumerate(SHAPES)
+            name: Expected(columns, rows, tokens, samples, digest.tobytes())
+            for name, (columns, rows, tokens), samples, digest in zip(
+                SHAPES, data["shapes"].tolist(), data["samples"], data["sha256"], strict=True
+            )
         }
 
 

@@ -74,7 +74,7 @@ def files() -> dict[str, Any]:
     exif[0x0112] = TURNED
     palette = colours.quantize(16)
     see_through = clear.quantize(16)
-    written = {
+    written: dict[str, tuple[Image.Image, dict[str, Any]]] = {
         "1 png": (colours.convert("1"), {}),
         "L png": (grey, {}),
         "LA png": (pale, {}),

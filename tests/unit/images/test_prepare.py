@@ -13,7 +13,7 @@ from jswa.images.decode import LIMITS
 from jswa.images.picture import Geometry
 from jswa.images.prepare import fitted, prepare
 from tests.parity.images.load import SHAPES, expected, sampled
-from tests.support.images import image_of
+from tests.support.attacks.images import image_of
 
 EXPECTED = expected()
 GEOMETRIES = st.builds(

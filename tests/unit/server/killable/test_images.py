@@ -17,8 +17,9 @@ from jswa.images.prepare import prepare
 from server.core.fairness import weights_of
 from server.http.errors import ApiError
 from server.killable import images
+from server.killable.worker import Answer
 from server.text.images import Preparer
-from tests.support.images import file_of, image_of, lying, moving
+from tests.support.attacks.images import file_of, image_of, lying, moving
 from tests.support.server.harness import until
 from tests.support.server.killable import Looped, kill, state, stop
 
@@ -119,7 +120,7 @@ def test_an_image_that_takes_too_long_is_refused(running: Running, monkeypatch: 
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[images.Answer]:
+def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answer]:
     """What a process answers, in this one."""
     monkeypatch.setattr(os, "nice", lambda more: 0)
     with warnings.catch_warnings():
@@ -130,7 +131,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[images.Answer]:
     ("error", "reason"), [(MemoryError(), "takes more than 2 GiB of memory"), (ConfigError("a", "b", "c"), None)]
 )
 def test_whatever_decoding_raises_is_answered(
-    answer: images.Answer, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str | None
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str | None
 ) -> None:
     """A fault of the server is no fault of the image."""
 
