@@ -43,6 +43,7 @@ class Variant(NamedTuple):
 
     Attributes:
         forward, finish: the variants in which the halves of such a step run.
+        embeds: whether its programs get rows in place of the embeddings of some tokens (`StepPlan.embedded`).
         every: whether its programs have the hidden states of all tokens, and get a number for each (`section`). Such
             steps have no drafts.
         asked: whether its programs are compiled only when a request asks for them, never ahead of it. They must take
@@ -51,6 +52,7 @@ class Variant(NamedTuple):
 
     forward: str = PLAIN
     finish: str = PLAIN
+    embeds: bool = False
     every: bool = False
     asked: bool = False
 
@@ -58,6 +60,7 @@ class Variant(NamedTuple):
 class Known(NamedTuple):
     """A row that runs known tokens in a step: all that are known, how many have run before, and how many it runs."""
 
+    request: Request
     tokens: Int[np.ndarray, " K"]
     launched: int
     runs: int
@@ -121,12 +124,12 @@ class Rib(NamedTuple):
         fields: the sampling parameters that it serves.
         variants: of step programs, the one that computes most last. If rows of different ribs meet in a step, it runs
             in a variant of both (`table.VARIANTS`).
-        needs: returns what a request with these parameters needs of this rib.
+        needs: returns what a request with these parameters, and with or without images, needs of this rib.
         rows: makes its state for so many rows.
     """
 
     name: str
     fields: tuple[str, ...]
     variants: Mapping[str, Variant]
-    needs: Callable[[SamplingParams], Needs]
+    needs: Callable[[SamplingParams, bool], Needs]
     rows: Callable[[int], RibRows]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jswa.errors import RequestError
 from jswa.plan import PLAIN
+from jswa.ribs.images.host import IMAGES
 from jswa.ribs.logprobs.host import LOGPROBS
 from jswa.ribs.pooling.host import POOLING
 from jswa.ribs.rib import NO_NEEDS, Needs, Rib, Variant
@@ -12,21 +13,26 @@ from jswa.types import SamplingParams
 RIBS: Sequence[Rib] = [
     LOGPROBS,
     POOLING,
+    IMAGES,
 ]
 _BETWEEN = "+"  # in the name of a variant of several ribs
 _OPTIONAL = ("logprobs", "prompt_logprobs", "pooling")  # sampling parameters that a rib must serve
 _SERVED = frozenset(field for rib in RIBS for field in rib.fields)
 
 
-def needs_of(params: SamplingParams) -> Needs:
-    """Return what a request with these parameters needs of all ribs. Raises RequestError if none serves a parameter."""
+def needs_of(params: SamplingParams, *, images: bool = False) -> Needs:
+    """Return what a request needs of all ribs. Raises RequestError if none serves a parameter.
+
+    Args:
+        images: whether its prompt has images.
+    """
     asked = [name for name in _OPTIONAL if getattr(params, name) is not None]
-    if not asked:
+    if not asked and not images:
         return NO_NEEDS
     for name in asked:
         if name not in _SERVED:
             raise RequestError(name, getattr(params, name), "must be None: this engine was built without it")
-    return _joined([rib.needs(params) for rib in RIBS])
+    return _joined([rib.needs(params, images) for rib in RIBS])
 
 
 def joined_name(*names: str) -> str:
@@ -55,6 +61,7 @@ def _both(one: Variant, other: Variant) -> Variant:
     return Variant(
         joined_name(one.forward, other.forward),
         joined_name(one.finish, other.finish),
+        one.embeds or other.embeds,
         one.every or other.every,
         one.asked or other.asked,
     )

@@ -13,7 +13,7 @@ NAME = "logprobs"
 SAMPLED, PROMPT = "logprobs", "prompt_logprobs"  # variants: of sampled tokens; of these and of the prompt's
 
 
-def needs_of(params: SamplingParams) -> Needs:
+def needs_of(params: SamplingParams, images: bool) -> Needs:
     """Return what log probabilities need. Those of a prompt need all of its hidden states, which no cache has."""
     text, prompt = params.logprobs is not None, params.prompt_logprobs is not None
     if not text and not prompt:

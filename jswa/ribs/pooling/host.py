@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     total: Float[np.ndarray, " M"]
 
 
-def needs_of(params: SamplingParams) -> Needs:
+def needs_of(params: SamplingParams, images: bool) -> Needs:
     """Return what pooling needs. A mean needs the hidden states of all tokens, which no cache has."""
     if params.pooling is None:
         return Needs()
