@@ -8,6 +8,7 @@
     │       ├── UnknownAdapter           the named LoRA adapter is not loaded, or its folder does not exist
     │       ├── InvalidSampling          a sampling parameter has the wrong type or is out of range
     │       ├── InvalidPrompt            the prompt is empty, of the wrong type, or cannot be tokenized
+    │       ├── InvalidImage             an image cannot be decoded, is animated, or exceeds a limit
     │       ├── InvalidToken             a token id is negative or not in the vocabulary
     │       ├── PromptTooLong            the prompt and one generated token can never fit
     │       └── WeightsError             new weights for a running engine are refused; nothing has changed
@@ -111,6 +112,10 @@ class InvalidSampling(RequestError):
 
 class InvalidPrompt(RequestError):
     """The prompt is empty, of the wrong type, or cannot be tokenized."""
+
+
+class InvalidImage(RequestError):
+    """An image cannot be decoded, is animated, or exceeds a limit. The value describes it."""
 
 
 class InvalidToken(RequestError):

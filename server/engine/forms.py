@@ -24,9 +24,9 @@ from jswa.grammar.matching.llg import Grammar, Vocabulary
 from ..core.counts import Load
 from ..core.fairness import Helpers, Key, Weights
 from ..http.errors import ApiError
-from ..killable.forms import NICE, VocabularyLoad, read
+from ..killable.forms import VocabularyLoad, read
 from ..killable.pool import EndedError, NotStartedError, Pool
-from ..killable.worker import MEMORY
+from ..killable.worker import MEMORY, NICE
 
 _log = logging.getLogger("jswa.server")
 SECONDS = 5.0  # of the processor, to read a form, compile it and try it

@@ -19,9 +19,8 @@ from jswa.grammar.matching.vocabulary import Description
 from jswa.grammar.size.limits import MAX_COMPILE_SECONDS
 from jswa.grammar.texts import unforced
 
-from .worker import MEMORY, Answer
+from .worker import MEMORY, NICE, Answer
 
-NICE = 5  # steps of the engine come first
 TOO_LARGE = f"is too costly: to compile it takes more than {MAX_COMPILE_SECONDS:g} s of the processor"
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
 MEMORY = 2 * 2**30  # bytes that a process may occupy
+NICE = 5  # of processes that a step of the engine precedes
 FIRST_SECONDS = 10.0  # of the processor, for `begin`
 _FILES = 64
 
