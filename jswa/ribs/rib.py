@@ -3,6 +3,7 @@
     request   needs               what it needs besides tokens
     row       begins … leaves     the rib's own arrays by row
     step      variant, section    in which programs it runs, and a number for each of its tokens
+              embedded            rows that its programs read in place of embeddings
               forwarded, drawn    what the program computes besides tokens
               applied             what a row's events get of it
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from jswa.plan import PLAIN, Request, StepPlan, StepResults, TokenEvent
 from jswa.types import MissReason, SamplingParams
@@ -104,6 +105,13 @@ class RibRows(Protocol):
         """Return a number for each of a step's tokens, `known` being the last of them; for variants with `every`.
 
         None: the rib needs none. Of the ribs that meet in a step one may need some.
+        """
+        ...
+
+    def embedded(self, tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
+        """Return a row in place of the embedding of each token whose id is negative; for variants with `embeds`.
+
+        Arguments as of `section`. None: the rib has none. Of the ribs that meet in a step one may have some.
         """
         ...
 

@@ -11,7 +11,6 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
 from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
-from jswa.ribs.images.host import embedded
 from jswa.ribs.rib import Known
 from jswa.ribs.table import VARIANTS
 from jswa.sched.constraint import Masks
@@ -129,7 +128,7 @@ def make_plan(
         late=late,
         variant=variant,
         section=rows.section(len(tokens), _known(prompts)) if VARIANTS[variant].every else _NO_TOKENS,
-        embedded=embedded(len(tokens), _known(prompts)) if VARIANTS[variant].embeds else None,
+        embedded=rows.embedded(len(tokens), _known(prompts)) if VARIANTS[variant].embeds else None,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,
         texts=texts,

@@ -19,7 +19,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from jswa.cache.capacity import peak_slots
 from jswa.cache.layout import KVLayout
@@ -185,6 +185,11 @@ class Rows:
         """Return a number for each of a step's tokens, for the rib that needs some; see `RibRows.section`."""
         found = (rib.section(tokens, known) for rib in self.ribs)
         return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
+
+    def embedded(self, tokens: int, known: Items[Known]) -> Float[np.ndarray, "T M"] | None:
+        """Return rows in place of the embeddings of a step's tokens, from the rib that has some; see `RibRows`."""
+        found = (rib.embedded(tokens, known) for rib in self.ribs)
+        return next((rows for rows in found if rows is not None), None)
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""

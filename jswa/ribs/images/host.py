@@ -62,6 +62,22 @@ class ImageRows:
         """Need no number of the tokens: they get rows (`embedded`)."""
         return None
 
+    def embedded(self, tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
+        """Return the rows of images in a step; None if it runs no prompt with images."""
+        width = next((image.rows.shape[1] for row in known for image in row.request.images), 0)
+        if not width:
+            return None
+        found = np.zeros((tokens, width), np.float32)
+        begin = tokens - sum(row.runs for row in known)
+        for row in known:
+            for image in row.request.images:
+                first, last = max(image.start, row.launched), min(end_of(image), row.launched + row.runs)
+                if first < last:
+                    here = begin - row.launched
+                    found[here + first : here + last] = image.rows[first - image.start : last - image.start]
+            begin += row.runs
+        return found
+
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events as they are: nothing comes back of images."""
         return events
@@ -71,24 +87,6 @@ class ImageRows:
         has = np.flatnonzero(self.image_to)
         assert set(has.tolist()) <= set(used.tolist()), "an unused row id has images"
         assert self.count == len(has)
-
-
-def embedded(tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
-    """Return the rows of a step's `tokens`, of which those of `known` are the last; None if no row has images."""
-    widths = (image.rows.shape[1] for row in known for image in row.request.images)
-    width = next(widths, 0)
-    if not width:
-        return None
-    found = np.zeros((tokens, width), np.float32)
-    at = tokens - sum(row.runs for row in known)
-    for row in known:
-        for image in row.request.images:
-            first, last = max(image.start, row.launched), min(end_of(image), row.launched + row.runs)
-            if first < last:
-                here = at - row.launched
-                found[here + first : here + last] = image.rows[first - image.start : last - image.start]
-        at += row.runs
-    return found
 
 
 IMAGES = Rib(NAME, (), {EMBEDDED: Variant(forward=EMBEDDED, embeds=True, asked=True)}, needs_of, ImageRows)

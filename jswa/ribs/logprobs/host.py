@@ -66,6 +66,10 @@ class LogprobRows:
             parts.append(part)
         return np.concatenate(parts)
 
+    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
+        """Have no rows: all tokens are of text."""
+        return None
+
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events with the log probabilities that were requested.
 

@@ -60,6 +60,10 @@ class PoolingRows:
         """Need no number of the tokens: the program has their rows."""
         return None
 
+    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
+        """Have no rows: all tokens are of text."""
+        return None
+
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events, that of the token with the pooled hidden state."""
         pooling, prompt = landed.request.params.pooling, len(landed.request.prompt)
