@@ -24,6 +24,7 @@ from jswa.images.picture import Picture
 from jswa.images.tokens import ImageInput, placed_images
 from jswa.kernels import PORTABLE, Kernels
 from jswa.model.lora import Pairs
+from jswa.model.vision.encoder import ImageEncoder
 from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.plan import (
     DEFAULT_OPTIONS,
@@ -89,6 +90,7 @@ class Sight(Protocol):
     """Reads images, in any thread: `jswa.building.images.Sight`."""
 
     images: ImageInput
+    encoder: ImageEncoder
 
     def encode(self, picture: Picture) -> Shaped[np.ndarray, "n M"]:
         """Return the rows of an image's soft tokens. The same image is encoded once, while it is remembered."""
@@ -151,7 +153,7 @@ class Engine:
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self.grammars = grammars
-        self._sight = sight
+        self.sight = sight
         self._profiles = False
 
     @property
@@ -254,16 +256,16 @@ class Engine:
     @property
     def images(self) -> ImageInput | None:
         """What makes prompts of images; None if the engine reads no images. Any thread may read it."""
-        return None if self._sight is None else self._sight.images
+        return None if self.sight is None else self.sight.images
 
     def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
         """Return what the model reads of pictures, for `request`. It may take seconds; any thread may call it.
 
         Raises RequestError if the engine reads no images.
         """
-        if self._sight is None:
+        if self.sight is None:
             raise RequestError("images", len(pictures), "must be none: this engine reads no images")
-        return tuple(ImageRows(picture.digest, self._sight.encode(picture)) for picture in pictures)
+        return tuple(ImageRows(picture.digest, self.sight.encode(picture)) for picture in pictures)
 
     def adapter_digest(self, lora: str | None) -> str | None:
         """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""

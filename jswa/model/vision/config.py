@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from jswa.architecture import Activation
 from jswa.errors import CheckpointError
+from jswa.images.tokens import ImageTokens
 from jswa.model.hf.common import Defaults, Usual, activation, usual
 from jswa.model.hf.fields import Fields
 from jswa.storage.json_object import shown
@@ -56,14 +57,6 @@ class VisionConfig:
     clipped: bool
     standardize: bool
     out: int
-
-
-class ImageTokens(NamedTuple):
-    """Token ids: `image` is repeated in a prompt, once for each soft token, between `begin` and `end`."""
-
-    image: int
-    begin: int
-    end: int
 
 
 def vision_config_of(config_json: Mapping[str, Any]) -> VisionConfig | None:

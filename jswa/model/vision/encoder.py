@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,49 +12,27 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int32, UInt8
 
+from jswa.images.picture import Picture
 from jswa.model.binding import bound, run_dtype
 from jswa.model.transformer import Params
 from jswa.model.vision.config import VisionConfig
 from jswa.model.vision.gemma4 import PADDING, Tower
 
 SoftTokens = Float[np.ndarray, "tokens M"]
-Program = Callable[[UInt8[np.ndarray, "N P"], Int32[np.ndarray, "N 2"]], Float[np.ndarray, "S M"]]
 
 
-class Picture(Protocol):
-    """An image as patches without padding; see `Tower.__call__`.
+class Program(NamedTuple):
+    """A compiled tower: a function of padded patches and positions that waits for soft tokens, and its temporaries."""
 
-    Attributes:
-        tokens: its soft tokens: patches / pooling².
-        digest: equal for equal patches and positions alone.
-    """
-
-    @property
-    def patches(self) -> UInt8[np.ndarray, "N P"]:
-        """The numbers of each patch's pixels."""
-        ...
-
-    @property
-    def positions(self) -> Int32[np.ndarray, "N 2"]:
-        """x and y of each patch."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Its soft tokens."""
-        ...
-
-    @property
-    def digest(self) -> bytes:
-        """What tells it from other images."""
-        ...
+    run: Callable[[UInt8[np.ndarray, "N P"], Int32[np.ndarray, "N 2"]], Float[np.ndarray, "S M"]]
+    scratch_bytes: int
 
 
 def compiled_tower(config: VisionConfig, params: Params, most_tokens: int, mesh: Mesh | None = None) -> Program:
-    """Compile the tower for images of `most_tokens` soft tokens; return a function that runs it and waits.
+    """Compile the tower for images of `most_tokens` soft tokens.
 
     Args:
-        params: as `load_tower` returns them. The function keeps them.
+        params: as `load_tower` returns them. The program keeps them.
         mesh: the one on whose devices the parameters are; all of them compute the same.
     """
     dtype = jnp.dtype(run_dtype(params))
@@ -69,7 +47,9 @@ def compiled_tower(config: VisionConfig, params: Params, most_tokens: int, mesh:
     patches = jax.ShapeDtypeStruct((count, 3 * config.patch**2), np.uint8, sharding=whole)  # type: ignore[no-untyped-call]
     positions = jax.ShapeDtypeStruct((count, 2), np.int32, sharding=whole)  # type: ignore[no-untyped-call]
     program = jax.jit(soft_tokens, out_shardings=whole).lower(params, patches, positions).compile()
-    return lambda patches, positions: np.asarray(program(params, patches, positions))
+    memory = program.memory_analysis()
+    scratch = 0 if memory is None else int(memory.temp_size_in_bytes + memory.output_size_in_bytes)
+    return Program(lambda patches, positions: np.asarray(program(params, patches, positions)), scratch)
 
 
 class ImageEncoder:
@@ -103,6 +83,11 @@ class ImageEncoder:
         self._held: OrderedDict[bytes, SoftTokens] = OrderedDict()  # what was asked for last comes last
         self._running: dict[bytes, Future[SoftTokens]] = {}
         self._bytes = self._encoded = self._hits = 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that the program takes on the device while it runs."""
+        return self._program.scratch_bytes
 
     @property
     def encoded(self) -> int:
@@ -180,6 +165,6 @@ class ImageEncoder:
         positions = np.full((size, 2), PADDING, np.int32)
         patches[:count], positions[:count] = picture.patches, picture.positions
         with self._device:
-            rows = self._program(patches, positions)[: picture.tokens].copy()
+            rows = self._program.run(patches, positions)[: picture.tokens].copy()
         rows.flags.writeable = False
         return rows
