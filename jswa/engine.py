@@ -195,11 +195,8 @@ class Engine:
         else:
             at = placed_images(prompt, images)
             ids = self._checked(prompt, soft=sum(len(image.rows) for image in at))
-        if at and params.prompt_logprobs is not None:
-            limit = "must be None for a prompt with images: their tokens have no probability"
-            raise RequestError("prompt_logprobs", params.prompt_logprobs, limit)
         if like is None:
-            needs_of(params)  # raises for what no rib serves
+            needs_of(params, images=bool(at))  # raises for what no rib serves
             if params.pooling == "mean" and self.limits.deterministic:
                 limit = "must be 'last' in a deterministic engine: the sum of a mean is rounded as its prompt is cut"
                 raise RequestError("pooling", "mean", limit)

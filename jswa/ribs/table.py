@@ -27,6 +27,8 @@ def needs_of(params: SamplingParams, *, images: bool = False) -> Needs:
         images: whether its prompt has images.
     """
     asked = [name for name in _OPTIONAL if getattr(params, name) is not None]
+    if images and "images" not in _SERVED:
+        raise RequestError("images", images, "must be none: this engine was built without them")
     if not asked and not images:
         return NO_NEEDS
     for name in asked:

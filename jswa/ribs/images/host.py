@@ -89,4 +89,4 @@ class ImageRows:
         assert self.count == len(has)
 
 
-IMAGES = Rib(NAME, (), {EMBEDDED: Variant(forward=EMBEDDED, embeds=True, asked=True)}, needs_of, ImageRows)
+IMAGES = Rib(NAME, (NAME,), {EMBEDDED: Variant(forward=EMBEDDED, embeds=True, asked=True)}, needs_of, ImageRows)

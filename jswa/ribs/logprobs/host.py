@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from jswa.errors import RequestError
 from jswa.plan import PLAIN, LogprobTable, PromptLogprobs, Request, StepResults, TokenEvent
 from jswa.ribs.rib import Known, Landed, Needs, Rib, Variant
 from jswa.types import SamplingParams
@@ -14,8 +15,14 @@ SAMPLED, PROMPT = "logprobs", "prompt_logprobs"  # variants: of sampled tokens; 
 
 
 def needs_of(params: SamplingParams, images: bool) -> Needs:
-    """Return what log probabilities need. Those of a prompt need all of its hidden states, which no cache has."""
+    """Return what log probabilities need. Those of a prompt need all of its hidden states, which no cache has.
+
+    Raises RequestError for those of a prompt with images.
+    """
     text, prompt = params.logprobs is not None, params.prompt_logprobs is not None
+    if prompt and images:
+        limit = "must be None for a prompt with images: their tokens have no probability"
+        raise RequestError("prompt_logprobs", params.prompt_logprobs, limit)
     if not text and not prompt:
         return Needs()
     wanted = {SAMPLED: text, PROMPT: prompt}
