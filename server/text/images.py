@@ -50,7 +50,9 @@ class Preparer:
         for _ in range(2):
             begin = time.monotonic()
             try:
-                found = await self.pool.ask(lambda: data, partial(read, geometry=self._geometry), key, TIMEOUT)
+                async with self.pool.taken(key) as worker:
+                    begin = time.monotonic()  # its turn has come
+                    found = await worker.ask(lambda: data, partial(read, geometry=self._geometry), TIMEOUT)
             except NotStartedError as error:
                 raise ApiError(500, "no process that prepares images could be started") from error
             except (TimeoutError, EndedError) as error:

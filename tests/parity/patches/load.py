@@ -52,9 +52,9 @@ def pixels(width: int, height: int) -> NDArray[np.uint8]:
     y, x = np.mgrid[:height, :width].astype(np.uint32)
     rough = ((x * 2_654_435_761 ^ y * 2_246_822_519) >> 13) & 255
     smooth = [x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)]
-    return np.stack([np.where((x // 24 + y // 24) % 3 == n, rough, plane) for n, plane in enumerate(smooth)], -1).astype(
-        np.uint8
-    )
+    return np.stack(
+        [np.where((x // 24 + y // 24) % 3 == n, rough, plane) for n, plane in enumerate(smooth)], -1
+    ).astype(np.uint8)
 
 
 def sampled(patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
