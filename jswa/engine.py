@@ -4,10 +4,10 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Protocol, runtime_checkable
+from typing import IO
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 
 from jswa.architecture import ModelConfig
 from jswa.cache.keys import root_key
@@ -23,14 +23,11 @@ from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.images.picture import Picture
 from jswa.images.tokens import ImageInput, placed_images
 from jswa.kernels import PORTABLE, Kernels
-from jswa.model.lora import Pairs
-from jswa.model.vision.encoder import ImageEncoder
 from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.plan import (
     DEFAULT_OPTIONS,
     PLAIN,
     SPLIT,
-    Feature,
     ImageRows,
     Request,
     RequestOptions,
@@ -40,6 +37,7 @@ from jswa.plan import (
 )
 from jswa.ribs.table import VARIANTS, needs_of
 from jswa.running.adapters import Adapters
+from jswa.running.runners import AdapterRunner, CompilingRunner, DraftingRunner, Sight
 from jswa.running.staging import WeightsStager
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
@@ -50,51 +48,6 @@ from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
-
-
-@runtime_checkable
-class CompilingRunner(StepRunner, Protocol):
-    """A runner that compiles some of its programs after the start."""
-
-    compiled_in_steps: int
-    compiled_beside: int
-
-    def prepare(self, feature: Feature, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
-        """Compile the programs in which plans with a feature run."""
-        ...
-
-    def close(self) -> None:
-        """End what compiles beside the steps."""
-        ...
-
-
-@runtime_checkable
-class DraftingRunner(StepRunner, Protocol):
-    """A runner whose device drafts tokens."""
-
-    def lengths(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
-        """Return with how many drafts per row a step of so many rows may run now; see `Lengths`."""
-        ...
-
-
-@runtime_checkable
-class AdapterRunner(StepRunner, Protocol):
-    """A runner with room for LoRA adapters."""
-
-    def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
-        """Write an adapter to a slot; steps that were launched before do not see it."""
-        ...
-
-
-class Sight(Protocol):
-    """Reads images, in any thread: `jswa.building.images.Sight`."""
-
-    images: ImageInput
-    encoder: ImageEncoder
-
-    def encode(self, picture: Picture) -> Shaped[np.ndarray, "n M"]:
-        """Return the rows of an image's soft tokens. The same image is encoded once, while it is remembered."""
-        ...
 
 
 class Engine:

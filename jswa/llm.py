@@ -242,9 +242,8 @@ class LLM:
         """Generate a continuation of every prompt.
 
         Args:
-            prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too. With
-                images {"prompt": …, "multi_modal_data": {"image": …}}: one or several, each an image of Pillow, the
-                bytes or the path of a file, or a data: URL; the prompt has the model's token of an image for each.
+            prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too, with
+                {"multi_modal_data": {"image": …}} for one or several images of Pillow, files, paths or data: URLs.
             sampling_params: for all prompts, or one per prompt; or give its fields as keywords (`max_new_tokens` is
                 another name of `max_tokens`); the checkpoint's generation_config.json gives their defaults.
             stream: return an iterator instead; each item has the new text and tokens of one prompt
@@ -295,9 +294,8 @@ class LLM:
         """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
 
         Args:
-            messages: objects with `role` and `content`, which may be a list of parts: {"type": "text", "text": …},
-                and {"type": "image", "image": …} or {"type": "image_url", "image_url": {"url": …}}, as `generate` takes
-                images.
+            messages: objects with `role` and `content`: a text, or parts {"type": "text", "text": …} and {"type":
+                "image", "image": …}.
             tools: JSON schemas of the functions that the model may call, in OpenAI's form.
             chat_template: name of one of the checkpoint's templates, or a template to use instead.
             continue_final_message: continue the last message instead of answering it.
@@ -326,8 +324,7 @@ class LLM:
             text = template.prompt(guarded, **variables)
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
-            found: dict[str, Any] = {"prompt": text, "prompt_token_ids": ids}
-            prompts.append({**found, "multi_modal_data": {"image": images}} if images else found)
+            prompts.append({"prompt": text, "prompt_token_ids": ids, "multi_modal_data": {"image": images}})
         answers = self._read_by(variables["tools"], variables["chat_template"])
         form = asked_form(sampling_params, sampling)
         answering = Answering(answers, list(variables["tools"] or ()), form=form)

@@ -1,4 +1,4 @@
-"""The images that callers of `LLM` give: objects of Pillow, bytes of files, paths, or data: URLs. Nothing is fetched."""
+"""The images that callers of `LLM` give: objects of Pillow, files, paths, or data: URLs. Nothing is fetched."""
 
 import base64
 import binascii

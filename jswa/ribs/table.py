@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from jswa.errors import RequestError
 from jswa.plan import PLAIN
 from jswa.ribs.images.host import IMAGES
 from jswa.ribs.logprobs.host import LOGPROBS
 from jswa.ribs.pooling.host import POOLING
-from jswa.ribs.rib import NO_NEEDS, Needs, Rib, Variant
+from jswa.ribs.rib import NO_NEEDS, Known, Needs, Rib, RibRows, Variant
 from jswa.types import SamplingParams
 
 RIBS: Sequence[Rib] = [
@@ -45,6 +48,18 @@ def joined_name(*names: str) -> str:
 def parts_of(variant: str) -> set[str]:
     """Return the variants of single ribs that a variant has in it."""
     return set(variant.split(_BETWEEN))
+
+
+def section_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"]:
+    """Return a number for each of a step's tokens, from the rib that needs some; see `RibRows.section`."""
+    found = (rib.section(tokens, known) for rib in ribs)
+    return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
+
+
+def embedded_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
+    """Return rows in place of the embeddings of a step's tokens, from the rib that has some, if one has."""
+    found = (rib.embedded(tokens, known) for rib in ribs)
+    return next((rows for rows in found if rows is not None), None)
 
 
 def _variants() -> dict[str, Variant]:

@@ -12,7 +12,7 @@ from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
 from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
 from jswa.ribs.rib import Known
-from jswa.ribs.table import VARIANTS
+from jswa.ribs.table import VARIANTS, embedded_of, section_of
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
@@ -127,8 +127,8 @@ def make_plan(
         masks=changed,
         late=late,
         variant=variant,
-        section=rows.section(len(tokens), _known(prompts)) if VARIANTS[variant].every else _NO_TOKENS,
-        embedded=rows.embedded(len(tokens), _known(prompts)) if VARIANTS[variant].embeds else None,
+        section=section_of(rows.ribs, len(tokens), _known(prompts)) if VARIANTS[variant].every else _NO_TOKENS,
+        embedded=embedded_of(rows.ribs, len(tokens), _known(prompts)) if VARIANTS[variant].embeds else None,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,
         texts=texts,

@@ -19,7 +19,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from jswa.cache.capacity import peak_slots
 from jswa.cache.layout import KVLayout
@@ -27,7 +27,7 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, PLAIN, SAMPLING, SAMPLING_ROW, Request, sampling_of
-from jswa.ribs.rib import NO_NEEDS, Known, Needs, RibRows
+from jswa.ribs.rib import NO_NEEDS, Needs, RibRows
 from jswa.ribs.table import RIBS, joined_name
 from jswa.sched.token_counts import TokenCounts
 
@@ -180,16 +180,6 @@ class Rows:
         if not self.asking:
             return PLAIN
         return joined_name(*(rib.variant(self.launched, row_ids) for rib in self.ribs))
-
-    def section(self, tokens: int, known: Items[Known]) -> Int[np.ndarray, " T"]:
-        """Return a number for each of a step's tokens, for the rib that needs some; see `RibRows.section`."""
-        found = (rib.section(tokens, known) for rib in self.ribs)
-        return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
-
-    def embedded(self, tokens: int, known: Items[Known]) -> Float[np.ndarray, "T M"] | None:
-        """Return rows in place of the embeddings of a step's tokens, from the rib that has some; see `RibRows`."""
-        found = (rib.embedded(tokens, known) for rib in self.ribs)
-        return next((rows for rows in found if rows is not None), None)
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""
