@@ -252,8 +252,7 @@ class LLM:
             priority: lower runs first, also among other running calls.
             cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} in a prompt
                 overrides it.
-            lora: name of a loaded LoRA adapter; {"lora": …} in a prompt overrides it, so
-                that one call may use several.
+            lora: name of a loaded LoRA adapter; {"lora": …} in a prompt overrides it, so that one call may use several.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
@@ -294,8 +293,7 @@ class LLM:
         """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
 
         Args:
-            messages: objects with `role` and `content`: a text, or parts {"type": "text", "text": …} and {"type":
-                "image", "image": …}.
+            messages: objects with `role` and `content`, a text or parts; {"type": "image", "image": …} is an image.
             tools: JSON schemas of the functions that the model may call, in OpenAI's form.
             chat_template: name of one of the checkpoint's templates, or a template to use instead.
             continue_final_message: continue the last message instead of answering it.

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int32, UInt8
 
+from jswa.errors import InvalidImage
 from jswa.images.picture import Picture
 from jswa.model.binding import bound, run_dtype
 from jswa.model.transformer import Params
@@ -108,7 +109,7 @@ class ImageEncoder:
         """Return the soft tokens of an image, read-only, on the host, in the type of the activations.
 
         The same image is not computed again while it is in the cache or another thread computes it; this thread then
-        waits, and raises what the other one raises.
+        waits, and raises what the other one raises. Raises InvalidImage if the tower has no numbers for its positions.
         """
         with self._lock:
             held = self._held.get(picture.digest)
@@ -159,7 +160,9 @@ class ImageEncoder:
         assert picture.tokens <= self.most_tokens, f"{picture.tokens} tokens, at most {self.most_tokens}"
         assert count == len(picture.positions) == picture.tokens * pooling**2, f"{count} patches are no whole squares"
         assert picture.positions.min() >= 0, "there is no padding"
-        assert picture.positions.max() < self._config.positions, "each position has its numbers"
+        furthest, most = int(picture.positions.max()) + 1, self._config.positions
+        if furthest > most:
+            raise InvalidImage("image", f"{furthest} patches each way", f"must have at most {most}, as the model has")
         size = self.most_tokens * pooling**2
         patches = np.zeros((size, picture.patches.shape[1]), np.uint8)
         positions = np.full((size, 2), PADDING, np.int32)
