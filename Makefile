@@ -163,9 +163,10 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 	.venv-parity/bin/python -m tests.parity.make_adapters
 	.venv-parity/bin/python -m tests.parity.long.make
 	.venv-parity/bin/python -m tests.parity.sixteen_bits.make
+	.venv-parity/bin/python -m tests.parity.images.make
 
 parity-check: .venv-parity/installed  ## make them anew and compare them with those of the repository
-	@failed=; for maker in make_fixtures make_adapters long.make sixteen_bits.make; do \
+	@failed=; for maker in make_fixtures make_adapters long.make sixteen_bits.make images.make; do \
 	  .venv-parity/bin/python -m tests.parity.$$maker --check || failed="$$failed $$maker"; \
 	done; \
 	test -z "$$failed" || { echo "parity-check: DIFFERENT:$$failed"; exit 1; }
