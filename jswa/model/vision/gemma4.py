@@ -4,8 +4,8 @@ Each patch sees all others of its image, and none of the padding. Positions are 
 the start, and angles by which each layer turns queries and keys: half of a head by x, the other half by y. Attention is
 not scaled. At the end, squares of pooling² patches become one soft token.
 
-Shape letters: N patches with padding, H query heads, K key heads, D numbers of a head, W the width, S soft tokens with
-padding, M the text model's width.
+Shape letters: N patches with padding, H query heads, K key heads, each of which H / K queries read, D numbers of a head,
+W the width, S soft tokens with padding, M the text model's width.
 """
 
 import math
@@ -25,7 +25,7 @@ from jswa.model.vision.config import VisionConfig
 from pallas_kernels.experts.glu import Glu, glu
 
 PADDING = -1  # both positions of a patch that does not belong to the image
-QUERIES = 512  # patches whose scores are computed together: all of 1,120 tokens would need 5 GB
+QUERIES = 512  # patches whose scores are computed together, at most: those of 1,120 soft tokens would need 5 GB
 _Turn = Callable[[Float[Array, "N n D"]], Float[Array, "N n D"]]
 
 
@@ -60,19 +60,30 @@ class Attention(nnx.Module):
     def __call__(self, x: Float[Array, "N W"], turn: _Turn, seen: Bool[Array, " N"]) -> Float[Array, "N W"]:
         """Return the attention output of each patch; `seen` are the patches of the image."""
         heads = partial(jnp.reshape, shape=(len(x), -1, self.config.head_dim))
-        k, v = turn(self.k_norm(heads(self.k(x)))), self.v_norm(heads(self.v(x)))
-        q = turn(self.q_norm(heads(self.q(x)))).reshape(len(x), self.config.kv_heads, -1, self.config.head_dim)
-        out = lax.map(partial(_attended, k, v, seen), q, batch_size=min(QUERIES, len(x)))
-        return self.out(out.reshape(len(x), -1))
+        q, k = turn(self.q_norm(heads(self.q(x)))), turn(self.k_norm(heads(self.k(x))))
+        return self.out(_attended(q, k, self.v_norm(heads(self.v(x))), seen))
 
 
 def _attended(
-    k: Float[Array, "N K D"], v: Float[Array, "N K D"], seen: Bool[Array, " N"], q: Float[Array, "K G D"]
-) -> Float[Array, "K G D"]:
-    """Return the output of one patch's queries, grouped by the key head that they read."""
-    scores = jnp.einsum("kgd,nkd->kgn", q, k, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(seen[None, None], scores, -jnp.inf), axis=-1)
-    return jnp.einsum("kgn,nkd->kgd", weights.astype(v.dtype), v)
+    q: Float[Array, "N H D"], k: Float[Array, "N K D"], v: Float[Array, "N K D"], seen: Bool[Array, " N"]
+) -> Float[Array, "N n"]:
+    """Return the values of the patches that are seen, weighted by each query's scores: H heads of a patch in a row.
+
+    Keys and values are laid out for the products once, not for each part of the queries.
+    """
+    (count, heads, size), groups = q.shape, k.shape[1]
+    parts = -(-count // QUERIES)
+    each = -(-count // parts)
+    keys, values = k.transpose(1, 2, 0), v.transpose(1, 0, 2)
+
+    def part(q: Float[Array, "K n D"]) -> Float[Array, "K n D"]:
+        scores = jnp.matmul(q, keys, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(jnp.where(seen[None, None], scores, -jnp.inf), axis=-1)
+        return jnp.matmul(weights.astype(v.dtype), values)
+
+    q = jnp.pad(q, ((0, parts * each - count), (0, 0), (0, 0))).reshape(parts, each, groups, -1, size)
+    out = lax.map(part, q.swapaxes(1, 2).reshape(parts, groups, -1, size)).reshape(parts, groups, each, -1, size)
+    return out.swapaxes(1, 2).reshape(parts * each, heads * size)[:count]
 
 
 class Layer(nnx.Module):
