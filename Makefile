@@ -114,13 +114,18 @@ nightly-long: .venv/installed
 nightly-property: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py
 
+# $(call half,WORDS): every second word, which two nights have all of.
+NIGHT   = $(or $(TEST_NIGHT),$(shell expr $$(date +%s) / 86400))
+half    = $(shell printf '%s\n' $(1) | awk '(NR + $(NIGHT)) % 2')
+
 nightly-optimised: .venv/installed
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) tests/e2e/model tests/e2e/sampling tests/unit/model
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) $(call half,$(sort $(wildcard tests/e2e/model/test_*.py \
+	  tests/e2e/sampling/test_*.py tests/unit/model/test_*.py tests/unit/model/*/)))
 
 # Without the tests of the server, whose annotations are not checked (tests/conftest.py has the modules): a third of the time.
 nightly-types: .venv/installed
-	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) -p tests.support.nights --durations=10 tests/unit tests/property \
-	  --ignore tests/unit/server
+	CHECK_TYPES=1 HYPOTHESIS_PROFILE=types $(PYTEST) -p tests.support.nights --durations=10 \
+	  $(call half,$(sort $(filter-out tests/unit/server/ %/__pycache__/,$(wildcard tests/unit/*.py tests/unit/*/ tests/property/*.py tests/property/*/))))
 
 nightly-triton: .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q $(RESUMED) -p tests.support.nights --durations=10 -m triton $(TRITON)
@@ -164,9 +169,10 @@ parity: .venv-parity/installed  ## write the parity fixtures anew (Python 3.11, 
 	.venv-parity/bin/python -m tests.parity.long.make
 	.venv-parity/bin/python -m tests.parity.sixteen_bits.make
 	.venv-parity/bin/python -m tests.parity.images.make
+	.venv-parity/bin/python -m tests.parity.patches.make
 
 parity-check: .venv-parity/installed  ## make them anew and compare them with those of the repository
-	@failed=; for maker in make_fixtures make_adapters long.make sixteen_bits.make images.make; do \
+	@failed=; for maker in make_fixtures make_adapters long.make sixteen_bits.make images.make patches.make; do \
 	  .venv-parity/bin/python -m tests.parity.$$maker --check || failed="$$failed $$maker"; \
 	done; \
 	test -z "$$failed" || { echo "parity-check: DIFFERENT:$$failed"; exit 1; }
@@ -175,11 +181,11 @@ parity-drafters: .venv-drafters/installed  ## write the fixtures of drafters ane
 	.venv-drafters/bin/python -m tests.parity.drafters.make_eagle
 	.venv-drafters/bin/python -m tests.parity.drafters.make_assistant
 
-# $(call compile,PARTS): the modules of tools.aot, two processes at a time, and hopper in parts, since it takes longest.
+# $(call compile,PARTS,MODULES): modules of tools.aot, two processes at a time, and parts of hopper, which takes longest.
 # All run, even if one fails.
 AOT     := experts small.elementwise small.sampling small.routing small.grouped small.dense parallel triton
 define compile
-	@printf '%s\n' $(1:%='hopper --part %') $(AOT) | xargs -P 2 -I{} sh -c 'log=$$( \
+	@printf '%s\n' $(1:%='hopper --part %') $(2) | xargs -P 2 -I{} sh -c 'log=$$( \
 	  .venv-gpu/bin/python -m tools.aot.{} --only "$(ONLY)" 2>&1); code=$$?; echo "tools.aot.{} exits with $$code"; \
 	  echo "$$log"; exit $$code'
 endef
@@ -187,12 +193,11 @@ mutants: .venv/installed  ## make 200 small faults in copies of the code, and co
 	$(BIN)/python -m tools.mutants run $(if $(ROOM),--room $(ROOM))
 
 gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check (ONLY=part of a name)
-	$(call compile,0/4 1/4 2/4 3/4)
+	$(call compile,0/4 1/4 2/4 3/4,$(AOT))
 
-# Steps and attention take turns: a week compiles all of them.
-NIGHT    = $(or $(TEST_NIGHT),$(shell expr $$(date +%s) / 86400))
+# Two weeks compile all steps and attention, and two nights all others.
 nightly-gpu: .venv-gpu/installed
-	$(call compile,$(shell expr $(NIGHT) % 7)/14 $(shell expr $(NIGHT) % 7 + 7)/14)
+	$(call compile,$(shell expr $(NIGHT) % 14)/14,$(call half,$(AOT)))
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, and the graphs of two decode steps
 	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6

@@ -56,6 +56,8 @@ class EngineConfig:
             to multiples of 8. If sizes are given, all are compiled before the first request; otherwise most are
             compiled while requests run.
         seed: Seed of the requests that do not set one.
+        language_model_only: Run a model that reads images on text only: its tower is not loaded, and images are
+            refused.
         prefix_cache: Reuse the KV of prompt prefixes that earlier requests have computed.
         prefix_cache_interval: Keep a resume point, from which a later request can go on, at every multiple of this many
             prompt tokens too. Each costs the KV of one window of the sliding-window layers. Default: resume points only
@@ -121,6 +123,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     cudagraph_capture_sizes: tuple[int, ...] = ()
     seed: int = 0
+    language_model_only: bool = False
     prefix_cache: bool = True
     prefix_cache_interval: int | None = None
     radix_eviction_policy: EvictionPolicy = "learned"
@@ -170,8 +173,9 @@ class EngineConfig:
             raise ConfigError("gpu_memory_utilization", self.gpu_memory_utilization, "must be in (0, 1]")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError("seed", self.seed, "must be a whole number in [0, 2^63)")
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError("prefix_cache", self.prefix_cache, "must be True or False")
+        for name in ("prefix_cache", "language_model_only"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, getattr(self, name), "must be True or False")
         _check_host_memory(self)
         named_in(self.kernels)
         parse(self.speculative_config)

@@ -3,8 +3,8 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import IO, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 import numpy as np
 from jaxtyping import Int
@@ -20,14 +20,15 @@ from jswa.env import Switches
 from jswa.errors import InvalidPrompt, InvalidToken, JswaError, RequestError
 from jswa.exec.host_pages import HostPages
 from jswa.grammar.compiler import Grammars, asked_grammar
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput, placed_images
 from jswa.kernels import PORTABLE, Kernels
-from jswa.model.lora import Pairs
 from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.plan import (
     DEFAULT_OPTIONS,
     PLAIN,
     SPLIT,
-    Feature,
+    ImageRows,
     Request,
     RequestOptions,
     StepEvents,
@@ -36,6 +37,7 @@ from jswa.plan import (
 )
 from jswa.ribs.table import VARIANTS, needs_of
 from jswa.running.adapters import Adapters
+from jswa.running.runners import AdapterRunner, CompilingRunner, DraftingRunner, Sight
 from jswa.running.staging import WeightsStager
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
@@ -46,40 +48,6 @@ from jswa.sched.steplog import StepStats
 from jswa.types import SamplingParams
 
 _log = logging.getLogger("jswa")
-
-
-@runtime_checkable
-class CompilingRunner(StepRunner, Protocol):
-    """A runner that compiles some of its programs after the start."""
-
-    compiled_in_steps: int
-    compiled_beside: int
-
-    def prepare(self, feature: Feature, *, fewest: bool, pause: float, stop: Callable[[], bool]) -> None:
-        """Compile the programs in which plans with a feature run."""
-        ...
-
-    def close(self) -> None:
-        """End what compiles beside the steps."""
-        ...
-
-
-@runtime_checkable
-class DraftingRunner(StepRunner, Protocol):
-    """A runner whose device drafts tokens."""
-
-    def lengths(self, rows: int, *, tokens: int, split: bool, variant: str) -> tuple[int, ...]:
-        """Return with how many drafts per row a step of so many rows may run now; see `Lengths`."""
-        ...
-
-
-@runtime_checkable
-class AdapterRunner(StepRunner, Protocol):
-    """A runner with room for LoRA adapters."""
-
-    def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
-        """Write an adapter to a slot; steps that were launched before do not see it."""
-        ...
 
 
 class Engine:
@@ -93,6 +61,7 @@ class Engine:
         hosts: the hosts that share the model, if there are several; the engine runs on the first.
         host_pages: the contents of the second prefix cache, if `limits.host` asks for one.
         grammars: those of structured outputs; None: requests with structured outputs are refused.
+        sight: what reads images; None: requests with images are refused.
 
     Attributes:
         stepping: runs the steps.
@@ -116,6 +85,7 @@ class Engine:
         hosts: Hosts | None = None,
         host_pages: HostPages | None = None,
         grammars: Grammars | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -136,6 +106,7 @@ class Engine:
         self._seed = seed
         self._numbers = itertools.count(1)  # several threads may call `request`
         self.grammars = grammars
+        self.sight = sight
         self._profiles = False
 
     @property
@@ -158,6 +129,7 @@ class Engine:
         bad_words: tuple[tuple[int, ...], ...] = (),
         choice: int = 0,
         like: Request | None = None,
+        images: Sequence[ImageRows] = (),
     ) -> Request:
         """Validate a prompt and its parameters; `add` checks length limits. Any thread may call it.
 
@@ -168,11 +140,16 @@ class Engine:
             choice: number of the text among those of its prompt; with a seed it is added to the seed.
             like: a request of the same call, hence with the same parameters, options and bad words. Its stop ids
                 and constraint, whose tables may be as long as the vocabulary, are shared. So is its prompt if `prompt`
-                is that very array: then nothing here depends on the prompt's length.
+                is that very array: then nothing here depends on the prompt's length, and images are shared too.
+            images: what `see` has returned of the prompt's images, in its order.
         """
-        ids = prompt if like is not None and prompt is like.prompt else self._checked(prompt)
+        if like is not None and prompt is like.prompt:
+            ids, at = like.prompt, like.images
+        else:
+            at = placed_images(prompt, images)
+            ids = self._checked(prompt, soft=sum(len(image.rows) for image in at))
         if like is None:
-            needs_of(params)  # raises for what no rib serves
+            needs_of(params, images=bool(at))  # raises for what no rib serves
             if params.pooling == "mean" and self.limits.deterministic:
                 limit = "must be 'last' in a deterministic engine: the sum of a mean is rounded as its prompt is cut"
                 raise RequestError("pooling", "mean", limit)
@@ -201,14 +178,20 @@ class Engine:
             cache_salt=root,
             adapter=number,
             version=self.turnover.version,
+            images=at,
         )
 
-    def _checked(self, prompt: Int[np.ndarray, " P"]) -> Int[np.ndarray, " P"]:
-        """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken."""
+    def _checked(self, prompt: Int[np.ndarray, " P"], soft: int) -> Int[np.ndarray, " P"]:
+        """Return a copy of a prompt, of which so many tokens are of images, as int32.
+
+        Raises InvalidPrompt or InvalidToken.
+        """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
         bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
-        if len(bad):
+        if soft and prompt[-1] < 0:
+            raise InvalidPrompt("prompt", "an image", "must not be the end of a prompt: a token of text must follow")
+        if len(bad) > soft:
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
         return prompt.astype(np.int32)
 
@@ -219,6 +202,20 @@ class Engine:
             high, low = np.random.SeedSequence([self._seed, number]).generate_state(2).tolist()
             return high, low
         return divmod((int(seed) + choice) % 2**64, 2**32)
+
+    @property
+    def images(self) -> ImageInput | None:
+        """What makes prompts of images; None if the engine reads no images. Any thread may read it."""
+        return None if self.sight is None else self.sight.images
+
+    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+        """Return what the model reads of pictures, for `request`. It may take seconds; any thread may call it.
+
+        Raises RequestError if the engine reads no images.
+        """
+        if self.sight is None:
+            raise RequestError("images", len(pictures), "must be none: this engine reads no images")
+        return tuple(ImageRows(picture.digest, self.sight.encode(picture)) for picture in pictures)
 
     def adapter_digest(self, lora: str | None) -> str | None:
         """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""
@@ -289,6 +286,7 @@ class Engine:
         self,
         params: SamplingParams,
         *,
+        images: bool = False,
         fewest: bool = False,
         pause: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
@@ -298,13 +296,14 @@ class Engine:
         Another thread than the one that drives the engine may call this; steps go on meanwhile.
 
         Args:
+            images: whether its prompt has images.
             fewest: compile only the fewest programs that suffice, though steps are slower in them than in the others.
             pause: while steps run, pause after each program for `pause` times as long as it took to compile.
             stop: asked before each program whether to stop compiling.
         """
         if not isinstance(self.runner, CompilingRunner):
             return
-        variants = needs_of(params).variants
+        variants = needs_of(params, images=images).variants
         wanted = [*(name for name in VARIANTS if name in variants), *([SPLIT] if params.masks_follow_text else [])]
         for feature in wanted or [PLAIN]:
             self.runner.prepare(feature, fewest=fewest, pause=pause, stop=stop)

@@ -14,6 +14,7 @@ from jswa.frontend.driver import Driver
 from jswa.frontend.generate_call import GenerateCall
 from jswa.frontend.operations import operate
 from jswa.frontend.outputs import CallOptions, asked_form
+from jswa.frontend.pictures import without_images
 from jswa.frontend.pooled_call import EmbeddingRequestOutput, Pooler, ScoringRequestOutput
 from jswa.plan import RequestOptions
 from jswa.running.staging import Weights
@@ -241,7 +242,8 @@ class LLM:
         """Generate a continuation of every prompt.
 
         Args:
-            prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too.
+            prompts: a string, token ids, or a list of either; vLLM's {"prompt": …}, {"prompt_token_ids": …} too, with
+                {"multi_modal_data": {"image": …}} for one or several images of Pillow, files, paths or data: URLs.
             sampling_params: for all prompts, or one per prompt; or give its fields as keywords (`max_new_tokens` is
                 another name of `max_tokens`); the checkpoint's generation_config.json gives their defaults.
             stream: return an iterator instead; each item has the new text and tokens of one prompt
@@ -250,8 +252,7 @@ class LLM:
             priority: lower runs first, also among other running calls.
             cache_salt: cached prefixes are shared with prompts of the same salt only; {"cache_salt": …} in a prompt
                 overrides it.
-            lora: name of a loaded LoRA adapter; {"lora": …} in a prompt overrides it, so
-                that one call may use several.
+            lora: name of a loaded LoRA adapter; {"lora": …} in a prompt overrides it, so that one call may use several.
 
         Returns:
             One `RequestOutput` per prompt, in input order.
@@ -292,7 +293,7 @@ class LLM:
         """Answer one conversation, or each of a list of them, rendered by the checkpoint's chat template.
 
         Args:
-            messages: objects with `role` and `content`.
+            messages: objects with `role` and `content`, a text or parts; {"type": "image", "image": …} is an image.
             tools: JSON schemas of the functions that the model may call, in OpenAI's form.
             chat_template: name of one of the checkpoint's templates, or a template to use instead.
             continue_final_message: continue the last message instead of answering it.
@@ -316,11 +317,12 @@ class LLM:
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
-            guarded = guard(cast(Sequence[Message], conversation), tokenizer)
+            texts, images = without_images(cast(Sequence[Message], conversation))
+            guarded = guard(texts, tokenizer)
             text = template.prompt(guarded, **variables)
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            prompts.append({"prompt": text, "prompt_token_ids": ids, "multi_modal_data": {"image": images}})
         answers = self._read_by(variables["tools"], variables["chat_template"])
         form = asked_form(sampling_params, sampling)
         answering = Answering(answers, list(variables["tools"] or ()), form=form)

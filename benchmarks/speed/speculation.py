@@ -27,8 +27,9 @@ from random import Random
 from typing import Any
 
 from benchmarks import result_file
-from jswa.engine import DraftingRunner, Engine
+from jswa.engine import Engine
 from jswa.llm import LLM
+from jswa.running.runners import DraftingRunner
 from jswa.speculation import PROGRAMS
 from jswa.types import SamplingParams, StructuredOutputsParams
 from tools.tiny.tasks import words

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
+from jswa.building.images import Sight, open_sight
 from jswa.building.machine import Machine, find_machine
 from jswa.cache.layout import KVLayout
 from jswa.cluster.hosts import Hosts
@@ -63,6 +64,7 @@ class Built(NamedTuple):
     adapters: Adapters
     lora_reader: LoraReader | None
     stager: WeightsStager
+    sight: Sight | None
 
 
 class _Loaded(NamedTuple):
@@ -81,6 +83,7 @@ class _Loaded(NamedTuple):
     drafter: Drafter | None
     adapters: lora_files.AdapterWeights
     stager: WeightsStager
+    sight: Sight | None
 
 
 class _Sized(NamedTuple):
@@ -108,7 +111,9 @@ def build_parts(folder: Path, options: EngineConfig, hosts: Hosts | None, cache:
     room = options.lora_room
     reader = None if room is None else LoraReader(loaded.declared, loaded.model, machine.dtype, room)
     adapters = Adapters(loaded.adapters.digests, room)
-    return Built(sized.model, sized.limits, sized.layout, runner, machine.kernels, adapters, reader, loaded.stager)
+    return Built(
+        sized.model, sized.limits, sized.layout, runner, machine.kernels, adapters, reader, loaded.stager, loaded.sight
+    )
 
 
 def _describe(model: ModelConfig, machine: Machine) -> None:
@@ -144,7 +149,9 @@ def _load(folder: Path, options: EngineConfig, machine: Machine, hosts: Hosts | 
     params |= adapters.params if room is None else lora_files.empty_room(model, room, dtype, mesh, kernels.experts)
     if hosts is not None and adapters.digests:
         hosts.require_same("lora_modules", adapters.digests)
-    return _Loaded(declared, model, params, drafter, adapters, stager)
+    # Only the first host gets requests.
+    sight = None if hosts is not None and hosts.member.rank else open_sight(folder, options, dtype)
+    return _Loaded(declared, model, params, drafter, adapters, stager, sight)
 
 
 def _size(
@@ -166,7 +173,8 @@ def _size(
     if memory is None:
         scratch = scratch_bytes(part, params, layout, limits, kernels, machine.kv_dtype, store) if on_gpu else 0
         tables = table_bytes(part, layout, limits) if on_gpu else 0
-        memory = free_bytes(machine.devices) - scratch - tables
+        sight = 0 if loaded.sight is None or not on_gpu else loaded.sight.encoder.scratch_bytes
+        memory = free_bytes(machine.devices) - scratch - tables - sight
         if hosts is not None:
             memory = hosts.least(memory // _MIB) * _MIB
     limits = size_arena(limits, layout, options, memory, itemsize, on_gpu=on_gpu)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from jswa.exec.buckets import Bucket
 from jswa.plan import COLUMNS, FROM_DEVICE, StepPlan
@@ -27,6 +27,7 @@ class PackSpec(NamedTuple):
     section: int
     adapters: int = 0
     per_row: int = 0  # places for tokens of each row, the first ones; 0: they lie one behind the other
+    width: int = 0  # numbers of the row that each token gets in place of its embedding; 0: none gets any
 
     @property
     def size(self) -> int:
@@ -35,7 +36,13 @@ class PackSpec(NamedTuple):
 
     @staticmethod
     def of(
-        bucket: Bucket, *, page_size: int, max_rows: int, section: bool = False, adapters: bool = False
+        bucket: Bucket,
+        *,
+        page_size: int,
+        max_rows: int,
+        section: bool = False,
+        adapters: bool = False,
+        width: int = 0,
     ) -> "PackSpec":
         """Derive the sizes. A row of n tokens takes at most ⌈n / p⌉ new pages of a kind."""
         return PackSpec(
@@ -46,6 +53,7 @@ class PackSpec(NamedTuple):
             bucket.tokens if section else 0,
             bucket.rows if adapters else 0,
             (1 if bucket.shared else bucket.per_row) if bucket.decode and bucket.drafts else 0,
+            width,
         )
 
 
@@ -105,6 +113,19 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
     if spec.adapters:
         inputs.adapters[: len(plan.adapters)] = plan.adapters
     return packed
+
+
+def pack_embedded(plan: StepPlan, spec: PackSpec) -> Float[np.ndarray, "T M"]:
+    """Return the rows in place of the embeddings of a plan's tokens, padded to its bucket."""
+    out = np.zeros((spec.tokens, spec.width), np.float32)
+    if plan.embedded is None:
+        return out
+    if spec.per_row:
+        places = out[: spec.rows * spec.per_row].reshape(spec.rows, spec.per_row, spec.width)
+        places[: plan.num_rows, 0] = plan.embedded[np.cumsum(plan.counts) - plan.counts]
+    else:
+        out[: plan.num_tokens] = plan.embedded
+    return out
 
 
 def unpack(packed: Any, spec: PackSpec) -> Inputs:

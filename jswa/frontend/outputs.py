@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jswa.frontend.engine_protocol import EngineLike
+from jswa.frontend.pictures import with_images
 from jswa.frontend.requests import make_requests
+from jswa.images.tokens import shown as seen_by_callers
 from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.text.answers.message import AnswerText
 from jswa.text.answers.parser import Answering
@@ -113,13 +115,14 @@ class PromptTexts:
         shown, ids = tokenize(prompt, tokenizer)
         asked = options.request
         own = replace(asked, cache_salt=salt_of(prompt, asked.cache_salt), lora=adapter_of(prompt, asked.lora))
-        made = make_requests(engine, tokenizer, new_id, [ids], params, own)
+        ids, images = with_images(engine, prompt, ids)
+        made = make_requests(engine, tokenizer, new_id, [ids], params, own, images)
         self.requests = list(made)
         self._tokenizer = tokenizer
         self._params = params
         self._id = name or self.requests[0].request_id
         self._prompt = None if shown is None else shown.replace(GUARD, "")
-        self._ids = ids.tolist()
+        self._ids = (seen_by_callers(ids, engine.images.tokens) if images and engine.images else ids).tolist()
         self._prefix: PrefixHit | None = None
         self._metrics = RequestMetrics(arrival_time=time.monotonic())
         answering = options.answering

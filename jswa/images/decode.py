@@ -88,7 +88,7 @@ def _decoded(reader: _Reader, data: bytes, field: str, limits: Limits) -> "Image
         image = reader.opens(BytesIO(data))
         _check(image, field, limits)
         ImageOps.exif_transpose(image, in_place=True)
-        return _rgb(image)
+        return in_rgb(image)
     except (InvalidImage, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -112,8 +112,8 @@ def _check(image: "ImageFile.ImageFile", field: str, limits: Limits) -> None:
         raise InvalidImage(field, shown, "must not be animated: send its frames as images")
 
 
-def _rgb(image: "Image.Image") -> "Image.Image":
-    """Return an image in RGB, on white."""
+def in_rgb(image: "Image.Image") -> "Image.Image":
+    """Return an image of Pillow in RGB, on white where it is transparent."""
     if image.has_transparency_data:
         from PIL import Image
 

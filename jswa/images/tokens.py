@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from jswa.errors import InvalidPrompt
 from jswa.images.picture import Geometry
+from jswa.plan import ImageRows, PlacedImage
 
 _LAST = -2  # -1 is another token's mark in steps (`FROM_DEVICE`)
 
@@ -76,6 +77,23 @@ def placed(
         parts += [ids[done:place], np.array([tokens.begin], np.int32), soft, np.array([tokens.end], np.int32)]
         done = place + 1
     return np.concatenate([*parts, ids[done:]]).astype(np.int32)
+
+
+def placed_images(prompt: Int[np.ndarray, " P"], images: Sequence[ImageRows]) -> tuple[PlacedImage, ...]:
+    """Return the images of a prompt at their places. Raises InvalidPrompt unless the prompt has their tokens, in order.
+
+    Tokens of no image are left to the caller.
+    """
+    found, start = [], 0
+    for index, image in enumerate(images):
+        ids = image_ids(image.digest, len(image.rows))
+        starts = start + np.flatnonzero(prompt[start:] == ids[0])
+        at = next((at for at in starts.tolist() if np.array_equal(prompt[at : at + len(ids)], ids)), None)
+        if at is None:
+            raise InvalidPrompt("prompt", f"image {index}", "must have the tokens of its images, in their order")
+        found.append(PlacedImage(at, image.rows))
+        start = at + len(ids)
+    return tuple(found)
 
 
 def shown(ids: Int[np.ndarray, " P"], tokens: ImageTokens | None) -> Int[np.ndarray, " P"]:

@@ -205,6 +205,7 @@ class Decoder(nnx.Module):
         tap: Tap | None = None,
         routed: Routed | None = None,
         stand_ins: Int[Array, " T"] | None = None,
+        embedded: Float[Array, "T M"] | None = None,
     ) -> Float[Array, "N M"]:
         """Return the hidden states after the final norm, for the tokens in `select`, or for all if it is None.
 
@@ -216,9 +217,17 @@ class Decoder(nnx.Module):
             tap: is given the residual stream before each layer, by its number, and behind the last one.
             routed: is given the experts of the tokens that each layer with experts runs, by its number.
             stand_ins: the token whose experts each token has: itself, or of padding another; None: itself.
+            embedded: rows in place of the scaled embeddings of tokens whose ids are negative. These have the per-layer
+                embedding of token 0, which pads.
         """
         config = self.config
-        x = self.inputs_of(tokens)
+        if embedded is None:
+            x = self.inputs_of(tokens)
+        else:
+            words = jnp.maximum(tokens, 0)
+            text = self.inputs_of(words)
+            x = jnp.where((tokens < 0)[:, None], embedded.astype(text.dtype), text)
+            tokens = words
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         ropes = {rope: (apart(cos, self.sums), apart(sin, self.sums)) for rope, (cos, sin) in ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int, Shaped
 
 from jswa.plan.request import BAN_TOKENS, AllWords, Mask, Request, Words
 
-# In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones. In
-# StepPlan.starts: the length of the row that the device has.
+# In StepPlan.tokens: the token that the device sampled last for this row, or a draft of the next ones; ids below it are
+# tokens of images. In StepPlan.starts: the length of the row that the device has.
 FROM_DEVICE = -1
 _NO_BANS, _NO_TOKENS = np.zeros((0, 1 + BAN_TOKENS), np.int32), np.zeros(0, np.int32)
 
@@ -164,6 +164,7 @@ class StepPlan:
         table_rows: whole page-table rows to set after the moves.
         variant: of the step programs, as the requests of the rows need it.
         section: a number for each token of the step, if the variant has some (`ribs.rib.RibRows.section`).
+        embedded: rows in place of the embeddings of the tokens whose ids are negative, if the variant reads some.
         adapters: index of each row's LoRA adapter, 0 for none. It may be empty if no row has one.
         drafts: drafts per row in the step program; 0: no row has any. In a decode step whose drafts are looked up a row
             may have more, if others have fewer.
@@ -182,6 +183,7 @@ class StepPlan:
     late: tuple[int, ...] = ()
     variant: str = PLAIN
     section: Int[np.ndarray, " T0"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    embedded: Float[np.ndarray, "T M"] | None = None
     adapters: Int[np.ndarray, " R0"] = field(default_factory=lambda: np.zeros(0, np.int32))
     drafts: int = 0
     texts: tuple[RowText, ...] = ()

@@ -76,8 +76,10 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     texts = tuple(
         RowText(text["row_id"], _ids(text["text"]), _ids(text["reference"]), text["offset"]) for text in fields["texts"]
     )
+    rows_of_images = arrays.pop("embedded", None)
     return StepPlan(
         **arrays,
+        embedded=rows_of_images,
         table_rows=rows,
         logits_state=logits_state,
         masks=masks,

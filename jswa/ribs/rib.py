@@ -3,6 +3,7 @@
     request   needs               what it needs besides tokens
     row       begins … leaves     the rib's own arrays by row
     step      variant, section    in which programs it runs, and a number for each of its tokens
+              embedded            rows that its programs read in place of embeddings
               forwarded, drawn    what the program computes besides tokens
               applied             what a row's events get of it
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from jswa.plan import PLAIN, Request, StepPlan, StepResults, TokenEvent
 from jswa.types import MissReason, SamplingParams
@@ -43,6 +44,7 @@ class Variant(NamedTuple):
 
     Attributes:
         forward, finish: the variants in which the halves of such a step run.
+        embeds: whether its programs get rows in place of the embeddings of some tokens (`StepPlan.embedded`).
         every: whether its programs have the hidden states of all tokens, and get a number for each (`section`). Such
             steps have no drafts.
         asked: whether its programs are compiled only when a request asks for them, never ahead of it. They must take
@@ -51,6 +53,7 @@ class Variant(NamedTuple):
 
     forward: str = PLAIN
     finish: str = PLAIN
+    embeds: bool = False
     every: bool = False
     asked: bool = False
 
@@ -58,6 +61,7 @@ class Variant(NamedTuple):
 class Known(NamedTuple):
     """A row that runs known tokens in a step: all that are known, how many have run before, and how many it runs."""
 
+    request: Request
     tokens: Int[np.ndarray, " K"]
     launched: int
     runs: int
@@ -104,6 +108,13 @@ class RibRows(Protocol):
         """
         ...
 
+    def embedded(self, tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
+        """Return a row in place of the embedding of each token whose id is negative; for variants with `embeds`.
+
+        Arguments as of `section`. None: the rib has none. Of the ribs that meet in a step one may have some.
+        """
+        ...
+
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events of a row with what its request has asked for. `results`: None of a plain step."""
         ...
@@ -121,12 +132,12 @@ class Rib(NamedTuple):
         fields: the sampling parameters that it serves.
         variants: of step programs, the one that computes most last. If rows of different ribs meet in a step, it runs
             in a variant of both (`table.VARIANTS`).
-        needs: returns what a request with these parameters needs of this rib.
+        needs: returns what a request with these parameters, and with or without images, needs of this rib.
         rows: makes its state for so many rows.
     """
 
     name: str
     fields: tuple[str, ...]
     variants: Mapping[str, Variant]
-    needs: Callable[[SamplingParams], Needs]
+    needs: Callable[[SamplingParams, bool], Needs]
     rows: Callable[[int], RibRows]

@@ -2,31 +2,42 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from jswa.errors import RequestError
 from jswa.plan import PLAIN
+from jswa.ribs.images.host import IMAGES
 from jswa.ribs.logprobs.host import LOGPROBS
 from jswa.ribs.pooling.host import POOLING
-from jswa.ribs.rib import NO_NEEDS, Needs, Rib, Variant
+from jswa.ribs.rib import NO_NEEDS, Known, Needs, Rib, RibRows, Variant
 from jswa.types import SamplingParams
 
 RIBS: Sequence[Rib] = [
     LOGPROBS,
     POOLING,
+    IMAGES,
 ]
 _BETWEEN = "+"  # in the name of a variant of several ribs
 _OPTIONAL = ("logprobs", "prompt_logprobs", "pooling")  # sampling parameters that a rib must serve
 _SERVED = frozenset(field for rib in RIBS for field in rib.fields)
 
 
-def needs_of(params: SamplingParams) -> Needs:
-    """Return what a request with these parameters needs of all ribs. Raises RequestError if none serves a parameter."""
+def needs_of(params: SamplingParams, *, images: bool = False) -> Needs:
+    """Return what a request needs of all ribs. Raises RequestError if none serves a parameter.
+
+    Args:
+        images: whether its prompt has images.
+    """
     asked = [name for name in _OPTIONAL if getattr(params, name) is not None]
-    if not asked:
+    if images and "images" not in _SERVED:
+        raise RequestError("images", images, "must be none: this engine was built without them")
+    if not asked and not images:
         return NO_NEEDS
     for name in asked:
         if name not in _SERVED:
             raise RequestError(name, getattr(params, name), "must be None: this engine was built without it")
-    return _joined([rib.needs(params) for rib in RIBS])
+    return _joined([rib.needs(params, images) for rib in RIBS])
 
 
 def joined_name(*names: str) -> str:
@@ -37,6 +48,18 @@ def joined_name(*names: str) -> str:
 def parts_of(variant: str) -> set[str]:
     """Return the variants of single ribs that a variant has in it."""
     return set(variant.split(_BETWEEN))
+
+
+def section_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"]:
+    """Return a number for each of a step's tokens, from the rib that needs some; see `RibRows.section`."""
+    found = (rib.section(tokens, known) for rib in ribs)
+    return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
+
+
+def embedded_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
+    """Return rows in place of the embeddings of a step's tokens, from the rib that has some, if one has."""
+    found = (rib.embedded(tokens, known) for rib in ribs)
+    return next((rows for rows in found if rows is not None), None)
 
 
 def _variants() -> dict[str, Variant]:
@@ -55,6 +78,7 @@ def _both(one: Variant, other: Variant) -> Variant:
     return Variant(
         joined_name(one.forward, other.forward),
         joined_name(one.finish, other.finish),
+        one.embeds or other.embeds,
         one.every or other.every,
         one.asked or other.asked,
     )

@@ -12,7 +12,7 @@ from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
 from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
 from jswa.ribs.rib import Known
-from jswa.ribs.table import VARIANTS
+from jswa.ribs.table import VARIANTS, embedded_of, section_of
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
 from jswa.sched.sequence import Sequence
@@ -127,7 +127,8 @@ def make_plan(
         masks=changed,
         late=late,
         variant=variant,
-        section=_section(rows, len(tokens), prompts) if VARIANTS[variant].every else _NO_TOKENS,
+        section=section_of(rows.ribs, len(tokens), _known(prompts)) if VARIANTS[variant].every else _NO_TOKENS,
+        embedded=embedded_of(rows.ribs, len(tokens), _known(prompts)) if VARIANTS[variant].embeds else None,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,
         texts=texts,
@@ -167,10 +168,9 @@ def _unknown(count: int) -> Int[np.ndarray, " count"]:
     return tokens
 
 
-def _section(rows: Rows, tokens: int, prompts: list[tuple[Sequence, int]]) -> Int[np.ndarray, " T"]:
-    """Return a number for each of the step's `tokens`, of which the prompts' are the last."""
-    known = [Known(sequence.tokens, sequence.launched, count) for sequence, count in prompts]
-    return rows.section(tokens, known)
+def _known(prompts: list[tuple[Sequence, int]]) -> list[Known]:
+    """Return the rows that run known tokens, which are the last of a step."""
+    return [Known(sequence.request, sequence.tokens, sequence.launched, count) for sequence, count in prompts]
 
 
 def _table_row(lease: Lease) -> TableRow:

@@ -243,6 +243,7 @@ class Masks:
             self._last.count((word[-2] for word in constraint.bad_words), 1)
         counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         prompt = request.prompt if params.repetition_penalty != 1.0 else request.prompt[:0]
+        prompt = prompt[prompt >= 0] if request.images else prompt
         counted = sequence.launched if counts or params.repetition_penalty != 1.0 else 0
         generated = sequence.tokens[len(request.prompt) : counted].copy()
         entry = LogitsEntry(row_id, constraint.bias_ids, constraint.bias, constraint.allowed, prompt, generated)

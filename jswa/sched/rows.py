@@ -27,7 +27,7 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
 from jswa.plan import COLUMNS, PLAIN, SAMPLING, SAMPLING_ROW, Request, sampling_of
-from jswa.ribs.rib import NO_NEEDS, Known, Needs, RibRows
+from jswa.ribs.rib import NO_NEEDS, Needs, RibRows
 from jswa.ribs.table import RIBS, joined_name
 from jswa.sched.token_counts import TokenCounts
 
@@ -96,7 +96,7 @@ class Rows:
         flights: the steps on the device, oldest first.
         plain: whether a token of the row needs no more than these arrays: its prompt is launched, nothing of it is to
             be published, and its request wants only the token.
-        ribs, watched: their states of the rows, in the order of `ribs.table`, and how many rows any of them looks at.
+        ribs, asking: their states of the rows, in the order of `ribs.table`, and how many rows ask any of them.
         counts_drafts: whether each token of a step with drafts comes with the counts of the row's drafts.
         names, tenants: request id and tenant, as objects.
         stops: the tokens that end rows.
@@ -110,7 +110,7 @@ class Rows:
         self.ahead, self.speculative, self.accepted, self.rejected = np.zeros((4, max_rows), int)
         self.speculates, self._speculative, self.unsettled = speculative > 0, speculative, False
         self.generation = np.zeros(max_rows, np.int32)
-        self.departures = self.watched = 0
+        self.departures = self.asking = 0
         self.ribs = tuple(rib.rows(max_rows) for rib in RIBS)
         self.flights: deque[Flight] = deque()
         self.plain, self.counts_drafts = np.zeros((2, max_rows), bool)
@@ -137,8 +137,8 @@ class Rows:
         self.launched[row], self.limit[row], self.known[row] = launched, limit, known
         self.mark[row] = min(limit, known + RECENT)
         self._recent[row, (known - 1) & (RECENT - 1)] = tokens[-1]
-        if needs.watched:
-            self.watched += 1
+        if needs.variants:
+            self.asking += 1
             for rib in self._asked_by(request):
                 rib.begins(row, request)
         self.names[row], self.tenants[row] = request.request_id, request.options.tenant
@@ -164,26 +164,22 @@ class Rows:
         self.names[row] = self.tenants[row] = None
         self.generation[row] += 1
         self.departures += 1
-        if needs.watched:
-            self.watched -= 1
+        if needs.variants:
+            self.asking -= 1
             for rib in self._asked_by(request):
                 rib.leaves(row)
         self.stops.count(request.stop_ids, -1)
 
     def _asked_by(self, request: Request) -> list[RibRows]:
-        """Return the states of the ribs that look at a request."""
-        return [own for rib, own in zip(RIBS, self.ribs, strict=True) if rib.needs(request.params).watched]
+        """Return the states of the ribs that a request asks for something."""
+        params, images = request.params, bool(request.images)
+        return [own for rib, own in zip(RIBS, self.ribs, strict=True) if rib.needs(params, images).variants]
 
     def variant(self, row_ids: Int[np.ndarray, " R"] | None = None) -> str:
         """Return the variant in which a step of these rows runs; None: the widest that any step may need now."""
-        if not self.watched:
+        if not self.asking:
             return PLAIN
         return joined_name(*(rib.variant(self.launched, row_ids) for rib in self.ribs))
-
-    def section(self, tokens: int, known: Items[Known]) -> Int[np.ndarray, " T"]:
-        """Return a number for each of a step's tokens, for the rib that needs some; see `RibRows.section`."""
-        found = (rib.section(tokens, known) for rib in self.ribs)
-        return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
 
     def records(self, row_ids: Int[np.ndarray, " R"]) -> Int[np.ndarray, "R C"]:
         """Return the plan's records of rows that run one token and sample the next, columns `COLUMNS`."""

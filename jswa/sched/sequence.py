@@ -85,7 +85,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.matcher: Matcher | None = None if self.request.grammar is None else self.request.grammar.matcher()
-        self.needs = needs_of(self.request.params)
+        self.needs = needs_of(self.request.params, images=bool(self.request.images))
         self.record = record_of(self.request, self.limit)
         self._text = self.request.prompt
         self._length = len(self._text)

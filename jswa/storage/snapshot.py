@@ -106,7 +106,8 @@ def check(texts: list[SavedText], layout: KVLayout, vocab: int) -> None:
         _require(all(type(branch) is bool for _, branch, *_ in text.windows), "a window that is no branch, nor none")
         _require(all(0 < end <= len(text.tokens) for end, *_ in text.windows), "a window beyond its text")
         _require(len(text.tokens), "a text without tokens")
-        _require(np.all((text.tokens >= 0) & (text.tokens < vocab)), "a token that is not in the vocabulary")
+        # Ids below -1 are of images.
+        _require(np.all((text.tokens != -1) & (text.tokens < vocab)), "a token that is not in the vocabulary")
         _require(layout.full is None or text.pages.full.all(), "a page is missing")
         _require(layout.local is not None or not text.pages.local.any(), "local pages for a model without local layers")
 

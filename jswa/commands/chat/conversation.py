@@ -36,6 +36,7 @@ class Conversation:
     Attributes:
         system: the system message; "" means none.
         messages: the others, in order.
+        images: data: URLs of the images that the user's next message has.
         figures: those of the answers, in order. Answers that were taken back count too.
         stopped: how many of the answers the user has stopped.
     """
@@ -47,6 +48,7 @@ class Conversation:
         """Forget everything, and begin with this system message."""
         self.system = system
         self.messages: Messages = []
+        self.images: list[str] = []
         self.figures: list[Figures] = []
         self.stopped = 0
 
@@ -54,6 +56,13 @@ class Conversation:
         """Return all messages, the system message first."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
+
+    def say(self, text: str) -> None:
+        """Add a message of the user, with the images that wait for one."""
+        parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        self.messages.append({"role": "user", "content": content})
+        self.images = []
 
     def reopen(self) -> bool:
         """Forget what follows the user's last message; return whether there is such a message."""

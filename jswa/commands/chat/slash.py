@@ -1,6 +1,8 @@
 """The commands of a conversation on a terminal, such as /help."""
 
+import base64
 import difflib
+import mimetypes
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ COMMANDS: Mapping[str, str] = {
     "/help": "list these commands",
     "/system [TEXT]": 'set the system message ("" is none) and start anew, or show it',
     "/clear": "start anew, with the same system message",
+    "/image FILE": "send an image with the next message",
     "/regenerate": "answer the last message again",
     "/save FILE": "write the conversation to a file, as JSON in OpenAI's form",
     "/stats": "show the figures of the last answer and of the conversation",
@@ -68,6 +71,21 @@ def _clear(conversation: Conversation, text: str, model: str) -> Outcome:
     return Outcome(_BEGUN)
 
 
+def _image(conversation: Conversation, text: str, model: str) -> Outcome:
+    if not text:
+        return Outcome("/image needs the name of a file, as in /image cat.jpg.")
+    path = Path(text).expanduser()
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    if not kind.startswith("image/"):
+        return Outcome(f"{path} is no image, as far as its name tells.")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return Outcome(f"{path} cannot be read: {error.strerror}.")
+    conversation.images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
+    return Outcome(f"The next message has {path.name}.")
+
+
 def _regenerate(conversation: Conversation, text: str, model: str) -> Outcome:
     return Outcome("", "answer") if conversation.reopen() else Outcome("There is no message to answer yet.")
 
@@ -99,6 +117,7 @@ _ACTIONS: Mapping[str, Callable[[Conversation, str, str], Outcome]] = {
     "/help": _help,
     "/system": _system,
     "/clear": _clear,
+    "/image": _image,
     "/regenerate": _regenerate,
     "/save": _save,
     "/stats": _stats,

@@ -45,7 +45,7 @@ def converse(setting: Setting, texts: Iterable[str], conversation: Conversation,
         echo: also show them.
     """
     for text in texts:
-        conversation.messages.append({"role": "user", "content": text})
+        conversation.say(text)
         if echo:
             setting.screen.say(f"> {text}")
         if not _answer(setting, conversation):
@@ -62,7 +62,7 @@ def talk(setting: Setting, lines: Iterable[str], conversation: Conversation, mod
     """
     for line in lines:
         if not slash.is_command(line):
-            conversation.messages.append({"role": "user", "content": line})
+            conversation.say(line)
         else:
             done = slash.obey(line, conversation, model)
             if done.text:

@@ -17,7 +17,7 @@ Groups = Mapping[str, Sequence[str]]
 ENGINE: Groups = {
     "Model": (
         "dtype", "quantization", "max_model_len", "revision", "download_dir", "load_format", "use_tqdm_on_load", "seed",
-        "lora_modules", "max_loras", "max_lora_rank", "lora_experts",
+        "lora_modules", "max_loras", "max_lora_rank", "lora_experts", "language_model_only",
     ),
     "Memory and prefix cache": (
         "kv_cache_dtype", "block_size", "gpu_memory_utilization", "kv_cache_memory_bytes", "prefix_cache",

@@ -95,8 +95,9 @@ class StepPrograms:
         adapters = has_adapters(params)
 
         def config(bucket: Bucket, part: Part, variant: str) -> StepConfig:
-            size, rows, section = limits.page_size, limits.max_rows, VARIANTS[variant].every
-            spec = PackSpec.of(bucket, page_size=size, max_rows=rows, section=section, adapters=adapters)
+            size, rows, own = limits.page_size, limits.max_rows, VARIANTS[variant]
+            width = model.d_model if own.embeds and part != "finish" else 0
+            spec = PackSpec.of(bucket, page_size=size, max_rows=rows, section=own.every, adapters=adapters, width=width)
             fixed = model, layout, bucket, spec, kernels
             # A first half does not know whether the second is plain.
             experts = limits.routed_experts and (part == "forward" or (part == "step" and variant != PLAIN))

@@ -30,6 +30,8 @@ from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 from jswa.ribs.table import VARIANTS
 
+# The packed inputs of a step; and rows in place of the embeddings of its tokens, if its variant reads some.
+Given = Int[Array, " size"] | tuple[Int[Array, " size"], Float[Array, "T M"]]
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
 
@@ -58,11 +60,9 @@ class Half(NamedTuple):
     carry: Float[Array, "R S C"] | None = None
 
 
-def step(
-    params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
-) -> tuple[DeviceState, StepOutputs]:
+def step(params: Params, state: DeviceState, given: Given, *, config: StepConfig) -> tuple[DeviceState, StepOutputs]:
     """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
-    state, half, beside = _forward_rows(params, state, packed, config)
+    state, half, beside = _forward_rows(params, state, given, config)
     sampled, outputs = finish_half(params, sampling_state(state), half, config=config)
     return {**state, **sampled}, outputs._replace(**beside._asdict())
 
@@ -80,7 +80,7 @@ def propose_drafts(
 def forward_half(
     params: Params,
     state: DeviceState,
-    packed: Int[Array, " size"],
+    given: Given,
     drafts: Int[Array, "R K"] | None = None,
     *,
     config: StepConfig,
@@ -89,7 +89,7 @@ def forward_half(
 
     `drafts`: those of `propose_drafts`; None if the step can have none.
     """
-    state, half, beside = _forward_rows(params, state, packed, config, drafts)
+    state, half, beside = _forward_rows(params, state, given, config, drafts)
     with named_scope("sampling"):
         return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), beside
 
@@ -192,10 +192,11 @@ def _count_right(
 def _forward_rows(
     params: Params,
     state: DeviceState,
-    packed: Int[Array, " size"],
+    given: Given,
     config: StepConfig,
     drafts: Int[Array, "R K"] | None = None,
 ) -> tuple[DeviceState, Half, Beside]:
+    packed, embedded = given if isinstance(given, tuple) else (given, None)
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
     # Some ribs and drafts need every token's hidden state, sampling only each row's last. If a deterministic engine
@@ -203,7 +204,7 @@ def _forward_rows(
     variant = VARIANTS[config.variant]
     every = variant.every or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry, experts = forward(
-        params, state, inputs, config=config, every=every, drafts=drafts
+        params, state, inputs, config=config, every=every, drafts=drafts, embedded=embedded
     )
     of_all = of_tokens(config, params, hidden, inputs, indices) if variant.every else {}
     places = places_of(indices, bucket)
@@ -234,6 +235,7 @@ def forward(
     config: StepConfig,
     every: bool,
     drafts: Int[Array, "R K"] | None = None,
+    embedded: Float[Array, "T M"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried, Experts]:
     """Set the plan's page-table entries, draft tokens unless they are given, and run the tokens through the model.
 
@@ -285,12 +287,15 @@ def forward(
     chosen = dict[int, Array]()
     routed = chosen.__setitem__ if config.experts else None
     stand_ins = _stand_ins(indices) if config.kernels.routing == "triton" else None
-    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins)
+    if embedded is not None and config.bucket.shared:
+        embedded = embedded[indices.token_rows]
+    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins, embedded)
     experts = _experts(chosen, select, config.model.tail) if config.experts else None
     state, carry = {**state, "lanes": lanes, "for_logits": logits_state}, None
     if placed is not None and not placed.only_last:
         with named_scope("drafts"):
-            state, carry = placed.absorb(params, decoder, state, tokens, indices, taps)
+            words = tokens if embedded is None else jnp.maximum(tokens, 0)
+            state, carry = placed.absorb(params, decoder, state, words, indices, taps)
     return state, hidden, indices, drafts, finite, carry, experts
 
 

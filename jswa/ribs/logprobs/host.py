@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from jswa.errors import RequestError
 from jswa.plan import PLAIN, LogprobTable, PromptLogprobs, Request, StepResults, TokenEvent
 from jswa.ribs.rib import Known, Landed, Needs, Rib, Variant
 from jswa.types import SamplingParams
@@ -13,9 +14,15 @@ NAME = "logprobs"
 SAMPLED, PROMPT = "logprobs", "prompt_logprobs"  # variants: of sampled tokens; of these and of the prompt's
 
 
-def needs_of(params: SamplingParams) -> Needs:
-    """Return what log probabilities need. Those of a prompt need all of its hidden states, which no cache has."""
+def needs_of(params: SamplingParams, images: bool) -> Needs:
+    """Return what log probabilities need. Those of a prompt need all of its hidden states, which no cache has.
+
+    Raises RequestError for those of a prompt with images.
+    """
     text, prompt = params.logprobs is not None, params.prompt_logprobs is not None
+    if prompt and images:
+        limit = "must be None for a prompt with images: their tokens have no probability"
+        raise RequestError("prompt_logprobs", params.prompt_logprobs, limit)
     if not text and not prompt:
         return Needs()
     wanted = {SAMPLED: text, PROMPT: prompt}
@@ -65,6 +72,10 @@ class LogprobRows:
             part[: len(follow)] = follow
             parts.append(part)
         return np.concatenate(parts)
+
+    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
+        """Have no rows: all tokens are of text."""
+        return None
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events with the log probabilities that were requested.

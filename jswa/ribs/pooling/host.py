@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     total: Float[np.ndarray, " M"]
 
 
-def needs_of(params: SamplingParams) -> Needs:
+def needs_of(params: SamplingParams, images: bool) -> Needs:
     """Return what pooling needs. A mean needs the hidden states of all tokens, which no cache has."""
     if params.pooling is None:
         return Needs()
@@ -58,6 +58,10 @@ class PoolingRows:
 
     def section(self, tokens: int, known: Sequence[Known]) -> None:
         """Need no number of the tokens: the program has their rows."""
+        return None
+
+    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
+        """Have no rows: all tokens are of text."""
         return None
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:

@@ -16,12 +16,19 @@ from jswa.sched.batch import Batch, lease_of
 from jswa.sched.sequence import Sequence
 from jswa.types import MissReason, PrefixHit
 
+_SURE = 4  # tokens of an image that must be equal before it counts as the same image: their ids have 31 bits each
+
 
 def match_of(cache: CacheManager, sequence: Sequence, most: int = NEVER) -> PrefixMatch:
     """Match at most `most` tokens of a waiting row. Its last token must run."""
     tokens = sequence.tokens
     last = len(tokens) - 1 if sequence.reads_cache else 0
-    return cache.match(sequence.request.cache_salt, tokens, last if last < most else most)
+    salt = sequence.request.cache_salt
+    match = cache.match(salt, tokens, last if last < most else most)
+    for image in sequence.request.images:
+        if 0 < match.resume.full_to - image.start < min(_SURE, len(image.rows)):
+            return cache.match(salt, tokens, image.start)
+    return match
 
 
 class Writers:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jswa.engine import DraftingRunner
 from jswa.llm import LLM
+from jswa.running.runners import DraftingRunner
 from jswa.types import CompletionOutput
 from tests.support.drafts.drawn import Drawn
 

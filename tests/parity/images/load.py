@@ -1,80 +1,127 @@
-"""Images, and what transformers makes of them (`make.py`)."""
+"""The fixtures of images: tiny checkpoints of Gemma 4 with a vision tower, images, prompts, and what both come to.
 
+Weights and images are drawn, not stored (../weights.py); soft tokens, greedy tokens and logits are stored.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-ARCHIVE = Path(__file__).with_name("images.npz")
-SAMPLES = 64  # numbers of a picture
+from tests.parity.archive import Facts, digest, read_arrays, read_facts
+from tests.parity.weights import Tensor
+
+ARCHIVE = Path(__file__).parent / "images"
+MOST_TOKENS, GREEDY = 20, 8
+POOLING, PATCH = 3, 16
+# Patches across and down. The last image has more soft tokens than there are keys in a window.
+GRIDS = ((3, 3), (6, 3), (3, 9), (15, 12))
+# The images of each prompt; `PLACES` has the number of text tokens before each image, and behind the last.
+PROMPTS: dict[str, tuple[int, ...]] = {"text": (), "one": (1,), "three": (2, 0, 1), "long": (3,)}
+PLACES: dict[str, tuple[int, ...]] = {"text": (12,), "one": (5, 5), "three": (3, 0, 2, 4), "long": (4, 6)}
+FIRST_TEXT = 3  # lower ids are special
 
 
-class Drawn(NamedTuple):
-    """An image by its size, and the most tokens that it may have."""
+class DrawnPicture(NamedTuple):
+    """An image as the tower reads it: patches in rows of the grid from the top left, and their positions."""
 
-    width: int
-    height: int
-    most_tokens: int = 280
+    patches: NDArray[np.uint8]  # [N, P]
+    positions: NDArray[np.int32]  # [N, 2]
+    tokens: int
+    digest: bytes
 
 
-class Expected(NamedTuple):
-    """What transformers makes of an image.
+class Prompt(NamedTuple):
+    """A prompt, and what transformers computes for it.
 
     Attributes:
-        samples: numbers of its patches, at `sampled`.
-        sha256: of its patches, as bytes.
+        images: the pictures whose soft tokens take the place of the image tokens, in their order.
+        ids: the prompt with an image token for each soft token, then greedy tokens.
+        length: tokens of the prompt.
+        logits: of one forward pass over `ids`.
     """
 
-    columns: int
-    rows: int
-    tokens: int
-    samples: NDArray[np.uint8]
-    sha256: bytes
+    images: tuple[DrawnPicture, ...]
+    ids: NDArray[np.int32]  # [T]
+    length: int
+    logits: NDArray[np.float32]  # [T, V]
 
 
-SHAPES = {
-    "landscape": Drawn(640, 480),
-    "portrait": Drawn(333, 777),
-    "of its final size": Drawn(768, 768),
-    "of one pixel": Drawn(1, 1),
-    "30 to 1": Drawn(1_800, 60),
-    "1 to 30": Drawn(40, 1_200, 70),
-    "800 to 1": Drawn(2_400, 3),
-    "1 to 800": Drawn(3, 2_400, 560),
-    "few tokens": Drawn(500, 401, 140),
-    "many tokens": Drawn(1_024, 700, 1_120),
-}
+@dataclass(frozen=True)
+class ImageFixture:
+    """A checkpoint with a vision tower.
+
+    Attributes:
+        config: config.json.
+        tensors: by names on disk.
+        pictures: the images of `GRIDS`.
+        soft_tokens: of each picture.
+        prompts: by their names in `PROMPTS`.
+    """
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    pictures: tuple[DrawnPicture, ...]
+    soft_tokens: tuple[NDArray[np.float32], ...]  # [S, M] each
+    prompts: dict[str, Prompt]
 
 
-def pixels(width: int, height: int) -> NDArray[np.uint8]:
-    """Return an image with smooth and rough places, the same with any version of NumPy."""
-    y, x = np.mgrid[:height, :width].astype(np.uint32)
-    rough = ((x * 2_654_435_761 ^ y * 2_246_822_519) >> 13) & 255
-    smooth = [x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)]
-    third = (x // 24 + y // 24) % 3
-    return np.stack([np.where(third == n, rough, plane) for n, plane in enumerate(smooth)], -1).astype(np.uint8)
+def names() -> list[str]:
+    """Return the names of all fixtures, sorted."""
+    return sorted(read_facts(ARCHIVE))
 
 
-def sampled(patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return some of the numbers of a picture's patches, among them the first and the last one."""
-    found: NDArray[np.uint8] = patches.reshape(-1)[np.linspace(0, patches.size - 1, SAMPLES).astype(int)]
-    return found
+def load_images(name: str) -> ImageFixture:
+    """Read one fixture. Raise RuntimeError if this NumPy draws other numbers than the fixture was made with."""
+    every = read_facts(ARCHIVE)
+    recipe, arrays = read_arrays(ARCHIVE, list(every).index(name))
+    facts = every[name]
+    tensors, pictures = recipe.draw(facts), drawn_pictures(facts["seed"])
+    if all_digest(tensors, pictures) != facts["digest"]:
+        raise RuntimeError(f"{name}: NumPy {np.__version__} draws other numbers ({facts['made_with']}): `make parity`")
+    soft = np.split(arrays["soft_tokens"], np.cumsum([one.tokens for one in pictures])[:-1])
+    return ImageFixture(name, facts["config"], tensors, pictures, tuple(soft), _prompts(facts, pictures, arrays))
 
 
-def expected() -> dict[str, Expected]:
-    """Return what transformers makes of the images of `SHAPES`."""
-    with np.load(ARCHIVE, allow_pickle=False) as data:
-        return {
-            name: Expected(columns, rows, tokens, samples, digest.tobytes())
-            for name, (columns, rows, tokens), samples, digest in zip(
-                SHAPES, data["shapes"].tolist(), data["samples"], data["sha256"], strict=True
-            )
-        }
+def _prompts(facts: Facts, pictures: tuple[DrawnPicture, ...], arrays: dict[str, Any]) -> dict[str, Prompt]:
+    prompts, begin = {}, 0
+    for name, images in PROMPTS.items():
+        length = len(drawn_prompt(name, facts["seed"], facts["config"]))
+        rows = slice(begin, begin + length + GREEDY)
+        begin = rows.stop
+        its = tuple(pictures[image] for image in images)
+        prompts[name] = Prompt(its, arrays["ids"][rows], length, arrays["logits"][rows])
+    return prompts
 
 
-def files() -> dict[str, tuple[bytes, NDArray[np.uint8]]]:
-    """Return files of every mode, and transformers' RGB of each."""
-    with np.load(ARCHIVE, allow_pickle=False) as data:
-        names = [name.removeprefix("file ") for name in data.files if name.startswith("file ")]
-        return {name: (data[f"file {name}"].tobytes(), data[f"rgb {name}"]) for name in names}
+def drawn_pictures(seed: int) -> tuple[DrawnPicture, ...]:
+    """Return an image of each grid, of random pixels that are the brighter the further down they are."""
+    pictures = []
+    for number, (across, down) in enumerate(GRIDS):
+        y, x = np.divmod(np.arange(across * down), across)
+        noise = np.random.default_rng([seed, number, 5]).integers(0, 192, (across * down, 3 * PATCH**2))
+        patches = (noise + 64 * y[:, None] // down).astype(np.uint8)
+        positions = np.stack([x, y], axis=1).astype(np.int32)
+        pictures.append(DrawnPicture(patches, positions, len(patches) // POOLING**2, bytes([number])))
+    return tuple(pictures)
+
+
+def drawn_prompt(name: str, seed: int, config: dict[str, Any]) -> list[int]:
+    """Return the token ids of a prompt."""
+    rng = np.random.default_rng([seed, list(PROMPTS).index(name), 6])
+    text = [rng.integers(FIRST_TEXT, config["boi_token_id"], count).tolist() for count in PLACES[name]]
+    ids: list[int] = text[0]
+    for image, behind in zip(PROMPTS[name], text[1:], strict=True):
+        across, down = GRIDS[image]
+        soft = [config["image_token_id"]] * (across * down // POOLING**2)
+        ids = [*ids, config["boi_token_id"], *soft, config["eoi_token_id"], *behind]
+    return ids
+
+
+def all_digest(tensors: dict[str, Tensor], pictures: tuple[DrawnPicture, ...]) -> str:
+    """Return a digest of all that is drawn."""
+    drawn: dict[str, Any] = {f"picture {n}": one.patches for n, one in enumerate(pictures)}
+    return digest(drawn | tensors)

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.parity.images.load import pixels
+from tests.parity.patches.load import pixels
 
 
 def image_of(width: int, height: int) -> Image.Image:

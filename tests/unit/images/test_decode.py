@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from jswa.errors import ConfigError, InvalidImage
 from jswa.images.decode import LIMITS, Limits, decode
-from tests.parity.images.load import files
+from tests.parity.patches.load import files
 from tests.support.attacks.images import file_of, image_of, lying, moving
 
 FIELD = "messages[0].content[1].image_url"

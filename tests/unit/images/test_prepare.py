@@ -12,7 +12,7 @@ from PIL.Image import Resampling
 from jswa.images.decode import LIMITS
 from jswa.images.picture import Geometry
 from jswa.images.prepare import fitted, prepare
-from tests.parity.images.load import SHAPES, expected, sampled
+from tests.parity.patches.load import SHAPES, expected, sampled
 from tests.support.attacks.images import image_of
 
 EXPECTED = expected()

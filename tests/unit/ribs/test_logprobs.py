@@ -47,7 +47,8 @@ def test_a_step_runs_in_the_narrowest_variant_that_its_rows_need() -> None:
 
 
 def test_the_section_has_the_token_that_follows_each_of_the_steps() -> None:
-    known = [Known(np.array([5, 6, 7, 8]), 1, 2), Known(np.array([1, 2]), 0, 2)]
+    asked = request(prompt_logprobs=0)
+    known = [Known(asked, np.array([5, 6, 7, 8]), 1, 2), Known(asked, np.array([1, 2]), 0, 2)]
     assert LogprobRows(ROWS).section(6, known).tolist() == [0, 0, 7, 8, 2, 0]
 
 

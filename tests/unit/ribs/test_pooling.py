@@ -56,10 +56,10 @@ def test_rows_of_two_ribs_run_in_a_variant_of_both() -> None:
     """And a row of one rib alone in a variant of that."""
     rows = Rows(ROWS)
     scored = SamplingParams(prompt_logprobs=0)
-    logprobs, pooling = rows.ribs
+    logprobs, pooling, _ = rows.ribs
     pooling.begins(0, request("last"))
     logprobs.begins(1, Request("s", np.arange(5, dtype=np.int32), scored, frozenset(), (0, 0), 100))
-    rows.watched = 2
+    rows.asking = 2
     assert rows.variant(np.array([0])) == "pooling"
     assert rows.variant(np.array([1])) == "prompt_logprobs"
     assert rows.variant(np.array([0, 1])) == rows.variant() == "prompt_logprobs+pooling"

@@ -38,8 +38,11 @@ def test_each_variant_has_hooks_and_those_of_two_ribs_have_both() -> None:
     assert halves <= set(VARIANTS)
     own = [name for rib in RIBS for name in rib.variants]
     both = joined_name("prompt_logprobs", "pooling")
-    assert {*own, both, joined_name("logprobs", "pooling")} == set(HOOKS)
+    texts = {*own, both, joined_name("logprobs", "pooling")} - {"images"}
+    assert set(HOOKS) == texts | {joined_name(name, "images") for name in (PLAIN, *texts)}
     assert VARIANTS[both] == Variant(both, "logprobs", every=True, asked=True)
+    assert VARIANTS["images"] == Variant("images", embeds=True, asked=True)
+    assert VARIANTS["logprobs+images"] == Variant("images", "logprobs", embeds=True, asked=True)
     assert set(HOOKS[both].forwarded) == {"logprobs", "pooling"}
     assert HOOKS[both].drawn is HOOKS["logprobs"].drawn
     assert set(HOOKS[joined_name("logprobs", "pooling")].forwarded) == {"pooling"}
@@ -58,6 +61,8 @@ def test_a_request_needs_what_its_parameters_ask_for() -> None:
     pooled = Needs(frozenset({"pooling"}), watched=True)
     assert needs_of(SamplingParams(pooling="last", max_tokens=1)) == pooled
     assert needs_of(SamplingParams(pooling="mean", max_tokens=1)) == pooled._replace(recompute="mean pooling")
+    seeing = needs_of(SamplingParams(logprobs=0), images=True)
+    assert seeing == text._replace(variants=text.variants | {"images"})
 
 
 @pytest.mark.parametrize("rib", [rib.name for rib in RIBS])

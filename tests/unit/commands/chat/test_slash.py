@@ -52,6 +52,19 @@ def test_a_system_message_begins_a_new_conversation() -> None:
     assert conversation.prompt() == []
 
 
+def test_an_image_goes_with_the_next_message_only(tmp_path: Path) -> None:
+    conversation, file = talked(), tmp_path / "cat.png"
+    assert obey(f"/image {file}", conversation, "m").text == f"{file} cannot be read: No such file or directory."
+    assert obey("/image notes.txt", conversation, "m").text == "notes.txt is no image, as far as its name tells."
+    file.write_bytes(b"\x89PNG")
+    assert obey(f"/image {file}", conversation, "m").text == "The next message has cat.png."
+    conversation.say("What is this?")
+    conversation.say("And now?")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    said = {"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}
+    assert conversation.messages[-2:] == [said, {"role": "user", "content": "And now?"}]
+
+
 def test_clear_keeps_the_system_message() -> None:
     conversation = talked()
     obey("/clear", conversation, "m")

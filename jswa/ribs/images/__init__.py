@@ -1,0 +1,1 @@
+"""Images in prompts: rows that the model reads in place of the embeddings of their tokens."""

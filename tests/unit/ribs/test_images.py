@@ -1,0 +1,61 @@
+"""Images of prompts on the host: in which variant a step runs, and which rows its tokens get."""
+
+import numpy as np
+import pytest
+
+from jswa.errors import RequestError
+from jswa.plan import PLAIN, PlacedImage, Request
+from jswa.ribs.images.host import ImageRows
+from jswa.ribs.rib import Known
+from jswa.ribs.table import needs_of
+from jswa.types import SamplingParams
+
+ROWS, WIDTH = 4, 2
+TEXT = Request("t", np.arange(9, dtype=np.int32), SamplingParams(), frozenset(), (0, 0), 100)
+
+
+def rows_of(first: int, count: int) -> np.ndarray:
+    return np.arange(first, first + count, dtype=np.float32)[:, None] * np.ones((1, WIDTH), np.float32)
+
+
+def request() -> Request:
+    """A prompt of 12 tokens, with images of three tokens from position 2 and of four from position 6."""
+    images = PlacedImage(2, rows_of(10, 3)), PlacedImage(6, rows_of(20, 4))
+    return Request("i", np.arange(12, dtype=np.int32), SamplingParams(), frozenset(), (0, 0), 100, images=images)
+
+
+def test_a_step_reads_images_until_the_last_has_run() -> None:
+    rows, launched = ImageRows(ROWS), np.zeros(ROWS, int)
+    assert rows.variant(launched) == PLAIN
+    rows.begins(1, request())
+    assert rows.variant(launched) == rows.variant(launched, np.array([0, 1])) == "images"
+    assert rows.variant(launched, np.array([0, 2])) == PLAIN
+    launched[1] = 9
+    assert rows.variant(launched, np.array([1])) == "images"
+    launched[1] = 10
+    assert rows.variant(launched) == PLAIN
+    rows.check(np.array([1]))
+    with pytest.raises(AssertionError, match="unused row"):
+        rows.check(np.array([2]))
+    rows.leaves(1)
+    rows.check(np.zeros(0, int))
+
+
+def test_each_token_of_an_image_gets_its_row_in_whatever_chunks_a_prompt_runs() -> None:
+    """Behind two tokens of other rows and three of a prompt without images, which get none."""
+    rows, asked = ImageRows(ROWS), request()
+    whole = np.zeros((12, WIDTH), np.float32)
+    whole[2:5], whole[6:10] = rows_of(10, 3), rows_of(20, 4)
+    for start in range(12):
+        for count in range(1, 13 - start):
+            known = [Known(TEXT, TEXT.prompt, 0, 3), Known(asked, asked.prompt, start, count)]
+            found = rows.embedded(5 + count, known)
+            assert found is not None
+            assert not found[:5].any()
+            np.testing.assert_array_equal(found[5:], whole[start : start + count])
+    assert rows.embedded(3, [Known(TEXT, TEXT.prompt, 0, 3)]) is None
+
+
+def test_log_probabilities_of_a_prompt_with_images_are_refused() -> None:
+    with pytest.raises(RequestError, match="prompt_logprobs"):
+        needs_of(SamplingParams(prompt_logprobs=0), images=True)
