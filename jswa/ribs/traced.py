@@ -5,7 +5,6 @@ from functools import reduce
 
 from jswa.plan import PLAIN
 from jswa.ribs.hooks import Hooks
-from jswa.ribs.images.traced import HOOKS as IMAGES
 from jswa.ribs.logprobs.traced import HOOKS as LOGPROBS
 from jswa.ribs.pooling.traced import HOOKS as POOLING
 from jswa.ribs.table import VARIANTS, parts_of
@@ -13,10 +12,9 @@ from jswa.ribs.table import VARIANTS, parts_of
 _OF_RIBS: Mapping[str, Hooks] = {
     **LOGPROBS,
     **POOLING,
-    **IMAGES,
 }
 HOOKS: Mapping[str, Hooks] = {
-    name: reduce(Hooks.beside, [own for part, own in _OF_RIBS.items() if part in parts_of(name)])
+    name: reduce(Hooks.beside, [own for part, own in _OF_RIBS.items() if part in parts_of(name)], Hooks({}))
     for name in VARIANTS
     if name != PLAIN
 }

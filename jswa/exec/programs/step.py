@@ -253,16 +253,8 @@ def forward(
     with named_scope("drafts"):
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
         state = note_texts(state, tokens, indices)
-    with named_scope("logits_state"):
-        spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
-        generated = indices.positions >= spread(inputs.column("prompt_length"))
-        if config.bucket.drafts:  # which count if they are right
-            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
-            generated &= place < spread(indices.counts - indices.drafts)
-        row_ids = jnp.where(indices.real, spread(inputs.column("logits_state")), config.pack.max_rows)
-        logits_state = count_tokens(state["for_logits"], tokens, row_ids, generated)
-        ends = spread(indices.starts + indices.counts)
-        logits_state = note_recent(logits_state, tokens, row_ids, indices.positions, ends)
+    spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
+    logits_state = _note_tokens(state["for_logits"], tokens, indices, inputs, config)
     lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(layer_scales, params, state, config)
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
@@ -318,6 +310,22 @@ def _index(
         previous = state["last_token"].at[indices.token_row_ids].get(mode="fill", fill_value=0)
         tokens = inputs.tokens[indices.token_rows] if config.bucket.shared else inputs.tokens
         return jnp.where(tokens == FROM_DEVICE, previous, tokens), indices
+
+
+def _note_tokens(
+    logits_state: LogitsState, tokens: Int[Array, " T"], indices: StepIndices, inputs: Inputs, config: StepConfig
+) -> LogitsState:
+    """Count the generated tokens among those that a step runs, and note the last of each row."""
+    with named_scope("logits_state"):
+        spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
+        generated = indices.positions >= spread(inputs.column("prompt_length"))
+        if config.bucket.drafts:  # which count if they are right
+            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
+            generated &= place < spread(indices.counts - indices.drafts)
+        row_ids = jnp.where(indices.real, spread(inputs.column("logits_state")), config.pack.max_rows)
+        logits_state = count_tokens(logits_state, tokens, row_ids, generated)
+        ends = spread(indices.starts + indices.counts)
+        return note_recent(logits_state, tokens, row_ids, indices.positions, ends)
 
 
 def _stand_ins(indices: StepIndices) -> Int[Array, " T"]:

@@ -4,8 +4,8 @@ Each patch sees all others of its image, and none of the padding. Positions are 
 the start, and angles by which each layer turns queries and keys: half of a head by x, the other half by y. Attention is
 not scaled. At the end, squares of pooling² patches become one soft token.
 
-Shape letters: N patches with padding, H query heads, K key heads, each of which H / K queries read, D numbers of a head,
-W the width, S soft tokens with padding, M the text model's width.
+Shape letters: N patches with padding, H query heads, K key heads, each of which H / K queries read, D numbers of a
+head, W the width, S soft tokens with padding, M the text model's width.
 """
 
 import math
