@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ SoftTokens = Float[np.ndarray, "tokens M"]
 Program = Callable[[UInt8[np.ndarray, "N P"], Int32[np.ndarray, "N 2"]], Float[np.ndarray, "S M"]]
 
 
+@runtime_checkable
 class Picture(Protocol):
     """An image as patches without padding; see `Tower.__call__`.
 
