@@ -4,8 +4,8 @@ Each patch sees all others of its image, and none of the padding. Positions are 
 the start, and angles by which each layer turns queries and keys: half of a head by x, the other half by y. Attention is
 not scaled. At the end, squares of pooling² patches become one soft token.
 
-Shape letters: N patches with padding, H query heads, K key heads, each of which H / K queries read, D numbers of a
-head, W the width, S soft tokens with padding, M the text model's width.
+Shape letters: N patches with padding, H query heads, K key heads, D numbers of a head, W the width, S soft tokens with
+padding, M the text model's width.
 """
 
 import math
@@ -83,7 +83,8 @@ def _attended(
 
     q = jnp.pad(q, ((0, parts * each - count), (0, 0), (0, 0))).reshape(parts, each, groups, -1, size)
     out = lax.map(part, q.swapaxes(1, 2).reshape(parts, groups, -1, size)).reshape(parts, groups, each, -1, size)
-    return out.swapaxes(1, 2).reshape(parts * each, heads * size)[:count]
+    rows: Float[Array, "N n"] = out.swapaxes(1, 2).reshape(parts * each, heads * size)[:count]
+    return rows
 
 
 class Layer(nnx.Module):
