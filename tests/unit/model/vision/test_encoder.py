@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jswa.errors import InvalidImage
 from jswa.model.collectives import AXIS
 from jswa.model.vision.config import VisionConfig, vision_config_of
-from jswa.model.vision.encoder import ImageEncoder
+from jswa.model.vision.encoder import ImageEncoder, Program
 from jswa.model.vision.weights import load_tower
 from tests.parity.images.load import MOST_TOKENS, drawn_pictures, load_images
 from tests.parity.weights import write_checkpoint
@@ -58,7 +59,7 @@ def config_of(config_json: dict[str, Any]) -> VisionConfig:
 def tower(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """The tower that encoders compile."""
     made = MadeUp()
-    monkeypatch.setattr("jswa.model.vision.encoder.compiled_tower", lambda *_: made)
+    monkeypatch.setattr("jswa.model.vision.encoder.compiled_tower", lambda *_: Program(made, 0))
     return made
 
 
@@ -180,7 +181,6 @@ def test_many_threads_keep_the_laws(encoder: ImageEncoder, tower: MadeUp) -> Non
     [
         ({"tokens": 3}, "no whole squares"),
         ({"positions": PICTURES[1].positions - 1}, "no padding"),
-        ({"positions": PICTURES[1].positions + 24}, "each position has its numbers"),
         ({"tokens": 21}, "at most 20"),
     ],
 )
@@ -189,3 +189,9 @@ def test_a_picture_that_breaks_the_laws_of_patches_is_no_input(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         encoder.encode(PICTURES[1]._replace(**change))
+
+
+def test_a_picture_of_more_patches_than_the_tower_has_places_for_is_refused(encoder: ImageEncoder) -> None:
+    wide = PICTURES[1]._replace(positions=PICTURES[1].positions + 24)
+    with pytest.raises(InvalidImage, match="must have at most 24, as the model has"):
+        encoder.encode(wide)
