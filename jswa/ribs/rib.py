@@ -2,8 +2,7 @@
 
     request   needs               what it needs besides tokens
     row       begins … leaves     the rib's own arrays by row
-    step      variant, section    in which programs it runs, and a number for each of its tokens
-              embedded            rows that its programs read in place of embeddings
+    step      variant, section    in which programs it runs, and what these need of each of its tokens
               forwarded, drawn    what the program computes besides tokens
               applied             what a row's events get of it
 
@@ -67,6 +66,21 @@ class Known(NamedTuple):
     runs: int
 
 
+class Section(NamedTuple):
+    """What the programs of a rib get for each of a step's T tokens; None: they need none.
+
+    Attributes:
+        numbers: for the hook of the forward pass.
+        embedded: rows in place of the embeddings of tokens whose ids are negative (`StepPlan.embedded`).
+    """
+
+    numbers: Int[np.ndarray, " T"] | None = None
+    embedded: Float[np.ndarray, "T M"] | None = None
+
+
+NO_SECTION = Section()
+
+
 class Landed(NamedTuple):
     """A row of a step that has come back.
 
@@ -101,17 +115,10 @@ class RibRows(Protocol):
         """Return the variant in which a step of these rows runs; None: the widest that any step may need now."""
         ...
 
-    def section(self, tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"] | None:
-        """Return a number for each of a step's tokens, `known` being the last of them; for variants with `every`.
+    def section(self, tokens: int, known: Sequence[Known]) -> Section:
+        """Return what the programs need of each of a step's tokens, `known` being the last of them.
 
-        None: the rib needs none. Of the ribs that meet in a step one may need some.
-        """
-        ...
-
-    def embedded(self, tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
-        """Return a row in place of the embedding of each token whose id is negative; for variants with `embeds`.
-
-        Arguments as of `section`. None: the rib has none. Of the ribs that meet in a step one may have some.
+        For variants with `every` or `embeds`. Of the ribs that meet in a step one may need numbers, and one rows.
         """
         ...
 

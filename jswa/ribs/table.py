@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from jswa.errors import RequestError
 from jswa.plan import PLAIN
 from jswa.ribs.images.host import IMAGES
 from jswa.ribs.logprobs.host import LOGPROBS
 from jswa.ribs.pooling.host import POOLING
-from jswa.ribs.rib import NO_NEEDS, Known, Needs, Rib, RibRows, Variant
+from jswa.ribs.rib import NO_NEEDS, Known, Needs, Rib, RibRows, Section, Variant
 from jswa.types import SamplingParams
 
 RIBS: Sequence[Rib] = [
@@ -50,16 +49,11 @@ def parts_of(variant: str) -> set[str]:
     return set(variant.split(_BETWEEN))
 
 
-def section_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"]:
-    """Return a number for each of a step's tokens, from the rib that needs some; see `RibRows.section`."""
-    found = (rib.section(tokens, known) for rib in ribs)
-    return next((section for section in found if section is not None), np.zeros(tokens, np.int32))
-
-
-def embedded_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
-    """Return rows in place of the embeddings of a step's tokens, from the rib that has some, if one has."""
-    found = (rib.embedded(tokens, known) for rib in ribs)
-    return next((rows for rows in found if rows is not None), None)
+def section_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Section:
+    """Return what the programs of all ribs need of each of a step's tokens; numbers in any case."""
+    found = [rib.section(tokens, known) for rib in ribs]
+    numbers = next((own.numbers for own in found if own.numbers is not None), np.zeros(tokens, np.int32))
+    return Section(numbers, next((own.embedded for own in found if own.embedded is not None), None))
 
 
 def _variants() -> dict[str, Variant]:

@@ -10,10 +10,10 @@ A row runs its images as it runs any other part of its prompt: in chunks, also a
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from jswa.plan import PLAIN, PlacedImage, Request, StepResults, TokenEvent
-from jswa.ribs.rib import Known, Landed, Needs, Rib, Variant
+from jswa.ribs.rib import NO_SECTION, Known, Landed, Needs, Rib, Section, Variant
 from jswa.types import SamplingParams
 
 NAME = "images"
@@ -58,15 +58,11 @@ class ImageRows:
         images = launched < self.image_to
         return EMBEDDED if (images if row_ids is None else images[row_ids]).any() else PLAIN
 
-    def section(self, tokens: int, known: Sequence[Known]) -> None:
-        """Need no number of the tokens: they get rows (`embedded`)."""
-        return None
-
-    def embedded(self, tokens: int, known: Sequence[Known]) -> Float[np.ndarray, "T M"] | None:
-        """Return the rows of images in a step; None if it runs no prompt with images."""
+    def section(self, tokens: int, known: Sequence[Known]) -> Section:
+        """Return the rows of images in a step; none if it runs no prompt with images."""
         width = next((image.rows.shape[1] for row in known for image in row.request.images), 0)
         if not width:
-            return None
+            return NO_SECTION
         found = np.zeros((tokens, width), np.float32)
         begin = tokens - sum(row.runs for row in known)
         for row in known:
@@ -76,7 +72,7 @@ class ImageRows:
                     here = begin - row.launched
                     found[here + first : here + last] = image.rows[first - image.start : last - image.start]
             begin += row.runs
-        return found
+        return Section(embedded=found)
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events as they are: nothing comes back of images."""

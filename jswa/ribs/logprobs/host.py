@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from jswa.errors import RequestError
 from jswa.plan import PLAIN, LogprobTable, PromptLogprobs, Request, StepResults, TokenEvent
-from jswa.ribs.rib import Known, Landed, Needs, Rib, Variant
+from jswa.ribs.rib import Known, Landed, Needs, Rib, Section, Variant
 from jswa.types import SamplingParams
 
 NAME = "logprobs"
@@ -63,7 +63,7 @@ class LogprobRows:
             return PROMPT
         return SAMPLED if row_ids is None or self.of_text[row_ids].any() else PLAIN
 
-    def section(self, tokens: int, known: Sequence[Known]) -> Int[np.ndarray, " T"]:
+    def section(self, tokens: int, known: Sequence[Known]) -> Section:
         """Return the token that follows each of the step's, 0 if the host does not know it."""
         parts = [np.zeros(tokens - sum(row.runs for row in known), np.int32)]
         for row in known:
@@ -71,11 +71,7 @@ class LogprobRows:
             follow = row.tokens[row.launched + 1 :][: row.runs]
             part[: len(follow)] = follow
             parts.append(part)
-        return np.concatenate(parts)
-
-    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
-        """Have no rows: all tokens are of text."""
-        return None
+        return Section(np.concatenate(parts))
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events with the log probabilities that were requested.

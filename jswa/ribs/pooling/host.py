@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jswa.plan import PLAIN, Request, StepResults, TokenEvent
-from jswa.ribs.rib import Known, Landed, Needs, Rib, Variant
+from jswa.ribs.rib import NO_SECTION, Known, Landed, Needs, Rib, Section, Variant
 from jswa.types import SamplingParams
 
 NAME = "pooling"
@@ -56,13 +56,9 @@ class PoolingRows:
         prompts = launched < self.prompt_to
         return POOLED if (prompts if row_ids is None else prompts[row_ids]).any() else PLAIN
 
-    def section(self, tokens: int, known: Sequence[Known]) -> None:
+    def section(self, tokens: int, known: Sequence[Known]) -> Section:
         """Need no number of the tokens: the program has their rows."""
-        return None
-
-    def embedded(self, tokens: int, known: Sequence[Known]) -> None:
-        """Have no rows: all tokens are of text."""
-        return None
+        return NO_SECTION
 
     def applied(self, landed: Landed, results: StepResults | None, events: list[TokenEvent]) -> list[TokenEvent]:
         """Return the events, that of the token with the pooled hidden state."""

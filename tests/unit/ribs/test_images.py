@@ -6,7 +6,7 @@ import pytest
 from jswa.errors import RequestError
 from jswa.plan import PLAIN, PlacedImage, Request
 from jswa.ribs.images.host import ImageRows
-from jswa.ribs.rib import Known
+from jswa.ribs.rib import NO_SECTION, Known
 from jswa.ribs.table import needs_of
 from jswa.types import SamplingParams
 
@@ -49,11 +49,12 @@ def test_each_token_of_an_image_gets_its_row_in_whatever_chunks_a_prompt_runs() 
     for start in range(12):
         for count in range(1, 13 - start):
             known = [Known(TEXT, TEXT.prompt, 0, 3), Known(asked, asked.prompt, start, count)]
-            found = rows.embedded(5 + count, known)
+            numbers, found = rows.section(5 + count, known)
+            assert numbers is None
             assert found is not None
             assert not found[:5].any()
             np.testing.assert_array_equal(found[5:], whole[start : start + count])
-    assert rows.embedded(3, [Known(TEXT, TEXT.prompt, 0, 3)]) is None
+    assert rows.section(3, [Known(TEXT, TEXT.prompt, 0, 3)]) == NO_SECTION
 
 
 def test_log_probabilities_of_a_prompt_with_images_are_refused() -> None:
