@@ -7,11 +7,13 @@ from typing import Literal
 
 from jswa.errors import ConfigError
 
-from .http.limits import MAX_BODY_BYTES
+from .http.limits import MAX_BODY_BYTES, MAX_IMAGE_BYTES
 
 _HOST = re.compile(
     r"\*|(\*\.)?[^][*/:\s]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*"
 )  # a host name or an IPv6 address
+
+_MEDIA_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.IGNORECASE)
 
 _MODE = re.compile(r"0?[67][0-7]{2}")  # the server's own user must be able to connect
 
@@ -29,6 +31,7 @@ GROUPS = {
         "max_body_size", "max_body_memory", "max_answer_memory", "max_queued_requests", "max_queued_tokens",
         "request_timeout", "render_timeout", "step_timeout", "shutdown_timeout",
     ),
+    "Images": ("allowed_media_hosts", "max_images", "max_image_size", "image_fetch_timeout"),
     "Operation": (
         "api_server_count", "pages", "restart_engine", "warm_logprobs", "metrics_port", "metrics_host",
         "metrics_prefix", "otlp_traces_endpoint", "profile_dir", "log_level", "log_format",
@@ -87,6 +90,11 @@ class ServeConfig:
         warm_logprobs: Compile the programs for log probabilities at start instead of at the first request for them.
         render_timeout: Refuse a chat if rendering its template takes longer than this.
         shutdown_timeout: After SIGTERM, abort the requests that still run after this many seconds.
+        allowed_media_hosts: Fetch images by http or https from these hosts; no wildcards. Default: none, and images
+            come as data: URLs only.
+        max_images: Maximum number of images of a request.
+        max_image_size: Maximum bytes of the file of an image, at most 20 MiB.
+        image_fetch_timeout: Refuse a request if fetching an image takes longer than this.
         pages: Serve the chat page at / and the page of the KV cache at /live. The chat needs the same key as the API,
             /live the admin key.
         keep_alive: Send an SSE comment on a stream that was silent for this many seconds, so that proxies keep the
@@ -136,6 +144,10 @@ class ServeConfig:
     warm_logprobs: bool = False
     render_timeout: float = 10.0
     shutdown_timeout: float = 30.0
+    allowed_media_hosts: tuple[str, ...] = ()
+    max_images: int = 16
+    max_image_size: int = MAX_IMAGE_BYTES
+    image_fetch_timeout: float = 10.0
     pages: bool = True
     keep_alive: float = 10.0
     stream_interval: int = 1
@@ -159,6 +171,7 @@ class ServeConfig:
             "step_timeout": 0,
             "port": 0,
         }
+        low |= {"max_images": 0, "max_image_size": 1, "image_fetch_timeout": 0.1}
         low |= {} if self.metrics_port is None else {"metrics_port": 0}
         for name, least in low.items():
             if not getattr(self, name) >= least:
@@ -177,7 +190,17 @@ class ServeConfig:
             )
         if self.metrics_host is not None and self.metrics_port is None:
             raise ConfigError("metrics_host", self.metrics_host, "needs metrics_port")
+        _check_images(self)
         _check_keys(self)
+
+
+def _check_images(config: ServeConfig) -> None:
+    """Raise ConfigError if the options of images cannot be right."""
+    if config.max_image_size > MAX_IMAGE_BYTES:
+        raise ConfigError("max_image_size", config.max_image_size, f"must be at most {MAX_IMAGE_BYTES}")
+    for name in config.allowed_media_hosts:
+        if not _MEDIA_HOST.fullmatch(name):
+            raise ConfigError("allowed_media_hosts", name, "must be a host name without scheme, port or wildcard")
 
 
 def _check_keys(config: ServeConfig) -> None:

@@ -1,7 +1,8 @@
 """Keep special tokens that stand in a user's text from becoming tokens.
 
 A rendered conversation is tokenized as a whole, so `<|channel|>` in a user's text would become the token. In messages
-of users and tools, a GUARD behind its first character splits it before the text is tokenized.
+of users and tools, a GUARD behind its first character splits it before the text is tokenized. The token of an image is
+split in all messages: only an image itself may bring one.
 """
 
 import re
@@ -18,10 +19,16 @@ GUARD = "\udfff"  # half of a surrogate pair: no text that can be tokenized cont
 _ROLES = ("user", "tool", "function")  # whose text others than the operator and the model have written
 
 
-def guard(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[Mapping[str, Any]]:
-    """Return messages with a GUARD in each special token that a user's or a tool's text contains."""
-    pattern = _special(tokenizer)
-    return [_guarded(one, pattern) if one.get("role") in _ROLES else one for one in messages]
+def guard(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, image: str | None = None
+) -> list[Mapping[str, Any]]:
+    """Return messages with a GUARD in each special token that a user's or a tool's text contains.
+
+    Args:
+        image: the token of an image, in which texts of all roles get one.
+    """
+    pattern, always = _special(tokenizer), re.compile(re.escape(image) if image else r"(?!)")
+    return [_guarded(one, pattern if one.get("role") in _ROLES else always) for one in messages]
 
 
 def encode_guarded(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> Int[np.ndarray, " T"]:

@@ -19,6 +19,7 @@ from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
 from ..http.sse import JsonResponse, named_event, unless_gone
+from ..media.album import Album
 from ..text.blocks import messages_of, tools_of
 from ..text.messages import chat_prompt, chat_request
 from .chat import finish_reason, start_chat
@@ -107,7 +108,9 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     """Return the number of tokens of a conversation's prompt."""
     service = service_of(request)
     service.check_model(body.model)
-    prompt = await unless_gone(request.receive, chat_prompt(service, chat_request(_chat(body)), key_of(request)))
+    chat = chat_request(_chat(body))
+    async with Album(service, key_of(request)) as album:
+        prompt = await unless_gone(request.receive, chat_prompt(chat, album))
     return Response(status_code=499) if prompt is None else JsonResponse({"input_tokens": len(prompt.ids)})
 
 

@@ -22,6 +22,7 @@ from ..core.texts import Delta, Frames
 from ..http.errors import ApiError
 from ..http.pieces import JsonList, around, folded, listed, with_fields
 from ..http.sse import DONE, event, unless_gone
+from ..media.album import Album
 from ..text.forms import answer_form
 from ..text.logprobs import of_chat, of_prompt
 from ..text.messages import answering, chat_prompt
@@ -103,8 +104,17 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
 
 
-async def start_chat(service: Service, body: ChatRequest, request: Request, name: str) -> Job:
-    """Queue a chat and return its job, whose deltas have answer events; the caller must end it. Raises ApiError."""
+async def start_chat(
+    service: Service, body: ChatRequest, request: Request, name: str, album: Album | None = None
+) -> Job:
+    """Queue a chat and return its job, whose deltas have answer events; the caller must end it. Raises ApiError.
+
+    Args:
+        album: of the request, if other prompts of it were made before.
+    """
+    if album is None:
+        async with Album(service, key_of(request)) as own:
+            return await start_chat(service, body, request, name, own)
     refuse_unsupported(body)
     service.count_unknown(refuse_foreign(body))
     form = form_of(body)
@@ -117,7 +127,7 @@ async def start_chat(service: Service, body: ChatRequest, request: Request, name
         prompt_logprobs=body.prompt_logprobs,
     )
     key = key_of(request)
-    prompt = truncated(await chat_prompt(service, body, key), body.truncate_prompt_tokens, service.max_model_len)
+    prompt = truncated(await chat_prompt(body, album), body.truncate_prompt_tokens, service.max_model_len)
     # The engine cuts max_tokens to the room that the context has left, since many clients send a fixed number.
     check_length(prompt, 1, service.max_model_len)
     reading = replace(answering(service, body), form=None if form is None else form.spec)

@@ -82,6 +82,11 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
         _OFF,
     ),
     (
+        "is not supported: images are prepared as the checkpoint says",
+        "mm_processor_kwargs media_io_kwargs max_dynamic_patch min_dynamic_patch",
+        _OFF,
+    ),
+    (
         "is not supported",
         """logits_processors logit_processors custom_logit_processor custom_params stop_regex no_stop_trim max_time
         n_indent top_a xtc_probability dry_multiplier mirostat mirostat_mode dynatemp_range dynamic_temperature
@@ -114,7 +119,7 @@ _HARMLESS = """
     early_stopping xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_range dry_sequence_breakers
     mirostat_tau mirostat_eta dynatemp_exponent dynatemp_low dynatemp_high adaptive_decay repeat_last_n
     repetition_penalty_range stream_reasoning rid return_cached_tokens_details custom_labels
-    return_token_offsets return_mm_kwargs mm_processor_kwargs media_io_kwargs max_dynamic_patch min_dynamic_patch
+    return_token_offsets return_mm_kwargs
     routed_experts_prompt_start kv_transfer_params ec_transfer_params num_ctx num_batch num_gpu num_thread
 """
 _CHAT_ONLY = ChatRequest.model_fields.keys() - CompletionRequest.model_fields.keys()

@@ -20,6 +20,7 @@ from ..http import limits
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.pieces import encode
 from ..http.sse import JsonResponse, named_event, unless_gone
+from ..media.album import Album
 from ..text.items import (
     call_item,
     message_item,
@@ -174,13 +175,18 @@ async def _start(reply: ResponsesReply, request: Request, messages: list[dict[st
     With `truncation` "auto", the oldest turns are left out, as few as the context needs: what is left begins with a
     message of the user, after what the operator said first.
     """
+    async with Album(reply.service, key_of(request)) as album:
+        return await _start_fitting(reply, request, messages, album)
+
+
+async def _start_fitting(reply: ResponsesReply, request: Request, messages: list[dict[str, Any]], album: Album) -> Job:
     body, service = reply.body, reply.service
 
     def chat(rest: list[dict[str, Any]]) -> ChatRequest:
         return chat_request(_chat(body, with_instructions(body.instructions, rest)))
 
     try:
-        return await start_chat(service, chat(messages), request, reply.name)
+        return await start_chat(service, chat(messages), request, reply.name, album)
     except ApiError as error:
         first, turns = turns_of(messages)
         if body.truncation != "auto" or error.code != TOO_LONG or not turns:
@@ -188,17 +194,17 @@ async def _start(reply: ResponsesReply, request: Request, messages: list[dict[st
     low, high = 0, len(turns) - 1
     while low < high:
         middle = (low + high) // 2
-        if await _fits(service, chat([*messages[:first], *messages[turns[middle] :]]), key_of(request)):
+        if await _fits(chat([*messages[:first], *messages[turns[middle] :]]), album):
             high = middle
         else:
             low = middle + 1
-    return await start_chat(service, chat([*messages[:first], *messages[turns[low] :]]), request, reply.name)
+    return await start_chat(service, chat([*messages[:first], *messages[turns[low] :]]), request, reply.name, album)
 
 
-async def _fits(service: Service, chat: ChatRequest, key: str | None) -> bool:
+async def _fits(chat: ChatRequest, album: Album) -> bool:
     """Return whether a chat's prompt fits the context. Raises ApiError if it is wrong in another way."""
     try:
-        check_length(await chat_prompt(service, chat, key), 1, service.max_model_len)
+        check_length(await chat_prompt(chat, album), 1, album.service.max_model_len)
     except ApiError as error:
         if error.code != TOO_LONG:
             raise

@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jswa.images.tokens import shown
 from jswa.text.tokenizer import Tokenizer
 
 from ..core.off_loop import gathered, made
@@ -18,6 +19,7 @@ from ..http.errors import ApiError, invalid
 from ..http.pieces import encode as encode_json
 from ..http.pieces import listed, with_fields
 from ..http.sse import JsonResponse, unless_gone
+from ..media.album import Album
 from ..text.messages import chat_prompt, chat_request
 from ..text.prompts import NO_TOKENIZER, encode, token_ids
 from .schemas import Body, Message, TokensField
@@ -66,10 +68,12 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
             prompts = await unless_gone(request.receive, work)
     else:
         chat = chat_request(body.model_dump(exclude={"prompt", "return_token_strs"}))
-        prompts = [await chat_prompt(service, chat, key_of(request))]
+        async with Album(service, key_of(request)) as album:
+            prompts = [await chat_prompt(chat, album)]
     if prompts is None:
         return Response(status_code=499)
-    ids = prompts[0].ids
+    images = service.engine.images
+    ids = shown(prompts[0].ids, None if images is None else images.tokens)
     fields = {"tokens": listed(await gathered(([part] for part in _numbers(ids)), len(ids)))}
     if body.return_token_strs:
         fields["token_strs"] = listed(await gathered(([part] for part in _strings(ids, tokenizer)), len(ids)))

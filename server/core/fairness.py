@@ -4,6 +4,7 @@ The scheduler shares out rows, KV memory and steps of the engine (`jswa.sched.fa
 """
 
 import asyncio
+import os
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,6 +205,11 @@ class Lanes:
 
     def _free_for(self, key: Key) -> bool:
         return self._busy.total() < self._count and self._busy[key] < self._most
+
+
+def helper_threads() -> int:
+    """Return the number of helper threads: half of the processors, since the engine and the event loop need some."""
+    return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 class Helpers:

@@ -3,12 +3,11 @@
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from starlette.responses import Response
 
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.grammar.asked import Asked
+from jswa.images.tokens import shown
 from jswa.plan import RequestOptions
 from jswa.text.answers.parser import Answering
 from jswa.text.answers.probe import CONVERSATIONS, UNKNOWN_CALLS, VARIABLES, settled
@@ -37,12 +37,14 @@ from ..engine.side import EngineSide
 from ..http.errors import ApiError, invalid, unsupported
 from ..http.sse import EventStream, JsonResponse, unless_gone
 from ..killable.forms import packed
+from ..media.fetch import Fetcher
 from ..options import ServeConfig
+from ..text.images import Preparer
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
 from .counts import Load, Recorder, Report
-from .fairness import Helpers, Key, check_size, weights_of
+from .fairness import Helpers, Key, check_size, helper_threads, weights_of
 from .metrics import record_end
 from .off_loop import SMALL, Run, made
 from .request import Job
@@ -77,7 +79,7 @@ class Served:
 class Service:
     """The state of one server: its engine, its jobs, and the budgets and threads that its requests share.
 
-    Owns the engine's thread, the helper threads and the renderer, from `start_up` to `shut_down`.
+    Owns the engine's thread, the helper threads, the renderer and the preparer, from `start_up` to `shut_down`.
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class Service:
         self.engine = engine or LocalEngine(model.build, model.tokenizer, config)
         self.limits = self.engine.limits
         weights = weights_of(config.api_key, config.api_key_weight)
-        self.helpers = Helpers(_helper_threads(), weights)
+        self.helpers = Helpers(helper_threads(), weights)
         self._weights = weights
         self.texts = TokenTexts(model.tokenizer)
         self.recorder = Recorder()
         self.renderer: Renderer | None = None
+        self.preparer: Preparer | None = None  # None: the model reads no images
+        self.fetcher = Fetcher(config.allowed_media_hosts, config.image_fetch_timeout, weights)
         self.created = int(time.time()) if created is None else created
         self.draining = False
         self._starting = 0
@@ -155,6 +159,9 @@ class Service:
     async def start_up(self) -> None:
         """Start the engine's thread and the renderer, on the running event loop."""
         await self.engine.start(self)
+        if self.engine.images is not None:
+            self.preparer = Preparer(self.engine.images.geometry, self._weights)
+            await self.preparer.start()
         if self.chat_template is not None and self.tokenizer is not None:
             self.renderer = Renderer(self.chat_template, self.config.render_timeout, self._weights)
             await self.renderer.start()
@@ -171,9 +178,10 @@ class Service:
             return []
 
     async def shut_down(self) -> None:
-        """Stop the renderer, the helper threads and the engine's thread."""
-        if self.renderer is not None:
-            await self.renderer.close()
+        """Stop the renderer, the preparer, the helper threads and the engine's thread."""
+        for processes in (self.renderer, self.preparer):
+            if processes is not None:
+                await processes.close()
         self.helpers.close()
         await self.engine.close()
 
@@ -248,6 +256,9 @@ class Service:
             check_generated_logprobs(lengths, params, self.max_model_len)
         check_token_lists(len(lengths), params)
         size = tokens + params_size(params)
+        pictures = prompts[0].pictures
+        if pictures:
+            prompts = [replace(one, pictures=()) for one in prompts]  # the texts need none for their whole life
         texts = await made(partial(self._texts, prompts, params, order), size)
         job = Job(texts, self.engine.abort, self.engine.answers, order, self.recorder)
         job.timing.arrival = request.scope["jswa.arrival"]
@@ -255,7 +266,7 @@ class Service:
         self._starting += 1
         try:
             ids = [prompt.ids for prompt in prompts]
-            job.timing.compiling = await self.engine.submit(job.ids, ids, params, order, job.put, job.tokens)
+            job.timing.compiling = await self.engine.submit(job.ids, ids, params, order, job.put, job.tokens, pictures)
         except BaseException:
             job.close()
             raise
@@ -270,10 +281,9 @@ class Service:
         interval = self.config.stream_interval if order.stream else 1
         for prompt in prompts:
             prefix = order.answering.prefix(prompt.text) if order.answering is not None else ""
+            ids = shown(prompt.ids, None if self.engine.images is None else self.engine.images.tokens)
             for name in new_names(params.n):
-                text = generated_text(
-                    order.answering, self.tokenizer, prefix, prompt.ids, params, stops, interval=interval
-                )
+                text = generated_text(order.answering, self.tokenizer, prefix, ids, params, stops, interval=interval)
                 texts[name] = Text(len(texts), prompt, text)
         return texts
 
@@ -381,11 +391,6 @@ def key_of(request: Request) -> str | None:
     """Return the API key of a request; None if it has none."""
     key: str | None = request.scope.get("jswa.key")
     return key
-
-
-def _helper_threads() -> int:
-    """Return the number of helper threads: half of the processors, since the engine and the event loop need some."""
-    return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 def _salt(key: str | None, own: str | None) -> str:

@@ -14,11 +14,12 @@ from jswa.errors import JswaError
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.requests import make_requests
-from jswa.plan import Request, TokenEvent
+from jswa.images.picture import Picture
+from jswa.plan import ImageRows, Request, TokenEvent
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
-from ..core.fairness import Admission, Key
+from ..core.fairness import Admission, Helpers, Key
 from ..core.off_loop import gathered
 from ..core.texts import Order
 from ..http.errors import engine_errors
@@ -28,11 +29,18 @@ Put = Callable[[TokenEvent | JswaError], None]
 
 
 class Intake:
-    """Queues requests in an engine, and counts each text as waiting until its first token or its end."""
+    """Queues requests in an engine, and counts each text as waiting until its first token or its end.
 
-    def __init__(self, engine_thread: EngineThread, admission: Admission, tokenizer: Tokenizer | None) -> None:
+    Attributes:
+        eyes: threads in which the model reads images.
+    """
+
+    def __init__(
+        self, engine_thread: EngineThread, admission: Admission, tokenizer: Tokenizer | None, eyes: Helpers
+    ) -> None:
         self.engine_thread = engine_thread
         self.admission = admission
+        self.eyes = eyes
         self._tokenizer = tokenizer
         self._waiting: dict[str, tuple[Key, int]] = {}  # key and prompt length of the texts without a token
 
@@ -44,6 +52,7 @@ class Intake:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]] | None = None,
+        pictures: Sequence[Picture] = (),
     ) -> float:
         """Queue a request's texts, the first n for the first prompt; return the seconds it waited for programs.
 
@@ -52,10 +61,11 @@ class Intake:
         Args:
             names: the ids of the texts, which no other text has had.
             put, tokens: as `EngineThread.submit` has them.
+            pictures: the images of the only prompt.
         """
         lengths = [len(prompt) for prompt in prompts for _ in range(params.n)]
         with engine_errors():
-            compiling = await self.engine_thread.prepare(params)
+            compiling = await self.engine_thread.prepare(params, images=bool(pictures))
         self.admission.admit(order.key, len(lengths), sum(lengths))
         self._waiting |= {name: (order.key, length) for name, length in zip(names, lengths, strict=True)}
 
@@ -69,10 +79,11 @@ class Intake:
         try:
             work = _size(prompts, params, len(lengths))
             with engine_errors():
+                images = await self._see(pictures, order.key)
                 await self._restore_form(params)
             with engine_errors():  # no variable holds the engine while this waits
                 requests = await gathered(
-                    build(self.engine_thread.engine, self._tokenizer, iter(names), prompts, params, order), work
+                    build(self.engine_thread.engine, self._tokenizer, iter(names), prompts, params, order, images), work
                 )
                 self.engine_thread.submit(requests, received, tokens)
         except BaseException:
@@ -80,6 +91,12 @@ class Intake:
                 self.begun(name)
             raise
         return compiling
+
+    async def _see(self, pictures: Sequence[Picture], key: Key) -> Sequence[ImageRows]:
+        """Return what the model reads of pictures: in a thread, at which keys take turns. Raises JswaError."""
+        if not pictures:
+            return ()
+        return await self.eyes.run(key, lambda: self.engine_thread.engine.see(pictures))
 
     async def _restore_form(self, params: SamplingParams) -> None:
         """Compile a request's form once more if it was dropped while the request waited: never on the event loop."""
@@ -108,14 +125,16 @@ def build(
     prompts: Sequence[Ids],
     params: SamplingParams,
     order: Order,
+    images: Sequence[ImageRows] = (),
 ) -> Iterator[Request]:
     """Yield the engine's requests, one for each text: the first n are for the first prompt. Raises ApiError.
 
     Args:
         names: the ids of the requests.
+        images: those of the only prompt.
     """
     with engine_errors():
-        yield from make_requests(engine, tokenizer, names.__next__, prompts, params, order.options)
+        yield from make_requests(engine, tokenizer, names.__next__, prompts, params, order.options, images)
 
 
 def _size(prompts: Sequence[Ids], params: SamplingParams, texts: int) -> int:

@@ -12,11 +12,12 @@ from jswa.errors import EngineDead
 from jswa.frontend.engine_protocol import EngineLike
 from jswa.frontend.engine_thread import EngineThread, State
 from jswa.frontend.operations import Verb, operate_on
+from jswa.images.picture import Picture
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
 from ..core.counts import Counts, Load, added
-from ..core.fairness import Admission, Budget, Key, weights_of
+from ..core.fairness import Admission, Budget, Helpers, Key, weights_of
 from ..core.metrics import Snapshot, exposition
 from ..core.texts import Order
 from ..http.errors import engine_errors
@@ -26,6 +27,7 @@ from .intake import Ids, Intake, Put
 from .responses import ResponseStore
 from .side import FrontEnd, Info, Standing
 
+_EYES = 2  # requests whose images the model reads at the same time: with several keys, of two
 _REPORT_SECONDS = 2.0  # for which a scrape waits for the reports of all processes
 
 
@@ -46,10 +48,11 @@ class LocalEngine:
         rebuild = build if config.restart_engine else None
         self.thread = EngineThread(build(), rebuild=rebuild, step_timeout=config.step_timeout)
         self.limits = self.thread.engine.limits
+        self.images = self.thread.engine.images
         self._kernels = self.thread.engine.kernels.table()
         weights = weights_of(config.api_key, config.api_key_weight)
         self.admission = Admission(config.max_queued_requests, config.max_queued_tokens, weights)
-        self.intake = Intake(self.thread, self.admission, tokenizer)
+        self.intake = Intake(self.thread, self.admission, tokenizer, Helpers(_EYES, weights))
         self.bodies = Budget(config.max_body_memory, weights)
         self.answers = Budget(config.max_answer_memory, weights)
         self.responses = ResponseStore()
@@ -98,9 +101,10 @@ class LocalEngine:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]] | None = None,
+        pictures: Sequence[Picture] = (),
     ) -> float:
         """Queue a request's texts; return the seconds that they waited for programs."""
-        return await self.intake.submit(names, prompts, params, order, put, tokens)
+        return await self.intake.submit(names, prompts, params, order, put, tokens, pictures)
 
     def abort(self, names: Iterable[str], *, deliver_last: bool = False) -> None:
         """End texts before the next step."""
@@ -188,8 +192,9 @@ class LocalEngine:
             await self.forms.start(grammars)
 
     async def close(self) -> None:
-        """Stop the processes that try forms, and the engine's thread."""
+        """Stop the processes that try forms, the threads that read images, and the engine's thread."""
         await self.forms.close()
+        self.intake.eyes.close()
         await self.thread.close()
 
     def _snapshot(self, load: Load) -> Snapshot:

@@ -8,6 +8,8 @@ from jswa.config import Limits
 from jswa.errors import EngineDead
 from jswa.frontend.engine_thread import State
 from jswa.frontend.operations import Verb
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
@@ -76,9 +78,14 @@ class Standing(NamedTuple):
 
 @runtime_checkable
 class EngineSide(Protocol):
-    """The engine and all that its requests share. Methods raise ApiError, also if the engine is dead or restarting."""
+    """The engine and all that its requests share. Methods raise ApiError, also if the engine is dead or restarting.
+
+    Attributes:
+        images: what makes prompts of images; None if the model reads none.
+    """
 
     limits: Limits
+    images: ImageInput | None
     bodies: Shares
     answers: Shares
 
@@ -114,6 +121,7 @@ class EngineSide(Protocol):
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]],
+        pictures: Sequence[Picture] = (),
     ) -> float:
         """Queue a request's texts, as `Intake.submit` does."""
         ...

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.service import Service
-from ..http.errors import ApiError, error_response
+from ..http.errors import ApiError, error_response, no_body_memory
 from .cross_site import allowed_hosts, check_content_type, check_host, check_page
 from .keys import Keys
 from .table import Route, RouteMatch, Table, path_of
@@ -74,7 +74,7 @@ class Gate:
             if await take(announced):
                 await self._app(scope, self._bounded(receive, take), send)
             else:
-                await error_response(_no_memory(), path_of(scope))(scope, receive, send)
+                await error_response(no_body_memory(), path_of(scope))(scope, receive, send)
         finally:
             budget.release(key, taken)
 
@@ -93,7 +93,7 @@ class Gate:
             if size > most:
                 raise HTTPException(413, _too_large().message)
             if not await take(size):
-                error = _no_memory()
+                error = no_body_memory()
                 raise HTTPException(error.status, error.message, error.headers)
             return message
 
@@ -127,10 +127,3 @@ async def _any_size(size: int) -> bool:
 
 def _too_large() -> ApiError:
     return ApiError(413, "the body is too large", code="request_too_large")
-
-
-def _no_memory() -> ApiError:
-    return ApiError(
-        429, "the bodies of other requests use all memory of --max-body-memory; try again later",
-        code="body_memory_full", headers={"Retry-After": "1"},
-    )  # fmt: skip

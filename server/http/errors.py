@@ -112,6 +112,14 @@ def unsupported(param: str, message: str) -> ApiError:
     return invalid(param, message, "unsupported_value")
 
 
+def no_body_memory() -> ApiError:
+    """Return the error (429) for a request whose body, or whose images, do not fit --max-body-memory."""
+    return ApiError(
+        429, "the bodies of other requests use all memory of --max-body-memory; try again later",
+        code="body_memory_full", headers={"Retry-After": "1"},
+    )  # fmt: skip
+
+
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """Raise the engine's errors as ApiErrors."""

@@ -30,7 +30,8 @@ async def chat_hints(request: Request) -> dict[str, Any] | None:
     """Return what a chat shows of the model; None if the model has no chat template.
 
     The object has `examples`, the checkpoint's first messages to try; `sampling`, the parameters of a request that sets
-    none, in which None is no limit and a random seed; and `reasoning_efforts`, see `efforts`.
+    none, in which None is no limit and a random seed; `reasoning_efforts`, see `efforts`; and `images`, the most that a
+    request may have, 0 if the model reads none.
     """
     service = service_of(request)
     if service.renderer is None or service.chat_template is None:
@@ -39,6 +40,7 @@ async def chat_hints(request: Request) -> dict[str, Any] | None:
     return {
         "examples": list(service.chat_examples),
         "sampling": _defaults(service),
+        "images": 0 if service.engine.images is None else service.config.max_images,
         "reasoning_efforts": await made(lambda: efforts(template), len(template), service.run_for(request)),
     }
 

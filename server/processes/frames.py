@@ -15,6 +15,7 @@ from jswa.cache.view import ArenaGeometry, CacheView
 from jswa.errors import GenerationError
 from jswa.frontend.engine_thread import State
 from jswa.frontend.operations import Verb
+from jswa.images.picture import Picture
 from jswa.plan import ChoiceLogprobs, LogprobTable, PromptLogprobs, RequestOptions, TokenEvent
 from jswa.types import DraftCounts, FinishReason, PrefixHit, SamplingParams
 
@@ -26,9 +27,13 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 
 
 class Submit(Message):
-    """Call of a front end: queue texts, the first n for the first prompt. `prompts`: int32.
+    """Call of a front end: queue texts, the first n for the first prompt.
 
     The answer: the seconds that they waited for programs.
+
+    Attributes:
+        prompts: int32.
+        pictures: of the images of a single prompt.
     """
 
     numbers: list[int]
@@ -36,6 +41,7 @@ class Submit(Message):
     params: SamplingParams
     key: str | None
     options: RequestOptions
+    pictures: list["PictureFrame"] = []
 
 
 class Claim(Message):
@@ -148,6 +154,15 @@ class Array(msgspec.Struct, array_like=True):
     data: bytes
 
 
+class PictureFrame(msgspec.Struct, array_like=True):
+    """A picture, with the fields of `Picture`."""
+
+    patches: Array
+    positions: Array
+    tokens: int
+    digest: bytes
+
+
 class EventFrame(msgspec.Struct, array_like=True):
     """A `TokenEvent`. `scores`, `score_arrays`: its log probabilities of the prompt, as entries or as arrays."""
 
@@ -248,6 +263,16 @@ def event_in(event: EventFrame) -> TokenEvent:
         str(event.number), event.token, event.finish_reason, event.stop_reason, event.logprobs, scores,
         event.first_scheduled_time, event.prefix, error, pooled=pooled, drafts=event.drafts,
     )  # fmt: skip
+
+
+def picture_out(picture: Picture) -> PictureFrame:
+    """Return a picture as a message."""
+    return PictureFrame(_array(picture.patches), _array(picture.positions), picture.tokens, picture.digest)
+
+
+def picture_in(picture: PictureFrame) -> Picture:
+    """Return the picture of a message."""
+    return Picture(_numpy(picture.patches), _numpy(picture.positions), picture.tokens, picture.digest)
 
 
 def _array(array: Shaped[np.ndarray, "..."]) -> Array:

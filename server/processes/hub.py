@@ -315,7 +315,8 @@ class Connection:
             self.channel.tell(frames.Failed(asked.numbers, problem(ApiError.of(event))))
 
         try:
-            return await self._engine.submit(names, prompts, asked.params, order, put)
+            pictures = [frames.picture_in(picture) for picture in asked.pictures]
+            return await self._engine.submit(names, prompts, asked.params, order, put, pictures=pictures)
         except BaseException:
             self._forget(asked.numbers)
             raise

@@ -15,6 +15,8 @@ from jswa.errors import EngineDead, EngineRestarting, InternalError, JswaError
 from jswa.frontend.engine_thread import State
 from jswa.frontend.operations import Verb
 from jswa.frontend.outputs import Receiver
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput
 from jswa.types import SamplingParams
 
 from ..core.counts import Report
@@ -38,6 +40,7 @@ class EngineFacts(NamedTuple):
 
     limits: Limits
     has_forms: bool
+    images: ImageInput | None = None
 
 
 class RemoteEngine:
@@ -56,6 +59,7 @@ class RemoteEngine:
             counter: the eventfd that counts the steps which this process has handled; see `Progress`.
         """
         self.limits = facts.limits
+        self.images = facts.images
         self.state: State = "up"
         self.adapters: Sequence[str] = ()
         self.bodies: Shares = self._leases("bodies", config.max_body_memory)
@@ -99,13 +103,15 @@ class RemoteEngine:
         order: Order,
         put: Put,
         tokens: Mapping[str, Callable[[int], object]],
+        pictures: Sequence[Picture] = (),
     ) -> float:
         """Queue a request's texts; return the seconds that they waited for programs."""
         numbers = [int(name) for name in names]
         for name, number in zip(names, numbers, strict=True):
             self._receivers[number] = Receiver(tokens[name], put)
         bodies = [prompt.astype(np.int32).tobytes() for prompt in prompts]
-        asked = frames.Submit(numbers, bodies, params, order.key, order.options)
+        seen = [frames.picture_out(picture) for picture in pictures]
+        asked = frames.Submit(numbers, bodies, params, order.key, order.options, seen)
         try:
             return await self._call(asked, float)
         except BaseException:

@@ -158,7 +158,7 @@ def _packed(model: Served, config: ServeConfig, engine: EngineLike) -> bytes:
 
 def facts_of(engine: EngineLike) -> EngineFacts:
     """Return what front ends know of an engine."""
-    return EngineFacts(engine.limits, engine.grammars is not None)
+    return EngineFacts(engine.limits, engine.grammars is not None, engine.images)
 
 
 def _bound(config: ServeConfig) -> list[socket.socket]:

@@ -1,5 +1,6 @@
 """Conversations in the form of Anthropic's Messages API, as messages of a chat."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,10 @@ from jswa.text.history.arguments import text_arguments
 
 from ..http import limits
 from ..http.errors import invalid, unsupported
+from .parts import Content, ImagePart, joined
 
 Messages = list[dict[str, Any]]
+_MEDIA = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 def messages_of(system: Any, given: Sequence[Any]) -> Messages:
@@ -54,23 +57,29 @@ def tools_of(tools: Sequence[Any]) -> list[dict[str, Any]]:
 def _user(role: str, blocks: list[dict[str, Any]], param: str) -> Messages:
     """Return the messages for a user's blocks: each result of a tool, and then the text."""
     messages: Messages = []
-    texts = []
+    parts = []
     for index, block in enumerate(blocks):
         where = f"{param}[{index}]"
         if block.get("type") == "tool_result":
             content = _result(block, f"{where}.content")
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         else:
-            texts.append(_block_text(block, where))
-    return messages + ([{"role": role, "content": "\n".join(texts)}] if texts or not messages else [])
+            parts.append(_block_part(block, where) if role == "user" else _block_text(block, where))
+    return messages + ([{"role": role, "content": joined(parts)}] if parts or not messages else [])
 
 
-def _result(block: dict[str, Any], param: str) -> str:
-    """Return the text of a tool's result. Templates know no mark of a failure, so the text says it."""
-    text = _text(block.get("content") or "", param)
-    if not block.get("is_error") or text.lower().startswith("error"):
-        return text
-    return f"Error: {text}" if text else "Error"
+def _result(block: dict[str, Any], param: str) -> Content:
+    """Return the content of a tool's result. Templates know no mark of a failure, so the text says it."""
+    blocks = _blocks(block.get("content") or "", param)
+    parts = [_block_part(one, f"{param}[{index}]") for index, one in enumerate(blocks)]
+    found = joined(parts)
+    if not block.get("is_error"):
+        return found
+    if isinstance(found, list):
+        return joined(["Error", *parts])
+    if found.lower().startswith("error"):
+        return found
+    return f"Error: {found}" if found else "Error"
 
 
 def _assistant(blocks: list[dict[str, Any]], param: str) -> dict[str, Any]:
@@ -111,8 +120,29 @@ def _text(content: Any, param: str) -> str:
 
 def _block_text(block: dict[str, Any], param: str) -> str:
     if block.get("type") != "text":
-        raise unsupported(f"{param}.type", "only text, thinking, tool_use and tool_result are supported")
+        kinds = "only text, thinking, tool_use, tool_result and images of the user and of results are supported"
+        raise unsupported(f"{param}.type", kinds)
     if not isinstance(block.get("text"), str):
         raise invalid(f"{param}.text", "must be a string")
     text: str = block["text"]
     return text
+
+
+def _block_part(block: dict[str, Any], param: str) -> str | ImagePart:
+    """Return the text of a block, or its image. Raises ApiError."""
+    if block.get("type") != "image":
+        return _block_text(block, param)
+    source, where = block.get("source"), f"{param}.source"
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("base64", "url"):
+        raise unsupported(f"{where}.type", 'must be "base64" or "url"')
+    name = "data" if kind == "base64" else "url"
+    found = source.get(name)
+    if not isinstance(found, str):
+        raise invalid(f"{where}.{name}", "must be a string")
+    if kind == "url":
+        return ImagePart(found, param, f"{where}.url")
+    media = source.get("media_type")
+    if not isinstance(media, str) or not _MEDIA.fullmatch(media):
+        raise invalid(f"{where}.media_type", 'must be the type of an image, such as "image/jpeg"')
+    return ImagePart(f"data:{media};base64,{found}", param, f"{where}.data")

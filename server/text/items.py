@@ -8,10 +8,11 @@ from typing import Any
 
 from ..http import limits
 from ..http.errors import invalid, unsupported
-from .parts import text_of
+from .parts import content_of, text_of
 
 Messages = list[dict[str, Any]]
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_IMAGES = ("input_image",)
 
 
 def messages_of(given: Any) -> Messages:
@@ -108,7 +109,9 @@ def _add(messages: Messages, item: dict[str, Any], param: str) -> None:
     """Add an item to the messages."""
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message" and item.get("role") != "assistant":
-        messages.append({"role": item.get("role"), "content": text_of(item.get("content"), f"{param}.content", _TEXTS)})
+        images = _IMAGES if item.get("role") == "user" else ()
+        content = content_of(item.get("content"), f"{param}.content", _TEXTS, images)
+        messages.append({"role": item.get("role"), "content": content})
     elif kind == "message":
         _assistant(messages, "content")["content"] = text_of(item.get("content"), f"{param}.content", _TEXTS)
     elif kind == "reasoning":
@@ -120,7 +123,7 @@ def _add(messages: Messages, item: dict[str, Any], param: str) -> None:
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         _assistant(messages, "tool_calls").setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        output = text_of(item.get("output"), f"{param}.output", _TEXTS)
+        output = content_of(item.get("output"), f"{param}.output", _TEXTS, _IMAGES)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     else:
         raise unsupported(f"{param}.type", "must be message, reasoning, function_call or function_call_output")

@@ -11,13 +11,13 @@ from jswa.text.answers.probe import UNKNOWN_CALLS
 from jswa.text.guard import guard
 
 from ..api.schemas import ROLES, ChatRequest
-from ..core.fairness import Key
 from ..core.off_loop import made
 from ..core.service import Service
 from ..http import limits
 from ..http.errors import from_validation, invalid, unsupported
-from .parts import text_of
-from .prompts import Prompt, encode_chat
+from ..media.album import Album
+from .parts import ImagePart, content_of, images_in
+from .prompts import Prompt, encode_chat, with_pictures
 
 # Arguments of the renderer, and templates, which requests may not set.
 _NOT_VARIABLES = (
@@ -36,11 +36,20 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 )
 
 
-async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
-    """Return the prompt of a conversation. Raises ApiError."""
+async def chat_prompt(body: ChatRequest, album: Album) -> Prompt:
+    """Return the prompt of a conversation. Raises ApiError.
+
+    Args:
+        album: of the request: its key and its pictures.
+    """
     refuse_unsupported_chat(body)
+    service, key = album.service, album.key
     run = partial(service.helpers.run, key)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    parts = images_in(messages)
+    if parts:
+        _refuse_with_images(body)
+        _check_results(messages)
     tools = check_tools(body.tools or ())
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
@@ -58,11 +67,16 @@ async def chat_prompt(service: Service, body: ChatRequest, key: Key) -> Prompt:
         variables["tools"] = tools
     if service.renderer is None or service.tokenizer is None:
         raise unsupported("messages", "the model has no chat template; start the server with --chat-template")
-    guarded = await made(partial(guard, messages, service.tokenizer), _size(messages), run)
+    pictures, images = await album.pictures(parts), service.engine.images
+    mark = None if images is None else service.tokenizer.backend.id_to_token(images.tokens.image)
+    shown = [_shown(message) for message in messages]
+    guarded = await made(partial(guard, shown, service.tokenizer, mark), _size(messages), run)
     text = await service.renderer.render(guarded, variables, key)
     # The template writes all special tokens itself, so none are added unless the request says so.
     longest = service.max_model_len if body.truncate_prompt_tokens is None else None
-    return await encode_chat(text, service.tokenizer, run, special=bool(body.add_special_tokens), longest=longest)
+    special = bool(body.add_special_tokens)
+    prompt = await encode_chat(text, service.tokenizer, run, special=special, longest=longest)
+    return with_pictures(prompt, pictures, images) if pictures and images is not None else prompt
 
 
 def chat_request(fields: dict[str, Any]) -> ChatRequest:
@@ -110,7 +124,10 @@ def refuse_unsupported_chat(body: ChatRequest) -> None:
 
 
 def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return a message whose content is text. The process of the template makes objects of the calls' arguments."""
+    """Return a message whose content is text, or has images.
+
+    The process of the template makes objects of the calls' arguments.
+    """
     role = message.get("role")
     if role not in ROLES:
         raise invalid(f"{param}.role", f"must be one of {', '.join(ROLES)}")
@@ -119,7 +136,8 @@ def _message(message: dict[str, Any], param: str) -> dict[str, Any]:
     if message.get("content") == [] and not answers:
         raise invalid(f"{param}.content", "must have at least one part")
     if "content" in message:
-        message["content"] = text_of(message["content"], f"{param}.content", ("text",))
+        images = ("image_url",) if role in ("user", "tool") else ()
+        message["content"] = content_of(message["content"], f"{param}.content", ("text",), images)
     elif not answers:
         raise invalid(f"{param}.content", "is missing")
     for name in ("function_call", "audio"):
@@ -141,6 +159,38 @@ def _check_calls(calls: Any, param: str) -> None:
             raise invalid(f"{param}[{index}].function.name", "must be a string")
 
 
+def _refuse_with_images(body: ChatRequest) -> None:
+    """Refuse what is not supported for prompts with images. Raises ApiError."""
+    if body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "is not supported for prompts with images")
+    if body.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", "is not supported for prompts with images: it could cut one")
+
+
+def _check_results(messages: list[dict[str, Any]]) -> None:
+    """Refuse results of tools that a template may put into another order, if several have images. Raises ApiError."""
+    ids, found = list[Any](), list[Any]()  # of the last calls, and of their results with images
+    for index, message in enumerate(messages):
+        if message["role"] != "tool":
+            ids, found = [call.get("id") for call in message.get("tool_calls", ())], []
+        elif isinstance(message.get("content"), list):
+            found.append(message.get("tool_call_id"))
+            calls = iter(ids)
+            if len(found) > 1 and not all(one in calls for one in found):
+                limit = "several results with images must name calls before them, in the order of these"
+                raise invalid(f"messages[{index}].tool_call_id", limit)
+
+
+def _shown(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as templates take it."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [{"type": "image"} if isinstance(one, ImagePart) else one for one in content]}
+
+
 def _size(messages: list[dict[str, Any]]) -> int:
-    """Return the characters of the messages' contents."""
-    return sum(len(message.get("content", "")) for message in messages)
+    """Return the characters of the messages' texts."""
+    contents = [message.get("content", "") for message in messages]
+    lists = [part for one in contents if isinstance(one, list) for part in one if not isinstance(part, ImagePart)]
+    return sum(len(one) for one in contents) + sum(len(part["text"]) for part in lists)

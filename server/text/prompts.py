@@ -1,5 +1,6 @@
 """Prompts: checks of a body's `prompt`, and its tokens. Long texts are tokenized in threads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import RequestError
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput, placed
 from jswa.text.guard import encode_guarded
 from jswa.text.tokenizer import Tokenizer
 
@@ -21,10 +24,15 @@ TOO_LONG = "context_length_exceeded"  # the code of the error for a prompt that 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """One prompt. `text` is None if the request has sent token ids."""
+    """One prompt. `text` is None if the request has sent token ids.
+
+    Attributes:
+        pictures: of the images whose soft tokens are among the ids, in their order.
+    """
 
     text: str | None
     ids: Int[np.ndarray, " P"]
+    pictures: Sequence[Picture] = ()
 
 
 def split(prompt: Any, param: str = "prompt") -> list[str] | list[Int[np.ndarray, " P"]]:
@@ -125,6 +133,14 @@ async def encode_chat(text: str, tokenizer: Tokenizer, run: Run, *, special: boo
         return Prompt(text, await made(work, len(text), run))
     except RequestError as error:
         raise ApiError.of(error) from error
+
+
+def with_pictures(prompt: Prompt, pictures: Sequence[Picture], images: ImageInput) -> Prompt:
+    """Return the prompt of a conversation with the tokens of its images. Raises ApiError if it has other images."""
+    try:
+        return Prompt(prompt.text, placed(prompt.ids, pictures, images.tokens, "messages"), pictures)
+    except RequestError as error:
+        raise invalid("messages", "the chat template does not show each image of the messages once") from error
 
 
 def check_characters(texts: list[str], tokenizer: Tokenizer, longest: int, param: str = "prompt") -> None:

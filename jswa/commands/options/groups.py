@@ -37,7 +37,9 @@ TOKENS = {
     "max_model_len", "max_num_batched_tokens", "long_prefill_token_threshold", "prefix_cache_interval", "block_size",
     "max_queued_tokens", "output_tokens",
 }  # fmt: skip
-BYTES = {"kv_cache_memory_bytes", "host_kv_bytes", "max_body_size", "max_body_memory", "max_answer_memory"}
+BYTES = {
+    "kv_cache_memory_bytes", "host_kv_bytes", "max_body_size", "max_body_memory", "max_answer_memory", "max_image_size",
+}  # fmt: skip
 JSON_LISTS = {"allowed_origins"}  # vLLM takes a list in JSON alone
 SIZES = (
     "TOKENS are a number such as 8192, 8k (8,000) or 8K (8,192). BYTES are a number such as 64G or 64GiB (2^30 each), "

@@ -36,6 +36,8 @@ VLLM: Mapping[str, str] = {
     "--no-enable-log-requests": _NO_PROMPTS,
     "--runner": "has no counterpart: every model generates, and gives embeddings too",
     "--convert": "has no counterpart: every model generates, and gives embeddings too",
+    "--limit-mm-per-prompt": "is --max-images here",
+    "--allowed-media-domains": "is --allowed-media-hosts here",
 }
 SGLANG: Mapping[str, str] = {
     "--model-path": "is --model here",

@@ -3,8 +3,8 @@
 import { ask, events, hints, models, Refusal, whyKey } from "./api.js";
 import { effortField, showDefaults, welcome } from "./hints.js";
 import { el } from "./markdown.js";
-import { count, messageNode } from "./messages.js";
-import { request, settings, take } from "./request.js";
+import { count, messageNode, pictureNode } from "./messages.js";
+import { picture, request, settings, take } from "./request.js";
 import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -13,6 +13,7 @@ const SAVE_MS = 1000;
 let chat = store.load(store.conversations()[0]?.id) ?? store.created(store.setting("last"));
 let running = null; // {message, abort, node}
 let known = []; // models of the server
+let pictures = []; // data: URLs of those that the next message has
 let told; // what the server says of its model; null: the model cannot chat
 
 // ---- what is shown ----
@@ -201,9 +202,9 @@ function stop() {
   running?.abort.abort();
 }
 
-function send(text) {
-  if (!chat.title) chat.title = store.titleOf(text);
-  const message = store.add(chat, chat.leaf, { role: "user", content: text });
+function send(text, images = []) {
+  if (!chat.title) chat.title = store.titleOf(text) || "Picture";
+  const message = store.add(chat, chat.leaf, { role: "user", content: text, ...(images.length && { images }) });
   store.set("last", { system: chat.system, tools: chat.tools, params: chat.params, model: chat.model });
   keep(true);
   showList();
@@ -226,9 +227,9 @@ const act = {
     field.value = message.content;
     const done = () => {
       const text = field.value;
-      if (!text.trim()) return;
+      if (!text.trim() && !message.images) return;
       chat.leaf = message.parent;
-      send(text);
+      send(text, message.images);
     };
     field.addEventListener("keydown", (event) => {
       if (enters(event)) done();
@@ -263,10 +264,47 @@ function enters(event) {
 
 function submit() {
   const text = $("input").value;
-  if (running || !text.trim()) return;
+  if (running || (!text.trim() && !pictures.length)) return;
+  const images = pictures;
+  pictures = [];
   $("input").value = "";
-  send(text);
+  showPictures();
+  send(text, images);
 }
+
+function showPictures() {
+  $("picture").hidden = !told?.images;
+  $("pictures").hidden = !pictures.length;
+  $("pictures").replaceChildren(...pictures.map((url, index) =>
+    el("button", { type: "button", title: "Remove this picture", "aria-label": "Remove this picture",
+      onclick: () => (pictures.splice(index, 1), showPictures()) }, pictureNode(url))));
+}
+
+/** Add files to the next message, as far as a request may have them. */
+async function addPictures(files) {
+  for (const file of files) {
+    if (pictures.length >= (told?.images ?? 0)) break;
+    try {
+      pictures.push(await picture(file));
+    } catch {
+      say(`${file.name} is no picture that this browser reads.`);
+    }
+  }
+  showPictures();
+}
+
+$("picture").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  const files = [...$("files").files];
+  $("files").value = "";
+  await addPictures(files);
+});
+$("input").addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+  if (!files.length || !told?.images) return;
+  event.preventDefault();
+  addPictures(files);
+});
 
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -377,6 +415,7 @@ async function connect() {
   }
   showModels();
   showMessages();
+  showPictures();
 }
 
 showTheme();

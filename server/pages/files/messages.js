@@ -63,10 +63,16 @@ export function messageNode(message, others, act) {
   return node;
 }
 
+/** Return the node of a picture, by its data: URL. */
+export function pictureNode(url) {
+  return el("img", { src: url, alt: "picture" });
+}
+
 function fillBody(body, message, running, last, act) {
   if (message.role === "user" || message.role === "tool") {
     const who = message.role === "tool" ? el("div", { class: "who" }, `result of ${message.name}`) : "";
-    body.replaceChildren(who, el("div", { class: "bubble" }, message.content));
+    const seen = message.images?.length ? el("div", { class: "pictures" }, ...message.images.map(pictureNode)) : "";
+    body.replaceChildren(who, seen, message.content || !message.images ? el("div", { class: "bubble" }, message.content) : "");
     return;
   }
   body.parts ??= { reasoning: null, text: el("div", { class: "bubble" }), calls: el("div"), error: el("p", { class: "error", role: "alert" }), out: el("p", { class: "note" }) };

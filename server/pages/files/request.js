@@ -2,6 +2,7 @@
 
 import { path, valid } from "./store.js";
 
+const MOST_PIXELS = 2 ** 20; // of a picture: models see fewer, and the browser has little room for conversations
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty",
   "presence_penalty", "frequency_penalty"];
 
@@ -17,9 +18,29 @@ export function request(chat, to, model) {
 function sent(message) {
   const { role, content } = message;
   if (role === "tool") return { role, content, tool_call_id: message.call };
-  if (role === "user") return { role, content };
+  if (role === "user") return { role, content: message.images?.length ? parts(message) : content };
   const calls = message.calls?.map((one) => ({ id: one.id, type: "function", function: { name: one.name, arguments: one.arguments } }));
   return { role, content, ...(message.reasoning && { reasoning_content: message.reasoning }), ...(calls?.length && { tool_calls: calls }) };
+}
+
+/** Return the content of a message with pictures. */
+function parts({ content, images }) {
+  const pictures = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content.trim() ? [...pictures, { type: "text", text: content }] : pictures;
+}
+
+/** Return the file of a picture as a data: URL, scaled down to `MOST_PIXELS`, on white. Throws if it is no picture. */
+export async function picture(file) {
+  const image = await createImageBitmap(file);
+  const scale = Math.min(1, Math.sqrt(MOST_PIXELS / (image.width * image.height)));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(image.width * scale));
+  canvas.height = Math.max(1, Math.round(image.height * scale));
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL("image/jpeg", 0.9);
 }
 
 /** Return the fields of a request that the settings give. Throws SyntaxError with the name of what is no JSON. */

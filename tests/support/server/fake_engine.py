@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,10 @@ from jswa.errors import (
     WeightsError,
 )
 from jswa.grammar.compiler import Grammars
+from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput, image_ids
 from jswa.kernels import Kernels
-from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, Request, RequestOptions, StepEvents, TokenEvent
+from jswa.plan import DEFAULT_OPTIONS, ChoiceLogprobs, ImageRows, Request, RequestOptions, StepEvents, TokenEvent
 from jswa.running.turnover import InFlight, WhilePaused
 from jswa.sched.constraint import make_constraint
 from jswa.sched.outputs import SchedulerStats
@@ -103,6 +105,10 @@ class FakeEngine:
     Attributes:
         delay: seconds of a step; tests may set it.
         prepare_delay: seconds of `prepare`; tests may set it.
+        see_delay: seconds of `see`; tests may set it.
+        images: how it reads images; tests may set it.
+        pictures: all that it has seen.
+        prepared_images: for how many prompts with images programs were prepared.
         steps_left: number of steps after which the engine fails; tests may set it.
         seen: all requests so far.
         steps, flushed, constraints: numbers of steps, cache flushes and constraints so far.
@@ -122,7 +128,10 @@ class FakeEngine:
         self.flushed = self.constraints = 0
         self.delay = 0.0
         self.profiled: str | None = None
-        self.prepare_delay = 0.0
+        self.prepare_delay = self.see_delay = 0.0
+        self.images: ImageInput | None = None
+        self.pictures: list[Picture] = []
+        self.prepared_images = 0
         self.prepared: list[SamplingParams] = []
         self.completed: list[SamplingParams] = []
         self.seen: list[Request] = []
@@ -142,14 +151,19 @@ class FakeEngine:
         bad_words: tuple[tuple[int, ...], ...] = (),
         choice: int = 0,
         like: Request | None = None,
+        images: Sequence[ImageRows] = (),
     ) -> Request:
-        """Validate a request like the real engine."""
+        """Validate a request like the real engine. The soft tokens of a prompt must be those of its images."""
         lora = options.lora
         if lora is not None and lora not in self.adapters:
             raise UnknownAdapter("lora", lora, "is not loaded")
         if not len(prompt):
             raise InvalidPrompt("prompt", "", "must have at least one token")
-        bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
+        soft = [image_ids(image.digest, len(image.rows)) for image in images]
+        if soft and np.array_equal(prompt[prompt < 0], np.concatenate(soft)):
+            bad = prompt[prompt >= self.model.vocab_size]
+        else:
+            bad = prompt[(prompt < 0) | (prompt >= self.model.vocab_size)]
         if len(bad):
             raise InvalidToken("prompt token id", int(bad[0]), f"must be in [0, {self.model.vocab_size})")
         ends = () if params.ignore_eos else self.model.eos_token_ids
@@ -172,6 +186,13 @@ class FakeEngine:
             cache_salt=options.cache_salt,
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
         )
+
+    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+        """Return rows of zeros."""
+        assert self.images is not None
+        time.sleep(self.see_delay)
+        self.pictures += pictures
+        return tuple(ImageRows(one.digest, np.zeros((one.tokens, 4), np.float32)) for one in pictures)
 
     @property
     def lora_reader(self) -> "FakeReader":
@@ -291,6 +312,7 @@ class FakeEngine:
         self,
         params: SamplingParams,
         *,
+        images: bool = False,
         fewest: bool = False,
         pause: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
@@ -299,6 +321,7 @@ class FakeEngine:
         if fewest:
             time.sleep(self.prepare_delay)
             self.prepared.append(params)
+            self.prepared_images += images
         elif not stop():
             self.completed.append(params)
 

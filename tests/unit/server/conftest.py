@@ -17,6 +17,7 @@ BOTH = (
         "test_chat_completions",
         "test_embeddings",
         "test_fairness",
+        "test_images",
         "test_lora",
     ),
     *("test_memory", "test_metrics", "test_openai", "test_unknown_calls"),

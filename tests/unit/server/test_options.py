@@ -52,7 +52,9 @@ def test_flags_override_the_environment_and_the_environment_the_file(
     assert seen["api_key"] == ("k1", "k2")
 
 
-@pytest.mark.parametrize("name", ["served_model_name", "api_key", "allowed_origins", "allowed_hosts"])
+@pytest.mark.parametrize(
+    "name", ["served_model_name", "api_key", "allowed_origins", "allowed_hosts", "allowed_media_hosts"]
+)
 def test_several_values_are_separated_by_spaces_or_have_a_flag_each(name: str, seen: dict[str, object]) -> None:
     flag = f"--{name.replace('_', '-')}"
     for words in ([flag, "a", "b"], [flag, "a", flag, "b"], [f"{flag}=a", f"{flag}=b"], [f"{flag}=a", flag, "b"]):
@@ -253,3 +255,21 @@ def test_a_file_without_keys_is_refused_and_no_key_is_shown(content: bytes, reas
 def test_a_mode_is_octal_and_admits_the_server_itself(mode: str) -> None:
     with pytest.raises(ConfigError, match="uds_mode"):
         ServeConfig(uds="s", uds_mode=mode)
+
+
+@pytest.mark.parametrize(
+    "name", ["*.example.com", "*", ".example.com", "example.com.", "http://a", "a:80", "a,b", "[::1]", ""]
+)
+def test_hosts_of_images_are_whole_names(name: str) -> None:
+    with pytest.raises(ConfigError, match="allowed_media_hosts"):
+        ServeConfig(allowed_media_hosts=(name,))
+
+
+def test_limits_of_images_have_bounds() -> None:
+    for wrong in (0, 20 * 2**20 + 1):
+        with pytest.raises(ConfigError, match="max_image_size"):
+            ServeConfig(max_image_size=wrong)
+    with pytest.raises(ConfigError, match="max_images"):
+        ServeConfig(max_images=-1)
+    with pytest.raises(ConfigError, match="image_fetch_timeout"):
+        ServeConfig(image_fetch_timeout=0.0)

@@ -68,3 +68,15 @@ def test_guarded_special_tokens_are_ordinary_tokens(family: str, tmp_path: Path)
         assert shown.replace(GUARD, "") == text
         ids = encode_guarded(shown, tokenizer, add_special_tokens=False).tolist()
         assert (not set(ids) & special.keys()) == (role in ("user", "tool"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_token_of_an_image_is_guarded_in_all_messages(family: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(FAMILIES[family](tmp_path))
+    assert tokenizer is not None
+    image, *others = (one.content for one in tokenizer.backend.get_added_tokens_decoder().values() if one.special)
+    for role in ("user", "tool", "assistant", "system"):
+        (message,) = guard([{"role": role, "content": f"a{image}{image}b", "x": others}], tokenizer, image)
+        assert message["content"].count(GUARD) == 2
+        assert message["content"].replace(GUARD, "") == f"a{image}{image}b"
+        assert (message["x"] == others) == (role in ("assistant", "system") or not others)

@@ -149,7 +149,7 @@ def test_a_failed_tool_says_so() -> None:
     ("body", "status", "message"),
     [
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400, "messages[0].content[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools[0].type"),
         ({"tool_choice": {"type": "each"}}, 400, "tool_choice.type"),
         ({"thinking": {"type": "deep"}}, 400, "thinking.type"),

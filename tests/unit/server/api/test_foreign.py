@@ -26,6 +26,7 @@ REFUSED: dict[str, Any] = {
     "extra_body": {"top_k": 1}, "options": {"temperature": 0}, "prompt_embeds": "x", "input_ids": [1],
     "spaces_between_special_tokens": False, "truncation_side": "right", "extra_key": "tenant",
     "response_format": {"type": "json_object"}, "use_beam_search": True, "best_of": 5, "vllm_xargs": {"a": 1},
+    "mm_processor_kwargs": {"max_soft_tokens": 70},
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
     "guided_json": None, "guided_choice": [], "grammar": "", "json_schema": "", "return_token_ids": False,

@@ -192,7 +192,7 @@ def test_items_become_messages() -> None:
         ({"input": []}, "input"),
         ({"input": [3]}, "input[0]"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema"),

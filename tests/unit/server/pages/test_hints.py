@@ -8,6 +8,7 @@ from server.core.service import Served
 from server.pages.hints import efforts
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import BYTES, serve, serving
+from tests.support.server.pictures import TEMPLATE, seeing, tokenizer
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -45,9 +46,15 @@ def test_server_info_tells_what_a_chat_shows() -> None:
         chat = client.get("/server_info").json()["chat"]
         assert chat["examples"] == ["Hello!", "Why?"]
         assert chat["reasoning_efforts"] == []
+        assert chat["images"] == 0
         defaults = chat["sampling"]
         assert (defaults["temperature"], defaults["max_tokens"], defaults["seed"]) == (0.6, 40, None)
         assert (defaults["top_p"], defaults["repetition_penalty"]) == (1.0, 1.0)
+
+
+def test_server_info_tells_how_many_images_a_request_may_have() -> None:
+    with serving(seeing(), tokenizer=tokenizer(), template=TEMPLATE, max_images=3) as client:
+        assert client.get("/server_info").json()["chat"]["images"] == 3
 
 
 def test_a_model_without_a_chat_template_has_no_chat() -> None:

@@ -1,0 +1,1 @@
+"""Images of requests: from the URLs in their parts to pictures."""
