@@ -10,7 +10,7 @@ from jswa.commands.options.help import formatter, parser_of
 from jswa.errors import ConfigError, install
 
 try:
-    from jswa.bench.load import BenchConfig
+    from jswa.bench.config import BenchConfig
     from jswa.bench.load import main as run
 except ModuleNotFoundError as error:
     raise ConfigError("bench", error.name, f"is not installed: {install('bench')}") from error
@@ -19,9 +19,13 @@ GROUPS = {
     "Server": ("base_url", "model", "endpoint", "api_key", "timeout"),
     "Load": ("num_prompts", "warmup", "request_rate", "max_concurrency", "seed"),
     "Prompts": ("prompts", "input_words", "prefix_words", "output_tokens"),
+    "Conversations": (
+        "clients", "rounds", "min_rounds", "sub_question", "range_ratio", "agentic", "enable_round_barrier",
+        "ready_queue_policy",
+    ),
     "Report": ("goodput", "json", "plot"),
-}
-_Options = grouped(BenchConfig, GROUPS)
+}  # fmt: skip
+_Options = grouped(BenchConfig, GROUPS, {"input_words": "request", "output_tokens": "output"})
 if TYPE_CHECKING:
     type Options = BenchConfig
 else:
@@ -33,8 +37,9 @@ _DEFAULTS = _Options()
 def serve(*, options: Options = _DEFAULTS) -> int:
     """Send requests to an OpenAI-compatible server and report latencies and throughput.
 
-    Closed loop: --max-concurrency 16. Open loop: --request-rate 8, with Poisson arrivals. The server's own token counts
-    are used. TTFT, TPOT, ITL and goodput are defined as in the benchmarks of vLLM and SGLang.
+    Closed loop: --max-concurrency 16. Open loop: --request-rate 8, with Poisson arrivals. Conversations: --clients 10
+    --rounds 10 --request 300 --output 300. The server's own token counts are used. TTFT, TPOT, ITL and goodput are
+    defined as in the benchmarks of vLLM and SGLang.
     """
     return run(options)
 

@@ -18,15 +18,20 @@ class RequestRecord:
 
     In the open loop, the arrival is the scheduled one, even if `max_concurrency` delays the request: otherwise a server
     that stalls would look good.
+
+    Attributes:
+        cached_tokens: None if the server does not say.
+        text: the answer.
     """
 
     arrival: float
     chunks: list[float] = field(default_factory=list)
     end: float = 0.0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     completion_tokens: int = 0
     error: str | None = None
+    text: str = ""
 
     @property
     def ttft(self) -> float:
@@ -78,27 +83,54 @@ def values_of(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
     }
 
 
+def fill_cached(records: Sequence[RequestRecord]) -> None:
+    """Set the cached tokens to 0 where they are missing, if any answer has them: many servers leave out a 0."""
+    if any(record.cached_tokens is not None for record in records):
+        for record in records:
+            record.cached_tokens = record.cached_tokens or 0
+
+
+def tokens_of(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Return the tokens of the requests that succeeded. Cached tokens and hit rate are None if they are unknown."""
+    good = [record for record in records if record.error is None]
+    prompt, found = sum(r.prompt_tokens for r in good), [r.cached_tokens for r in good if r.cached_tokens is not None]
+    cached = sum(found) if len(found) == len(good) else None
+    return {
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "hit_rate": None if cached is None or not prompt else cached / prompt,
+        "completion_tokens": sum(r.completion_tokens for r in good),
+    }
+
+
+def latencies_of(records: Sequence[RequestRecord]) -> dict[str, dict[str, float]]:
+    """Return mean and percentiles of each latency in milliseconds; none of a latency that no request has."""
+    return {
+        f"{name}_ms": {
+            "mean": 1000 * sum(values) / len(values),
+            **{f"p{p}": 1000 * percentile(values, p) for p in _PERCENTILES},
+        }
+        for name, values in values_of(records).items()
+        if values
+    }
+
+
 def summary(records: Sequence[RequestRecord], seconds: float, slos: Mapping[str, float]) -> dict[str, Any]:
     """Return the figures of a run that took `seconds`, with latencies in milliseconds; `slos`: limits in seconds."""
     good = [record for record in records if record.error is None]
-    prompt, generated = sum(r.prompt_tokens for r in good), sum(r.completion_tokens for r in good)
+    tokens = tokens_of(records)
+    prompt, generated = tokens["prompt_tokens"], tokens["completion_tokens"]
     found: dict[str, Any] = {
         "requests": len(records),
         "failed": len(records) - len(good),
         "seconds": seconds,
         "request_throughput": len(good) / seconds,
+        "input_throughput": prompt / seconds,
         "output_throughput": generated / seconds,
         "total_throughput": (prompt + generated) / seconds,
-        "prompt_tokens": prompt,
-        "cached_tokens": sum(r.cached_tokens for r in good),
-        "completion_tokens": generated,
+        **tokens,
+        **latencies_of(records),
     }
-    for name, values in values_of(records).items():
-        if values:
-            found[f"{name}_ms"] = {
-                "mean": 1000 * sum(values) / len(values),
-                **{f"p{p}": 1000 * percentile(values, p) for p in _PERCENTILES},
-            }
     if slos:
         times = [{"ttft": r.ttft, "tpot": r.tpot, "e2el": r.end} for r in good]
         met = sum(all(one[name] <= limit for name, limit in slos.items()) for one in times)
@@ -108,11 +140,12 @@ def summary(records: Sequence[RequestRecord], seconds: float, slos: Mapping[str,
 
 def report(found: Mapping[str, Any]) -> list[str]:
     """Return the figures of `summary` as lines of text."""
+    cached = "an unknown number" if found["cached_tokens"] is None else found["cached_tokens"]
     lines = [
         f"{found['requests']} requests in {found['seconds']:.2f} s, {found['failed']} failed",
         f"{found['request_throughput']:.2f} requests/s; {found['output_throughput']:.1f} generated tokens/s, "
-        f"{found['total_throughput']:.1f} tokens/s with the prompts",
-        f"{found['prompt_tokens']} prompt tokens, {found['cached_tokens']} of them cached; "
+        f"{found['input_throughput']:.1f} prompt tokens/s, {found['total_throughput']:.1f} tokens/s of both",
+        f"{found['prompt_tokens']} prompt tokens, {cached} of them cached (hit rate {share(found['hit_rate'])}); "
         f"{found['completion_tokens']} generated",
     ]
     if "goodput" in found:
@@ -126,13 +159,23 @@ def report(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def plot(records: Sequence[RequestRecord], file: Path) -> None:
-    """Plot the latency distributions, and TTFT over the run, to `file`. Raises ConfigError without matplotlib."""
+def share(rate: float | None) -> str:
+    """Return a rate in percent, or that it is unknown."""
+    return "unknown" if rate is None else f"{rate:.1%}"
+
+
+def new_figure(file: Path) -> Any:
+    """Return an empty figure for a plot of four parts. Raises ConfigError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ConfigError("plot", str(file), f"needs matplotlib: {install('bench')}") from error
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    return Figure(figsize=(10, 6), layout="constrained")
+
+
+def plot(records: Sequence[RequestRecord], file: Path) -> None:
+    """Plot the latency distributions, and TTFT over the run, to `file`. Raises ConfigError without matplotlib."""
+    figure = new_figure(file)
     axes = figure.subplots(2, 2)
     values = values_of(records)
     labels = {"ttft": "time to first token", "tpot": "time per output token", "itl": "between chunks"}

@@ -66,14 +66,20 @@ def _group(name: str) -> Group:
     return Group.create_ordered(name)
 
 
-def grouped[Options](kind: type[Options], groups: Groups) -> type[Options]:
+def grouped[Options](
+    kind: type[Options], groups: Groups, second_names: Mapping[str, str] | None = None
+) -> type[Options]:
     """Return a subclass of the frozen dataclass `kind` whose options are shown in these groups; nothing else differs.
 
-    The dataclass cannot name the groups itself: it is used without a command line, and without cyclopts, too.
+    Some have a second name. The dataclass cannot name the groups itself: it is used without a command line, and
+    without cyclopts, too.
     """
     group_of = {name: _group(group) for group, names in groups.items() for name in names}
+    aliases = {name: f"--{second.replace('_', '-')}" for name, second in (second_names or {}).items()}
     shown = {
-        name: Annotated[_with_reader(name, hint), Parameter(group=group_of.get(name) or _group(OTHER))]
+        name: Annotated[
+            _with_reader(name, hint), Parameter(group=group_of.get(name) or _group(OTHER), alias=aliases.get(name))
+        ]
         for name, hint in get_type_hints(kind, include_extras=True).items()
     }
     text = re.sub(r"\n {8}(?=\S)", " ", inspect.cleandoc(kind.__doc__ or ""))

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from jswa.bench import cli as bench_cli
-from jswa.bench.load import BenchConfig, arrivals, bodies
+from jswa.bench.config import BenchConfig
+from jswa.bench.load import arrivals, bodies
 from jswa.bench.report import RequestRecord, limits_of, percentile, plot, report, summary
 from jswa.errors import ConfigError
 from tests.support.server.fake_engine import FakeEngine

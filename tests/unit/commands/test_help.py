@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from jswa.bench import cli as bench
-from jswa.bench.load import BenchConfig
+from jswa.bench.config import BenchConfig
 from jswa.commands import cli
 from jswa.commands.options import groups as option_groups
 from jswa.commands.options.help import COMMON, Printed
