@@ -11,7 +11,7 @@ from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
 from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
-from jswa.ribs.rib import Known
+from jswa.ribs.rib import NO_SECTION, Known
 from jswa.ribs.table import VARIANTS, section_of
 from jswa.sched.constraint import Masks
 from jswa.sched.rows import Claims, Rows
@@ -110,10 +110,9 @@ def make_plan(
         chunks[:, _COUNT] = counts
         chunks[:, _SAMPLES] = [sequence not in batch.left for sequence, _ in prompts]
     variant, tokens = rows.variant(ids), _tokens(batch, rows, prompts)
-    wanted, numbers, embedded = VARIANTS[variant], _NO_TOKENS, None
-    if wanted.every or wanted.embeds:
-        found = section_of(rows.ribs, len(tokens), _known(prompts))
-        numbers, embedded = found if wanted.every else (_NO_TOKENS, found.embedded)
+    wanted = VARIANTS[variant]
+    asked = wanted.every or wanted.embeds
+    section = section_of(rows.ribs, len(tokens), _known(prompts)) if asked else NO_SECTION
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in batch.resumed)
     # A bucket has room for the new pages of its rows alone; a row that has got pages ahead may not run in this step.
@@ -131,8 +130,8 @@ def make_plan(
         masks=changed,
         late=late,
         variant=variant,
-        section=numbers,
-        embedded=embedded,
+        section=_NO_TOKENS if section.numbers is None else section.numbers,
+        embedded=section.embedded,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,
         texts=texts,

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jswa.errors import InvalidImage
+from jswa.images.picture import Picture
 from jswa.model.collectives import AXIS
 from jswa.model.vision.config import VisionConfig, vision_config_of
 from jswa.model.vision.encoder import ImageEncoder, Program
@@ -20,7 +21,7 @@ from jswa.model.vision.weights import load_tower
 from tests.parity.images.load import MOST_TOKENS, drawn_pictures, load_images
 from tests.parity.weights import write_checkpoint
 
-PICTURES = drawn_pictures(0)  # of 1, 2, 3 and 20 tokens
+PICTURES = [Picture(*drawn) for drawn in drawn_pictures(0)]  # of 1, 2, 3 and 20 tokens
 WIDTH = 5
 ROW = 4 * WIDTH  # bytes
 
@@ -79,7 +80,8 @@ def test_rows_are_those_of_transformers(devices: int | None, dtype: str, tmp_pat
     config = config_of(fixture.config)
     params = load_tower(tmp_path, config, jnp.dtype(dtype), mesh=mesh)
     encoder = ImageEncoder(config, params, most_tokens=MOST_TOKENS, most_bytes=1 << 20, mesh=mesh)
-    for picture, expected in zip(fixture.pictures, fixture.soft_tokens, strict=True):
+    pictures = [Picture(*drawn) for drawn in fixture.pictures]
+    for picture, expected in zip(pictures, fixture.soft_tokens, strict=True):
         rows = encoder.encode(picture)
         assert rows.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(rows.astype(np.float32), expected, rtol=0, atol=2e-5 if dtype == "float32" else 0.15)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from jswa.errors import CheckpointError, UnsupportedModel
-from jswa.model.vision.config import ImageTokens, VisionConfig, image_tokens_of, pad_token_of, vision_config_of
+from jswa.images.tokens import ImageTokens
+from jswa.model.vision.config import VisionConfig, image_tokens_of, pad_token_of, vision_config_of
 from tests.parity.images.load import load_images
 from tests.parity.load import read_config
 
