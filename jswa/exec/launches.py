@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from jswa.exec.pack import PackSpec, pack, pack_embedded
+from jswa.exec.pack import PackSpec, pack
 from jswa.exec.programs.drafts.lookup import text_batches
 from jswa.exec.programs.logits_state import bit_lines, logits_state_batches, mask_batches
 from jswa.exec.programs.pages import move_batches, row_batches
@@ -51,12 +51,7 @@ def plan_launches(
     if speculation is not None and plan.texts:
         batches = text_batches(plan.texts, speculation.history, speculation.reference, max_rows)
         out += [ProgramLaunch(SET_TEXTS, (batch,)) for batch in batches]
-    return [*out, *(ProgramLaunch(STEP + number, _step_arrays(plan, spec)) for number, spec in steps.items())]
-
-
-def _step_arrays(plan: StepPlan, spec: PackSpec) -> tuple[Shaped[np.ndarray, "..."], ...]:
-    packed = pack(plan, spec)
-    return (packed, pack_embedded(plan, spec)) if spec.width else (packed,)
+    return [*out, *(ProgramLaunch(STEP + number, (pack(plan, spec),)) for number, spec in steps.items())]
 
 
 def move_launches(moves: Int[np.ndarray, "M 3"], num_pages: int) -> Iterator[ProgramLaunch]:

@@ -1,7 +1,7 @@
 """One int32 array per launch: a plan padded to its bucket, so that a step costs one upload. No jax.
 
     [ rows R × columns | tokens T | full-page entries U × 3 | local-page entries U × 3 | section T, if a rib needs one
-      | adapters R, if the engine has any ]
+      | adapters R, if the engine has any | rows in place of embeddings T × M, if the variant reads some ]
 
 Floats are stored as their bits. Padding rows and entries name row `max_rows`, which does not exist: writes to it are
 dropped on the device. `unpack` slices numpy and jax arrays alike.
@@ -32,7 +32,8 @@ class PackSpec(NamedTuple):
     @property
     def size(self) -> int:
         """Elements of the array."""
-        return self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.section + self.adapters
+        own = self.rows * len(COLUMNS) + self.tokens + 6 * self.entries + self.section + self.adapters
+        return own + self.tokens * self.width
 
     @staticmethod
     def of(
@@ -66,6 +67,7 @@ class Inputs(NamedTuple):
     local_pages: Any  # [U, 3]
     section: Any  # [T] or [0]: a number for each token, for the hooks of a rib
     adapters: Any  # [R], 0 for rows without an adapter; or None
+    embedded: Any  # [T, M], bits of rows in place of embeddings; or None
 
     def column(self, name: str) -> Any:
         """Return one column of the rows, [R], int32 bits."""
@@ -112,20 +114,18 @@ def pack(plan: StepPlan, spec: PackSpec) -> Int[np.ndarray, " size"]:
         inputs.section[: plan.num_tokens] = plan.section
     if spec.adapters:
         inputs.adapters[: len(plan.adapters)] = plan.adapters
+    if spec.width and plan.embedded is not None:
+        _pack_embedded(inputs.embedded.view(np.float32), plan, spec)
     return packed
 
 
-def pack_embedded(plan: StepPlan, spec: PackSpec) -> Float[np.ndarray, "T M"]:
-    """Return the rows in place of the embeddings of a plan's tokens, padded to its bucket."""
-    out = np.zeros((spec.tokens, spec.width), np.float32)
-    if plan.embedded is None:
-        return out
+def _pack_embedded(out: Float[np.ndarray, "T M"], plan: StepPlan, spec: PackSpec) -> None:
+    assert plan.embedded is not None
     if spec.per_row:
         places = out[: spec.rows * spec.per_row].reshape(spec.rows, spec.per_row, spec.width)
         places[: plan.num_rows, 0] = plan.embedded[np.cumsum(plan.counts) - plan.counts]
     else:
         out[: plan.num_tokens] = plan.embedded
-    return out
 
 
 def unpack(packed: Any, spec: PackSpec) -> Inputs:
@@ -141,5 +141,6 @@ def unpack(packed: Any, spec: PackSpec) -> Inputs:
         packed[b:c].reshape(spec.entries, 3),
         packed[c:d].reshape(spec.entries, 3),
         packed[d:e],
-        packed[e:] if spec.adapters else None,
+        packed[e : e + spec.adapters] if spec.adapters else None,
+        packed[e + spec.adapters :].reshape(spec.tokens, spec.width) if spec.width else None,
     )

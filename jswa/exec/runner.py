@@ -179,8 +179,7 @@ class Runner:
                 if isinstance(idle, Half):
                     self._half = [self._put(idle), Beside()]
                 self._drafts = self._put(no_drafts(config))
-                arrays = () if isinstance(idle, Half) else idle if isinstance(idle, tuple) else (idle,)
-                self._run([ProgramLaunch(STEP + number, arrays)])
+                self._run([ProgramLaunch(STEP + number, () if isinstance(idle, Half) else (idle,))])
             jax.block_until_ready(self.state["last_token"])  # type: ignore[no-untyped-call]
             _log.debug("%s: %.0f ms", described(config), 1e3 * (time.perf_counter() - since))
             done(1)
@@ -353,16 +352,15 @@ class Runner:
                     outputs = self._run_step(program - STEP, *self._put(arrays))
         return outputs
 
-    def _run_step(self, number: int, *arrays: Any) -> StepOutputs | None:
+    def _run_step(self, number: int, *packed: Any) -> StepOutputs | None:
         """Run a step, its drafts or one of its halves; only a whole step and a second half have outputs."""
         program, config, part = self.compiled[number], self.configs[number], self.configs[number].part
-        given = arrays if config.pack.width else arrays[0] if arrays else None
         if part == "propose":
-            self.state, self._drafts = program(self.params, self.state, given)
+            self.state, self._drafts = program(self.params, self.state, *packed)
             return None
         if part == "forward":
             drafts = [self._drafts] if config.bucket.drafts else []
-            self.state, *self._half = program(self.params, self.state, given, *drafts)
+            self.state, *self._half = program(self.params, self.state, *packed, *drafts)
             return None
         if part == "finish":
             half, beside = self._half
@@ -370,5 +368,5 @@ class Runner:
             sampled, outputs = program(head, sampling_state(self.state), half)
             self.state, self._half = {**self.state, **sampled}, []
             return outputs._replace(**beside._asdict())  # type: ignore[no-any-return]
-        self.state, outputs = program(self.params, self.state, given)
+        self.state, outputs = program(self.params, self.state, *packed)
         return outputs  # type: ignore[no-any-return]

@@ -221,13 +221,7 @@ class Decoder(nnx.Module):
                 embedding of token 0, which pads.
         """
         config = self.config
-        if embedded is None:
-            x = self.inputs_of(tokens)
-        else:
-            words = jnp.maximum(tokens, 0)
-            text = self.inputs_of(words)
-            x = jnp.where((tokens < 0)[:, None], embedded.astype(text.dtype), text)
-            tokens = words
+        x, tokens = (self.inputs_of(tokens), tokens) if embedded is None else self._with_rows(tokens, embedded)
         ropes = rope_tables({a.rope for a in (x.attention for x in config.layers) if a.rope is not None}, positions)
         ropes = {rope: (apart(cos, self.sums), apart(sin, self.sums)) for rope, (cos, sin) in ropes.items()}
         per_layer = None if self.per_layer is None else self.per_layer(tokens, x)
@@ -255,6 +249,14 @@ class Decoder(nnx.Module):
         config = self.config
         rows = lookup_rows(self._look_up, config.vocab_size // config.devices, tokens, config.devices)
         return normed(self.embed_norm, rows * jnp.asarray(config.embed_scale, rows.dtype))
+
+    def _with_rows(
+        self, tokens: Int[Array, " T"], embedded: Float[Array, "T M"]
+    ) -> tuple[Float[Array, "T M"], Int[Array, " T"]]:
+        """Return what the first layer reads of tokens, of which the negative ones have rows, and the tokens of text."""
+        words = jnp.maximum(tokens, 0)
+        x = self.inputs_of(words)
+        return jnp.where((tokens < 0)[:, None], embedded.astype(x.dtype), x), words
 
     def rows_of(self, tokens: Int[Array, " T"]) -> Float[Array, "T M"]:
         """Return the embedding of tokens, neither scaled nor normed, as drafters share it."""

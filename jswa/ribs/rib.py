@@ -66,15 +66,18 @@ class Known(NamedTuple):
     runs: int
 
 
+_NO_NUMBERS = np.zeros(0, np.int32)
+
+
 class Section(NamedTuple):
-    """What the programs of a rib get for each of a step's T tokens; None: they need none.
+    """What the programs of a rib get for each of a step's T tokens.
 
     Attributes:
-        numbers: for the hook of the forward pass.
+        numbers: for the hook of the forward pass; empty: it needs none.
         embedded: rows in place of the embeddings of tokens whose ids are negative (`StepPlan.embedded`).
     """
 
-    numbers: Int[np.ndarray, " T"] | None = None
+    numbers: Int[np.ndarray, " T0"] = _NO_NUMBERS
     embedded: Float[np.ndarray, "T M"] | None = None
 
 

@@ -52,7 +52,7 @@ def parts_of(variant: str) -> set[str]:
 def section_of(ribs: Sequence[RibRows], tokens: int, known: Sequence[Known]) -> Section:
     """Return what the programs of all ribs need of each of a step's tokens; numbers in any case."""
     found = [rib.section(tokens, known) for rib in ribs]
-    numbers = next((own.numbers for own in found if own.numbers is not None), np.zeros(tokens, np.int32))
+    numbers = next((own.numbers for own in found if len(own.numbers)), np.zeros(tokens, np.int32))
     return Section(numbers, next((own.embedded for own in found if own.embedded is not None), None))
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from jswa.cache.lease import Lease
 from jswa.cache.manager import CacheManager
 from jswa.errors import EngineError
-from jswa.plan import COLUMNS, FROM_DEVICE, LogitsEntry, RowText, StepPlan, TableRow
+from jswa.plan import COLUMNS, FROM_DEVICE, PLAIN, LogitsEntry, RowText, StepPlan, TableRow
 from jswa.ribs.rib import NO_SECTION, Known
 from jswa.ribs.table import VARIANTS, section_of
 from jswa.sched.constraint import Masks
@@ -110,9 +110,7 @@ def make_plan(
         chunks[:, _COUNT] = counts
         chunks[:, _SAMPLES] = [sequence not in batch.left for sequence, _ in prompts]
     variant, tokens = rows.variant(ids), _tokens(batch, rows, prompts)
-    wanted = VARIANTS[variant]
-    asked = wanted.every or wanted.embeds
-    section = section_of(rows.ribs, len(tokens), _known(prompts)) if asked else NO_SECTION
+    section = section_of(rows.ribs, len(tokens), _known(prompts)) if VARIANTS[variant].forward != PLAIN else NO_SECTION
     moves = cache.drain_moves()
     table_rows = tuple(_table_row(lease_of(sequence)) for sequence in batch.resumed)
     # A bucket has room for the new pages of its rows alone; a row that has got pages ahead may not run in this step.
@@ -130,7 +128,7 @@ def make_plan(
         masks=changed,
         late=late,
         variant=variant,
-        section=_NO_TOKENS if section.numbers is None else section.numbers,
+        section=section.numbers,
         embedded=section.embedded,
         adapters=rows.adapters.take(ids),
         drafts=batch.program,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from jswa.exec.compile.store import ProgramStore, compiled
 from jswa.exec.mesh import REPLICATED, mesh_of, on_mesh, specs_of
@@ -21,7 +21,6 @@ from jswa.kernels import Kernels, refused
 from jswa.model.binding import head_names, run_dtype
 from pallas_kernels.errors import NoKernel
 
-Arrays = Int[np.ndarray, " size"] | tuple[Int[np.ndarray, " size"], Float[np.ndarray, "T M"]]  # `Given`, on the host
 _FUNCTIONS: Mapping[Part, Callable[..., Any]] = {
     "step": step, "propose": propose_drafts, "forward": forward_half, "finish": finish_half,
 }  # fmt: skip
@@ -52,7 +51,7 @@ def _options(config: StepConfig) -> dict[str, str | int | bool]:
 def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) -> jax.stages.Wrapped:
     """Return the jitted program of a bucket, state donated. Accepts arrays or shapes.
 
-    Its arguments are (params, state, `Given`), and of a first half with drafts these. A second half gets the parameters
+    Its arguments are (params, state, packed), and of a first half with drafts these. A second half gets the parameters
     of the head, the part of the state that sampling writes, and a `Half`.
     """
     mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
@@ -62,12 +61,11 @@ def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) 
     return jax.jit(run, donate_argnums=1, compiler_options=_options(config))
 
 
-def step_input(config: StepConfig, params: Mapping[str, Any]) -> Arrays | Half:
+def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray, " size"] | Half:
     """Return the third argument of a program for a step without rows, which changes nothing on the device."""
     packed = padding(config.pack)
     if config.part != "finish":
-        width = config.pack.width
-        return (packed, np.zeros((config.bucket.tokens, width), np.float32)) if width else packed
+        return packed
     rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
     hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
     first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)

@@ -30,8 +30,6 @@ from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 from jswa.ribs.table import VARIANTS
 
-# The packed inputs of a step; and rows in place of the embeddings of its tokens, if its variant reads some.
-Given = Int[Array, " size"] | tuple[Int[Array, " size"], Float[Array, "T M"]]
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
 
@@ -60,9 +58,11 @@ class Half(NamedTuple):
     carry: Float[Array, "R S C"] | None = None
 
 
-def step(params: Params, state: DeviceState, given: Given, *, config: StepConfig) -> tuple[DeviceState, StepOutputs]:
+def step(
+    params: Params, state: DeviceState, packed: Int[Array, " size"], *, config: StepConfig
+) -> tuple[DeviceState, StepOutputs]:
     """Run one step; return the next state and the outputs. With several devices, each runs it on its shards."""
-    state, half, beside = _forward_rows(params, state, given, config)
+    state, half, beside = _forward_rows(params, state, packed, config)
     sampled, outputs = finish_half(params, sampling_state(state), half, config=config)
     return {**state, **sampled}, outputs._replace(**beside._asdict())
 
@@ -80,7 +80,7 @@ def propose_drafts(
 def forward_half(
     params: Params,
     state: DeviceState,
-    given: Given,
+    packed: Int[Array, " size"],
     drafts: Int[Array, "R K"] | None = None,
     *,
     config: StepConfig,
@@ -89,7 +89,7 @@ def forward_half(
 
     `drafts`: those of `propose_drafts`; None if the step can have none.
     """
-    state, half, beside = _forward_rows(params, state, given, config, drafts)
+    state, half, beside = _forward_rows(params, state, packed, config, drafts)
     with named_scope("sampling"):
         return state, half._replace(finite=true_on_all(half.finite, config.model.devices)), beside
 
@@ -162,11 +162,10 @@ def finish_half(
         logits_state = state["for_logits"]
         if config.bucket.drafts:
             logits_state = _count_right(logits_state, half.drafts, right, column(rows, "logits_state"))
-    tokens = _sent_tokens(draws, half, right, config)
     sampled_state: SamplingState = {
         **state, "length": length, "last_token": last_token, "carry": carry, "for_logits": logits_state,
     }  # fmt: skip
-    return sampled_state, StepOutputs(tokens, draws.beside)
+    return sampled_state, StepOutputs(_sent_tokens(draws, half, right, config), draws.beside)
 
 
 def _sent_tokens(
@@ -192,11 +191,10 @@ def _count_right(
 def _forward_rows(
     params: Params,
     state: DeviceState,
-    given: Given,
+    packed: Int[Array, " size"],
     config: StepConfig,
     drafts: Int[Array, "R K"] | None = None,
 ) -> tuple[DeviceState, Half, Beside]:
-    packed, embedded = given if isinstance(given, tuple) else (given, None)
     inputs = unpack(packed, config.pack)
     bucket = config.bucket
     # Some ribs and drafts need every token's hidden state, sampling only each row's last. If a deterministic engine
@@ -204,14 +202,12 @@ def _forward_rows(
     variant = VARIANTS[config.variant]
     every = variant.every or bucket.drafts > 0 or config.deterministic or _shared_tail_too(config)
     state, hidden, indices, drafts, finite, carry, experts = forward(
-        params, state, inputs, config=config, every=every, drafts=drafts, embedded=embedded
+        params, state, inputs, config=config, every=every, drafts=drafts
     )
     of_all = of_tokens(config, params, hidden, inputs, indices) if variant.every else {}
     places = places_of(indices, bucket)
-    beside = Beside(of_all)
-    if experts is not None:
-        drawn = experts[places.reshape(-1)] if every else experts
-        beside = Beside(of_all, drawn, experts if of_all else None)
+    drawn = experts[places.reshape(-1)] if experts is not None and every else experts
+    beside = Beside(of_all, drawn, experts if of_all else None)
     hidden = hidden[places] if every else hidden[:, None]
     if config.placed is not None:
         carry = hidden if carry is None else carry[places]
@@ -223,8 +219,7 @@ def _forward_rows(
 
 def _shared_tail_too(config: StepConfig) -> bool:
     """Return whether a drafter reads all tokens' hidden states from layers that run for the last tokens alone."""
-    placed = config.placed
-    return placed is not None and not placed.only_last and config.model.has_tail
+    return config.placed is not None and not config.placed.only_last and config.model.has_tail
 
 
 def forward(
@@ -235,7 +230,6 @@ def forward(
     config: StepConfig,
     every: bool,
     drafts: Int[Array, "R K"] | None = None,
-    embedded: Float[Array, "T M"] | None = None,
 ) -> tuple[DeviceState, Float[Array, "N M"], StepIndices, Int[Array, "R K"], Bool[Array, "R S"], Carried, Experts]:
     """Set the plan's page-table entries, draft tokens unless they are given, and run the tokens through the model.
 
@@ -253,9 +247,18 @@ def forward(
     with named_scope("drafts"):
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
         state = note_texts(state, tokens, indices)
-    spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
-    logits_state = _note_tokens(state["for_logits"], tokens, indices, inputs, config)
-    lanes, taps, scales = list(state["lanes"]), dict[int, Array](), partial(layer_scales, params, state, config)
+    with named_scope("logits_state"):
+        spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
+        generated = indices.positions >= spread(inputs.column("prompt_length"))
+        if config.bucket.drafts:  # which count if they are right
+            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
+            generated &= place < spread(indices.counts - indices.drafts)
+        row_ids = jnp.where(indices.real, spread(inputs.column("logits_state")), config.pack.max_rows)
+        logits_state = count_tokens(state["for_logits"], tokens, row_ids, generated)
+        ends = spread(indices.starts + indices.counts)
+        logits_state = note_recent(logits_state, tokens, row_ids, indices.positions, ends)
+    lanes, scales = list(state["lanes"]), partial(layer_scales, params, state, config)
+    taps, chosen = dict[int, Array](), dict[int, Array]()
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
     def attend(
@@ -276,17 +279,15 @@ def forward(
     select = None if every or (config.bucket.decode and not config.bucket.drafts) else indices.last_tokens
     adapters = None if inputs.adapters is None else spread(inputs.adapters)
     tap = None if placed is None or placed.only_last else taps.__setitem__
-    chosen = dict[int, Array]()
     routed = chosen.__setitem__ if config.experts else None
     stand_ins = _stand_ins(indices) if config.kernels.routing == "triton" else None
-    if embedded is not None and config.bucket.shared:
-        embedded = embedded[indices.token_rows]
-    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins, embedded)
+    rows = None if inputs.embedded is None else _rows_of(inputs.embedded, indices, config)
+    hidden = decoder(tokens, indices.positions, attend, select, adapters, tap, routed, stand_ins, rows)
     experts = _experts(chosen, select, config.model.tail) if config.experts else None
     state, carry = {**state, "lanes": lanes, "for_logits": logits_state}, None
     if placed is not None and not placed.only_last:
         with named_scope("drafts"):
-            words = tokens if embedded is None else jnp.maximum(tokens, 0)
+            words = tokens if rows is None else jnp.maximum(tokens, 0)
             state, carry = placed.absorb(params, decoder, state, words, indices, taps)
     return state, hidden, indices, drafts, finite, carry, experts
 
@@ -312,20 +313,11 @@ def _index(
         return jnp.where(tokens == FROM_DEVICE, previous, tokens), indices
 
 
-def _note_tokens(
-    logits_state: LogitsState, tokens: Int[Array, " T"], indices: StepIndices, inputs: Inputs, config: StepConfig
-) -> LogitsState:
-    """Count the generated tokens among those that a step runs, and note the last of each row."""
-    with named_scope("logits_state"):
-        spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
-        generated = indices.positions >= spread(inputs.column("prompt_length"))
-        if config.bucket.drafts:  # which count if they are right
-            place = jnp.arange(config.bucket.tokens, dtype=jnp.int32) - spread(indices.first_token)
-            generated &= place < spread(indices.counts - indices.drafts)
-        row_ids = jnp.where(indices.real, spread(inputs.column("logits_state")), config.pack.max_rows)
-        logits_state = count_tokens(logits_state, tokens, row_ids, generated)
-        ends = spread(indices.starts + indices.counts)
-        return note_recent(logits_state, tokens, row_ids, indices.positions, ends)
+def _rows_of(bits: Int[Array, "T M"], indices: StepIndices, config: StepConfig) -> Float[Array, "T M"]:
+    """Return the rows that tokens get in place of their embeddings."""
+    with named_scope("indices"):
+        rows = lax.bitcast_convert_type(bits, jnp.float32)
+        return rows[indices.token_rows] if config.bucket.shared else rows
 
 
 def _stand_ins(indices: StepIndices) -> Int[Array, " T"]:

@@ -49,9 +49,7 @@ def test_a_step_runs_in_the_narrowest_variant_that_its_rows_need() -> None:
 def test_the_section_has_the_token_that_follows_each_of_the_steps() -> None:
     asked = request(prompt_logprobs=0)
     known = [Known(asked, np.array([5, 6, 7, 8]), 1, 2), Known(asked, np.array([1, 2]), 0, 2)]
-    numbers = LogprobRows(ROWS).section(6, known).numbers
-    assert numbers is not None
-    assert numbers.tolist() == [0, 0, 7, 8, 2, 0]
+    assert LogprobRows(ROWS).section(6, known).numbers.tolist() == [0, 0, 7, 8, 2, 0]
 
 
 def test_entries_of_a_prompt_are_kept_once_and_come_with_the_first_token() -> None:
