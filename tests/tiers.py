@@ -64,7 +64,8 @@ TIERS = {
                 *("jswa/running/assembly.py", "jswa/running/staging.py"),
             ),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
-            *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "tests/support/oracles.py"),
+            *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "jswa/images/"),
+            "tests/support/oracles.py",
         ),
         tests=(
             *("tests/unit/model/", "tests/unit/exec/programs/"),

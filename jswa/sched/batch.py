@@ -102,8 +102,7 @@ def make_plan(
     records = rows.records(ids)
     if batch.speculative is not None:
         decode = records[: len(batch.decode)]
-        decode[:, _COUNT] += batch.speculative
-        decode[:, _SAMPLES] += batch.speculative
+        decode[:, [_COUNT, _SAMPLES]] += batch.speculative[:, None]
         decode[rows.ahead[batch.decode] > 0, _START] = FROM_DEVICE
     if prompts:
         chunks = records[len(batch.decode) :]

@@ -30,6 +30,8 @@ from jswa.model.transformer import Params
 from jswa.plan import FROM_DEVICE, NOT_FINITE, PAST_LIMIT, SAMPLING
 from jswa.ribs.table import VARIANTS
 
+Queries = Float[Array, "T H D"] | Projection
+Stored = Float[Array, "T K E"] | None
 Carried = Float[Array, "T C"] | None
 Experts = Int[Array, "N L k"] | None
 
@@ -148,18 +150,16 @@ def finish_half(
             draws = lax.cond(half.samples.any(), run, skip)
     with named_scope("sampling"):
         right = jnp.where(half.samples, accepted(draws.tokens, half.drafts), 0)
-        row_ids = column(rows, "row_id")
-        length = state["length"]
+        row_ids, length = column(rows, "row_id"), state["length"]
         if config.speculation is not None:  # without drafts the plan has all lengths
             length = length.at[row_ids].set(half.first + right, mode="drop")
         last = jnp.take_along_axis(draws.tokens, right[:, None], axis=1)[:, 0]
         sampled = jnp.where(half.samples, row_ids, config.pack.max_rows)
         last_token = state["last_token"].at[sampled].set(jnp.maximum(last, 0), mode="drop")
-        carry = state["carry"]
+        carry, logits_state = state["carry"], state["for_logits"]
         if carry is not None and half.carry is not None:
             own = jnp.take_along_axis(half.carry, right[:, None, None], axis=1)[:, 0]
             carry = carry.at[row_ids].set(own, mode="drop")
-        logits_state = state["for_logits"]
         if config.bucket.drafts:
             logits_state = _count_right(logits_state, half.drafts, right, column(rows, "logits_state"))
     sampled_state: SamplingState = {
@@ -195,8 +195,7 @@ def _forward_rows(
     config: StepConfig,
     drafts: Int[Array, "R K"] | None = None,
 ) -> tuple[DeviceState, Half, Beside]:
-    inputs = unpack(packed, config.pack)
-    bucket = config.bucket
+    inputs, bucket = unpack(packed, config.pack), config.bucket
     # Some ribs and drafts need every token's hidden state, sampling only each row's last. If a deterministic engine
     # computed these alone, XLA would fuse the last layer otherwise, and round otherwise.
     variant = VARIANTS[config.variant]
@@ -261,12 +260,7 @@ def forward(
     taps, chosen = dict[int, Array](), dict[int, Array]()
     finite = jnp.ones((config.bucket.rows, 1 + config.bucket.drafts), bool)
 
-    def attend(
-        layer: int,
-        q: Float[Array, "T H D"] | Projection,
-        kv: Float[Array, "T K E"] | None,
-        sinks: Float[Array, " H"] | None,
-    ) -> Float[Array, "T H V"]:
+    def attend(layer: int, q: Queries, kv: Stored, sinks: Float[Array, " H"] | None) -> Float[Array, "T H V"]:
         nonlocal finite
         stored = q.stored() if isinstance(q, Projection) else kv
         if layer == config.model.tail - 1 and stored is not None:
