@@ -263,15 +263,8 @@ class LLM:
             GenerationError: raised for a single prompt; with several it is the `error` of the affected outputs.
         """
         options = CallOptions(RequestOptions(priority, cache_salt, lora), whole=not stream)
-        call = GenerateCall(
-            self.driver,
-            self.tokenizer,
-            split_prompts(prompts),
-            sampling_params,
-            sampling,
-            self.default_sampling,
-            options,
-        )
+        several, defaults = split_prompts(prompts), self.default_sampling
+        call = GenerateCall(self.driver, self.tokenizer, several, sampling_params, sampling, defaults, options)
         return call.stream() if stream else call.collect(show=use_tqdm)
 
     def chat(
@@ -314,11 +307,12 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
+        mark = self.engine.images and tokenizer.backend.id_to_token(self.engine.images.tokens.image)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         prompts: list[Prompt] = []
         for conversation in messages if several else [messages]:
             texts, images = without_images(cast(Sequence[Message], conversation))
-            guarded = guard(texts, tokenizer)
+            guarded = guard(texts, tokenizer, mark)
             text = template.prompt(guarded, **variables)
             # The template has already written all special tokens.
             ids = encode_guarded(text, tokenizer, add_special_tokens=False)
