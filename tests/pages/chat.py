@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.pages.browser import PHONE, View, browser, scripted, tiny, view
 from tests.support.server.harness import until
+from tests.support.server.pictures import file_of
 
 MOST_REQUESTS = 9
 MOST_BYTES = 24_000  # of all files, compressed
@@ -181,6 +182,30 @@ def test_edits_and_retries_are_branches(chat: View) -> None:
     page.reload()
     expect(page.locator(".message.user .branch")).to_have_text("1/2")
     expect(page.locator(".message.assistant .bubble")).to_have_text("You said: first")
+
+
+def test_pictures_go_with_a_message_if_the_model_reads_images(chat: View, chromium: Browser) -> None:
+    expect(chat.page.locator("#picture")).to_be_hidden()
+    picture = {"name": "a.png", "mimeType": "image/png", "buffer": file_of(200)}
+    other = {"name": "b.png", "mimeType": "image/png", "buffer": b"no picture"}
+    with scripted(sees=True) as process, view(chromium) as seeing:
+        page = seeing.page
+        seeing.open(process.url)
+        expect(page.locator("#picture")).to_be_visible()
+        page.locator("#files").set_input_files([picture, other])
+        expect(page.get_by_text("b.png is no picture that this browser reads.")).to_be_visible()
+        page.get_by_role("button", name="Remove this picture").click()
+        expect(page.locator("#pictures img")).to_have_count(0)
+        page.locator("#files").set_input_files([picture])
+        expect(page.locator("#pictures img")).to_have_count(1)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            seeing.ask("What is this?")
+        image, text = sent.value.post_data_json["messages"][0]["content"]
+        assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
+        assert text == {"type": "text", "text": "What is this?"}
+        expect(page.locator(".message.user img")).to_have_count(1)
+        expect(page.locator("#pictures img")).to_have_count(0)
+        seeing.answered(1)
 
 
 def test_conversations_stay_in_the_browser(chat: View) -> None:

@@ -1,6 +1,7 @@
 """A server for the tests of the pages: its model reasons, writes Markdown that tries to be HTML, or calls a tool.
 
-`python -m tests.pages.scripted_server '{...}'` is the process; the argument has options of the server.
+`python -m tests.pages.scripted_server '{...}'` is the process; the argument has options of the server, and whether its
+model `sees` images.
 """
 
 import json
@@ -11,6 +12,7 @@ from server.core.service import Served
 from server.http.process import set_up_logging
 from server.options import ServeConfig
 from server.processes.supervisor import run
+from tests.support.server import pictures
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.scripted import AGENT_TEMPLATE, HARMONY, writing_engine
 from tests.support.text.transcripts import template_of, tokenizer_of
@@ -70,9 +72,13 @@ def _engine() -> FakeEngine:
 
 
 if __name__ == "__main__":
-    template = _EFFORTS + AGENT_TEMPLATE.removesuffix("<|start|>assistant") + _CHANNEL
-    served = Served(_engine, tokenizer_of(HARMONY), ChatTemplate({"default": template}, {}),
-                    template_of("harmony", tokenizer_of(HARMONY)), {"temperature": 0.7})  # fmt: skip
-    config = ServeConfig(**{"served_model_name": ("scripted",), "port": 0, **json.loads(sys.argv[1])})
+    options = json.loads(sys.argv[1])
+    if options.pop("sees", False):
+        served = Served(pictures.seeing, pictures.tokenizer(), ChatTemplate({"default": pictures.TEMPLATE}, {}))
+    else:
+        template = _EFFORTS + AGENT_TEMPLATE.removesuffix("<|start|>assistant") + _CHANNEL
+        served = Served(_engine, tokenizer_of(HARMONY), ChatTemplate({"default": template}, {}),
+                        template_of("harmony", tokenizer_of(HARMONY)), {"temperature": 0.7})  # fmt: skip
+    config = ServeConfig(**{"served_model_name": ("scripted",), "port": 0, **options})
     set_up_logging(config)
     sys.exit(run(served, config))
