@@ -49,7 +49,7 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     arrays: dict[str, Any] = {
         name: np.array(value, np.int32).reshape(shapes.get(name, np.shape(value)))
         for name, value in fields.items()
-        if name not in ("logits_state", "masks", "late", "variant", "table_rows", "drafts", "texts")
+        if name not in ("logits_state", "masks", "late", "variant", "table_rows", "drafts", "texts", "embedded")
     }
     logits_state = tuple(
         LogitsEntry(
@@ -76,10 +76,10 @@ def _plan(fields: dict[str, Any]) -> StepPlan:
     texts = tuple(
         RowText(text["row_id"], _ids(text["text"]), _ids(text["reference"]), text["offset"]) for text in fields["texts"]
     )
-    rows_of_images = arrays.pop("embedded", None)
+    embedded = fields["embedded"]
     return StepPlan(
         **arrays,
-        embedded=rows_of_images,
+        embedded=None if embedded is None else np.array(embedded, np.float32),
         table_rows=rows,
         logits_state=logits_state,
         masks=masks,
