@@ -8,6 +8,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from ..killable.pool import Pool
+from .fairness import Lanes
+
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 BETWEEN = "inter_token_latency_seconds"
@@ -133,6 +136,9 @@ class Load(msgspec.Struct):
     form_waiting: int = 0
     form_refused: int = 0
     form_killed: int = 0
+    image_waiting: int = 0
+    image_refused: int = 0
+    image_killed: int = 0
     adapters_running: dict[str, int] = msgspec.field(default_factory=dict)
     adapters_waiting: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -154,3 +160,10 @@ def _sum(one: int | dict[str, int], other: int | dict[str, int]) -> Any:
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
     return cast(int, one) + cast(int, other)
+
+
+def image_load(fetching: Lanes, preparing: Pool | None) -> Load:
+    """Return how many images wait to be fetched or prepared, how many were refused, and how many were too costly."""
+    lanes = [fetching] if preparing is None else [fetching, preparing.lanes]
+    waiting, refused = sum(one.waiting for one in lanes), sum(one.refused for one in lanes)
+    return Load(image_waiting=waiting, image_refused=refused, image_killed=0 if preparing is None else preparing.killed)

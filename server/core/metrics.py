@@ -263,18 +263,22 @@ class _Families(Collector):
         )
         waiting = GaugeMetricFamily(
             self._full("num_requests_preparing"),
-            "Requests that wait for tokenizing, rendering, or compiling of their structured output.",
+            "Requests that wait for tokenizing, rendering, their images, or compiling of their structured output.",
             labels=["model_name", "helper"],
         )  # fmt: skip
         waiting.add_metric([self._model, "thread"], now.helper_waiting)
         waiting.add_metric([self._model, "template"], now.template_waiting)
         waiting.add_metric([self._model, "form"], now.form_waiting)
+        waiting.add_metric([self._model, "image"], now.image_waiting)
         yield waiting
-        refused = now.helper_refused + now.template_refused + now.form_refused
+        refused = now.helper_refused + now.template_refused + now.form_refused + now.image_refused
         yield self._counter("preparing_rejections", "Requests refused: too many waited for a helper.", refused)
         yield self._counter("templates_killed", "Renderings that exceeded --render-timeout.", now.template_killed)
         yield self._counter(
             "forms_killed", "Structured outputs whose compilation took too long, or too much memory.", now.form_killed
+        )
+        yield self._counter(
+            "images_killed", "Images whose preparation took too long, or too much memory.", now.image_killed
         )
 
     def _of_adapters(self, now: Snapshot) -> Metric:

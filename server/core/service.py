@@ -43,7 +43,7 @@ from ..text.images import Preparer
 from ..text.logprobs import TokenTexts
 from ..text.prompts import Prompt
 from ..text.templates import Renderer
-from .counts import Load, Recorder, Report
+from .counts import Load, Recorder, Report, added, image_load
 from .fairness import Helpers, Key, check_size, helper_threads, weights_of
 from .metrics import record_end
 from .off_loop import SMALL, Run, made
@@ -368,6 +368,7 @@ class Service:
             self.running, tasks, bodies.used, bodies.refused, answers.used, answers.refused, threads.waiting,
             threads.refused, *lanes,
         )  # fmt: skip
+        load = added(load, image_load(self.fetcher.lanes, None if self.preparer is None else self.preparer.pool))
         jobs = [(job.lora, job.timing) for same in self.jobs.values() for job in same]
         load.adapters_running = Counter(lora for lora, at in jobs if lora is not None and at.scheduled is not None)
         load.adapters_waiting = Counter(lora for lora, at in jobs if lora is not None and at.scheduled is None)

@@ -19,6 +19,7 @@ from jswa.plan import ImageRows, Request, TokenEvent
 from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams
 
+from ..core.counts import Load
 from ..core.fairness import Admission, Helpers, Key
 from ..core.off_loop import gathered
 from ..core.texts import Order
@@ -103,6 +104,10 @@ class Intake:
         form, grammars = params.structured_outputs, self.engine_thread.engine.grammars
         if form is not None and form.grammar is not None and grammars is not None and not grammars.find(form.grammar):
             await asyncio.to_thread(grammars.add, form.grammar)
+
+    def load(self) -> Load:
+        """Return how many requests wait for the model to read their images, and how many were refused there."""
+        return Load(image_waiting=self.eyes.lanes.waiting, image_refused=self.eyes.lanes.refused)
 
     def begun(self, name: str) -> None:
         """Count a text as waiting no longer: it has its first token, or has ended."""

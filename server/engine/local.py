@@ -173,7 +173,8 @@ class LocalEngine:
         reports = [wait.result() for wait in waits if wait.done() and wait.exception() is None]
         for report in reports:
             self._counts.add(report.counts)
-        return reduce(added, (report.load for report in reports), added(self.ended, self.forms.load()))
+        own = [self.ended, self.forms.load(), self.intake.load()]
+        return reduce(added, [*own, *(report.load for report in reports)])
 
     def add(self, counts: Counts) -> None:
         """Add to the counts of /metrics."""
