@@ -348,7 +348,9 @@ def test_images_of_one_key_hold_up_no_other(form: int) -> None:
         for one in floods:
             one.start()
         until(lambda: len(engine.pictures) >= 2)
-        waiting = next(one for one in client.get("/metrics").text.splitlines() if 'helper="image"' in one)
+        waiting = next(
+            one for one in client.get("/metrics", headers=keys["other"]).text.splitlines() if 'helper="image"' in one
+        )
         assert float(waiting.split()[-1]) > 0
         assert client.post(CHATS, chat(user(text("a"))), headers=keys["other"]).status_code == 200
         assert client.post(CHATS, chat(user(image())), headers=keys["other"]).status_code == 200
