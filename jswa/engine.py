@@ -208,14 +208,14 @@ class Engine:
         """What makes prompts of images; None if the engine reads no images. Any thread may read it."""
         return None if self.sight is None else self.sight.images
 
-    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+    def see(self, pictures: Sequence[Picture], salt: str = "") -> tuple[ImageRows, ...]:
         """Return what the model reads of pictures, for `request`. It may take seconds; any thread may call it.
 
         Raises RequestError if the engine reads no images.
         """
         if self.sight is None:
             raise RequestError("images", len(pictures), "must be none: this engine reads no images")
-        return tuple(ImageRows(picture.digest, self.sight.encode(picture)) for picture in pictures)
+        return tuple(ImageRows(picture.digest, self.sight.encode(picture, salt)) for picture in pictures)
 
     def adapter_digest(self, lora: str | None) -> str | None:
         """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""

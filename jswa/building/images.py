@@ -32,9 +32,9 @@ class Sight:
     def __init__(self, images: ImageInput, encoder: ImageEncoder) -> None:
         self.images, self.encoder = images, encoder
 
-    def encode(self, picture: Picture) -> Shaped[np.ndarray, "n M"]:
+    def encode(self, picture: Picture, salt: str) -> Shaped[np.ndarray, "n M"]:
         """Return the rows of an image's soft tokens, read-only, in the type of the activations."""
-        return self.encoder.encode(picture)
+        return self.encoder.encode(picture, salt)
 
 
 def open_sight(folder: Path, options: EngineConfig, dtype: jnp.dtype) -> Sight | None:

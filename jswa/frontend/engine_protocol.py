@@ -135,10 +135,10 @@ class EngineLike(Protocol):
         """What makes prompts of images; None if the model reads no images. Any thread may read it."""
         ...
 
-    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+    def see(self, pictures: Sequence[Picture], salt: str = "") -> tuple[ImageRows, ...]:
         """Return what the model reads of pictures. It may take seconds; any thread may call it, beside the steps.
 
-        A picture that was seen lately takes no time. Raises RequestError if the model reads no images.
+        A picture that was seen lately under the same salt takes no time. Raises RequestError if the model reads none.
         """
         ...
 

@@ -115,7 +115,7 @@ class PromptTexts:
         shown, ids = tokenize(prompt, tokenizer)
         asked = options.request
         own = replace(asked, cache_salt=salt_of(prompt, asked.cache_salt), lora=adapter_of(prompt, asked.lora))
-        ids, images = with_images(engine, prompt, ids)
+        ids, images = with_images(engine, prompt, ids, own.cache_salt)
         made = make_requests(engine, tokenizer, new_id, [ids], params, own, images)
         self.requests = list(made)
         self._tokenizer = tokenizer

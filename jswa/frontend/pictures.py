@@ -26,7 +26,7 @@ _TEXT_ONLY = "must be text: this model runs on text only (docs/models.md says wh
 
 
 def with_images(
-    engine: EngineLike, prompt: Prompt, ids: Int[np.ndarray, " T"]
+    engine: EngineLike, prompt: Prompt, ids: Int[np.ndarray, " T"], salt: str
 ) -> tuple[Int[np.ndarray, " P"], tuple[ImageRows, ...]]:
     """Return the tokens of a prompt with those of its images, and what the model reads of these.
 
@@ -39,7 +39,7 @@ def with_images(
         raise InvalidPrompt("multi_modal_data", f"{len(images)} images", _TEXT_ONLY)
     geometry, tokens = engine.images
     pictures = [picture_of(one, f"image {number}", geometry) for number, one in enumerate(images)]
-    return placed(ids, pictures, tokens), engine.see(pictures)
+    return placed(ids, pictures, tokens), engine.see(pictures, salt)
 
 
 def images_of(prompt: Prompt) -> list[Any]:

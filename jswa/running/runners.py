@@ -54,6 +54,6 @@ class Sight(Protocol):
     images: ImageInput
     encoder: ImageEncoder
 
-    def encode(self, picture: Picture) -> Shaped[np.ndarray, "n M"]:
-        """Return the rows of an image's soft tokens. The same image is encoded once, while it is remembered."""
+    def encode(self, picture: Picture, salt: str) -> Shaped[np.ndarray, "n M"]:
+        """Return the rows of an image's soft tokens. While it is remembered, an image is encoded once for each salt."""
         ...

@@ -80,7 +80,7 @@ class Intake:
         try:
             work = _size(prompts, params, len(lengths))
             with engine_errors():
-                images = await self._see(pictures, order.key)
+                images = await self._see(pictures, order)
                 await self._restore_form(params)
             with engine_errors():  # no variable holds the engine while this waits
                 requests = await gathered(
@@ -93,11 +93,12 @@ class Intake:
             raise
         return compiling
 
-    async def _see(self, pictures: Sequence[Picture], key: Key) -> Sequence[ImageRows]:
+    async def _see(self, pictures: Sequence[Picture], order: Order) -> Sequence[ImageRows]:
         """Return what the model reads of pictures: in a thread, at which keys take turns. Raises JswaError."""
         if not pictures:
             return ()
-        return await self.eyes.run(key, lambda: self.engine_thread.engine.see(pictures))
+        salt = order.options.cache_salt
+        return await self.eyes.run(order.key, lambda: self.engine_thread.engine.see(pictures, salt))
 
     async def _restore_form(self, params: SamplingParams) -> None:
         """Compile a request's form once more if it was dropped while the request waited: never on the event loop."""

@@ -20,6 +20,7 @@ from jswa.model.vision.config import VisionConfig
 from jswa.model.vision.gemma4 import PADDING, Tower
 
 SoftTokens = Float[np.ndarray, "tokens M"]
+Key = tuple[str, bytes]  # salt and digest
 
 
 class Program(NamedTuple):
@@ -81,8 +82,8 @@ class ImageEncoder:
         self._program = compiled_tower(config, params, most_tokens, mesh)
         self._device = threading.Lock()  # one image at a time: the temporary memory of several may not fit
         self._lock = threading.Lock()  # of all below
-        self._held: OrderedDict[bytes, SoftTokens] = OrderedDict()  # what was asked for last comes last
-        self._running: dict[bytes, Future[SoftTokens]] = {}
+        self._held: OrderedDict[Key, SoftTokens] = OrderedDict()  # what was asked for last comes last
+        self._running: dict[Key, Future[SoftTokens]] = {}
         self._bytes = self._encoded = self._hits = 0
 
     @property
@@ -105,21 +106,25 @@ class ImageEncoder:
         """Bytes in the cache."""
         return self._bytes
 
-    def encode(self, picture: Picture) -> SoftTokens:
+    def encode(self, picture: Picture, salt: str = "") -> SoftTokens:
         """Return the soft tokens of an image, read-only, on the host, in the type of the activations.
 
         The same image is not computed again while it is in the cache or another thread computes it; this thread then
         waits, and raises what the other one raises. Raises InvalidImage if the tower has no numbers for its positions.
+
+        Args:
+            salt: images are found under the same salt only: its time would tell other tenants what images there were.
         """
+        key = salt, picture.digest
         with self._lock:
-            held = self._held.get(picture.digest)
-            running = self._running.get(picture.digest)
+            held = self._held.get(key)
+            running = self._running.get(key)
             if held is not None:
-                self._held.move_to_end(picture.digest)
+                self._held.move_to_end(key)
             if held is not None or running is not None:
                 self._hits += 1
             else:
-                own = self._running[picture.digest] = Future[SoftTokens]()
+                own = self._running[key] = Future[SoftTokens]()
         if held is not None:
             return held
         if running is not None:
@@ -128,13 +133,13 @@ class ImageEncoder:
             rows = self._computed(picture)
         except BaseException as error:
             with self._lock:
-                del self._running[picture.digest]
+                del self._running[key]
             own.set_exception(error)
             raise
         with self._lock:
             self._encoded += 1
-            self._hold(picture.digest, rows)
-            del self._running[picture.digest]
+            self._hold(key, rows)
+            del self._running[key]
         own.set_result(rows)
         return rows
 
@@ -146,10 +151,10 @@ class ImageEncoder:
             assert not self._held.keys() & self._running.keys(), "what is held is not computed again"
             assert not any(rows.flags.writeable for rows in self._held.values()), "nobody changes what is held"
 
-    def _hold(self, digest: bytes, rows: SoftTokens) -> None:
+    def _hold(self, key: Key, rows: SoftTokens) -> None:
         if rows.nbytes > self.most_bytes:
             return
-        self._held[digest] = rows
+        self._held[key] = rows
         self._bytes += rows.nbytes
         while self._bytes > self.most_bytes:
             _, oldest = self._held.popitem(last=False)

@@ -187,7 +187,7 @@ class FakeEngine:
             adapter=0 if lora is None else 1 + list(self.adapters).index(lora),
         )
 
-    def see(self, pictures: Sequence[Picture]) -> tuple[ImageRows, ...]:
+    def see(self, pictures: Sequence[Picture], salt: str = "") -> tuple[ImageRows, ...]:
         """Return rows of zeros."""
         assert self.images is not None
         time.sleep(self.see_delay)

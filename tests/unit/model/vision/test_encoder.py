@@ -178,6 +178,15 @@ def test_many_threads_keep_the_laws(encoder: ImageEncoder, tower: MadeUp) -> Non
     assert encoder.encoded + encoder.hits == len(order)
 
 
+def test_an_image_is_not_found_under_another_salt(tower: MadeUp, encoder: ImageEncoder) -> None:
+    encoder.encode(PICTURES[1], "one")
+    encoder.encode(PICTURES[1], "one")
+    assert tower.calls == 1
+    encoder.encode(PICTURES[1], "two")
+    encoder.encode(PICTURES[1])
+    assert (tower.calls, encoder.hits) == (3, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
