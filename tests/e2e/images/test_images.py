@@ -140,6 +140,29 @@ def test_prompts_with_images_that_are_preempted_get_their_tokens(fixture: ImageF
         check_equal(fixture.prompts[request_id.split()[0]], events[:GREEDY])
 
 
+def test_images_come_back_from_host_memory_and_from_disk(fixture: ImageFixture, tmp_path: Path) -> None:
+    """Other prompts take the arena in between; then the process starts anew with an empty host memory."""
+    folder, disk = tmp_path / "model", tmp_path / "disk"
+    folder.mkdir()
+    write_checkpoint(folder, fixture.config, fixture.tensors)
+    options = {**SIZES, "kv_cache_memory_bytes": SMALL, "host_kv_bytes": 1 << 20, "disk_kv": f"{disk}:64M"}
+    prompt = fixture.prompts["long"]
+    with programs_compiled_when_run(), quick_compiles():
+        with LLM(folder, **options) as llm:
+            check_equal(prompt, run(llm.engine, [requested(llm.engine, "first", prompt)])["first"])
+            texts = [np.arange(3 + n, 83 + n, dtype=np.int32) for n in range(3)]
+            run(llm.engine, [llm.engine.request(f"other {n}", text, SCORED) for n, text in enumerate(texts)])
+            again = run(llm.engine, [requested(llm.engine, "again", prompt)])["again"]
+            check_equal(prompt, again)
+            assert again[0].prefix is not None
+            assert again[0].prefix.host_tokens > 0
+        with LLM(folder, **options) as llm:
+            found = run(llm.engine, [requested(llm.engine, "found", prompt)])["found"]
+    check_equal(prompt, found)
+    assert found[0].prefix is not None
+    assert found[0].prefix.disk_tokens > 0
+
+
 def test_images_that_a_prompt_does_not_have_are_refused(fixture: ImageFixture, engine: Engine) -> None:
     prompt = fixture.prompts["one"]
     seen = engine.see(pictures_of(prompt))
