@@ -13,6 +13,7 @@ from jswa.errors import EngineError, InvalidSampling, JswaError, RequestError
 from jswa.frontend.engine_thread import EngineThread
 from jswa.frontend.operations import operate_on
 from jswa.frontend.outputs import CallOptions, Joined, PromptTexts
+from jswa.frontend.pictures import images_of
 from jswa.llm import LLM
 from jswa.plan import RequestOptions, TokenEvent
 from jswa.running.staging import Weights
@@ -165,7 +166,7 @@ class AsyncLLM:
         joined = Joined()
         try:
             params = params_of([prompt], sampling_params, sampling, self.default_sampling)[0]
-            await thread.prepare(params)
+            await thread.prepare(params, images=bool(images_of(prompt)))
             options = CallOptions(RequestOptions(priority, cache_salt, lora), whole=output_kind == "final_only")
             # Other coroutines go on while a long prompt is tokenized.
             texts = await asyncio.to_thread(
