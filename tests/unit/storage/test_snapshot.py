@@ -320,7 +320,7 @@ def marks(*mark: Any) -> Callable[[SavedText], SavedText]:
         (changed(lambda n: True, "hits"), "a number out of range"),
         (changed(lambda a: a[:0], "tokens"), "a text without tokens"),
         (changed(lambda a: a + VOCAB, "tokens"), "a token that is not in the vocabulary"),
-        (changed(lambda a: a - 2**30, "tokens"), "a token that is not in the vocabulary"),
+        (changed(lambda a: np.full_like(a, -1), "tokens"), "a token that is not in the vocabulary"),
         (changed(lambda a: Pages(np.zeros_like(a.full), a.local), "pages"), "a page is missing"),
         (marks(1000, False, 0, 0), "a window beyond its text"),
         (marks(0, False, 0, 0), "a window beyond its text"),

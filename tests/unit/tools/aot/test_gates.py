@@ -130,9 +130,9 @@ def test_shallow_steps_and_those_of_ci_have_gates_and_all_gates_are_of_steps() -
 
 
 @pytest.mark.parametrize(
-    "targets", [[["gpu-compile"]], [["nightly-gpu", f"TEST_NIGHT={night}"] for night in range(739_947, 739_954)]]
+    "targets", [[["gpu-compile"]], [["nightly-gpu", f"TEST_NIGHT={night}"] for night in range(739_947, 739_961)]]
 )
-def test_gpu_compile_and_a_week_of_nights_compile_every_step_once(targets: list[list[str]]) -> None:
+def test_gpu_compile_and_two_weeks_of_nights_compile_every_step_once(targets: list[list[str]]) -> None:
     """By the parts that make gives to `tools.aot.hopper`."""
     found: list[str] = []
     for target in targets:
@@ -142,3 +142,17 @@ def test_gpu_compile_and_a_week_of_nights_compile_every_step_once(targets: list[
         for first, every in map(part, re.findall(r"hopper --part (\d+/\d+)", said.stdout)):
             found += [spec.name for spec in STEPS[first::every]]
     assert sorted(found) == sorted(spec.name for spec in STEPS)
+
+
+def test_two_nights_compile_all_modules() -> None:
+    nights = []
+    for night in (739_947, 739_948):
+        command = ["make", "-n", "nightly-gpu", f"TEST_NIGHT={night}"]
+        said = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True, check=True).stdout
+        (line,) = (one for one in said.splitlines() if "hopper --part" in one)
+        nights.append(set(re.findall(r"\b(experts|parallel|triton|small\.\w+)\b", line.partition("|")[0])))
+    first, second = nights
+    assert not first & second
+    modules = {f"small.{path.stem}" for path in (FOLDER.parent / "small").glob("*.py") if path.stem != "__init__"}
+    assert first | second >= {"experts", "parallel", "triton"}
+    assert {name for name in first | second if name.startswith("small.")} <= modules
