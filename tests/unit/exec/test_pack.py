@@ -71,6 +71,7 @@ def test_sections_cover_the_packed_array_without_overlap(plan: StepPlan) -> None
         max_rows=MAX_ROWS,
         section=True,
         adapters=True,
+        width=3,
     )
     packed = np.zeros(spec.size, np.int32)
     for section in unpack(packed, spec):
@@ -114,3 +115,19 @@ def test_a_bucket_fits_the_new_pages_of_any_plan(rows: list[tuple[int, int]], pa
     pages = sum(-(-(start + count) // page_size) - -(-start // page_size) for start, count in rows)
     bucket = Bucket(sum(count for _, count in rows), len(rows), decode=False)
     assert pages <= PackSpec.of(bucket, page_size=page_size, max_rows=64).entries
+
+
+@given(plans(), st.integers(0, 5), st.integers(1, 4))
+def test_rows_in_place_of_embeddings_are_packed_behind_all_else(plan: StepPlan, more: int, width: int) -> None:
+    """As bits; tokens of padding, and a step without images, have zeros."""
+    bucket = Bucket(plan.num_tokens + more, plan.num_rows, decode=False)
+    without = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS)
+    spec = PackSpec.of(bucket, page_size=4, max_rows=MAX_ROWS, width=width)
+    rows = np.random.default_rng(0).normal(size=(plan.num_tokens, width)).astype(np.float32)
+    packed = pack(dataclasses.replace(plan, embedded=rows), spec)
+    np.testing.assert_array_equal(packed[: without.size], pack(plan, without))
+    found = unpack(packed, spec).embedded.view(np.float32)
+    np.testing.assert_array_equal(found[: plan.num_tokens], rows)
+    assert not found[plan.num_tokens :].any()
+    assert not unpack(pack(plan, spec), spec).embedded.any()
+    assert unpack(packed, without).embedded is None
