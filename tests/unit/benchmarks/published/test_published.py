@@ -20,8 +20,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUALITY = ("prefix-cached", "revived", "chunked 16", "chunked 64", "chunked 512", "batched", "preempted")
 # Numbers of the README that belong to names.
 NAMES = (
-    r"Gemma-3-27B|Gemma 3 27B|NVFP4|"
-    r"gemma-[\w.-]+|Gemma 2, 3, 3n and 4|Gemma 4 E2B and E4B|Gemma 3|Llama 4|Qwen 2 and 3|SmolLM3|OLMo 2 and\s3|EXAONE 4|"
+    r"Gemma-3-27B|Gemma 3 27B|Gemma 4 E2B and E4B|NVFP4|"
+    r"gemma-[\w.-]+|Gemma 2, 3, 3n and 4|Gemma 3|Llama 4|Qwen 2 and 3|SmolLM3|OLMo 2 and\s3|EXAONE 4|"
     r"Phi-3|Step 3.5|MiMo-V2|x86-64|H100|H200|gpt-oss-\w+|bf16|bfloat16|float32|fp8|int8|MXFP4|integers of 4 bits|"
     r"8 or 16 bits|Apache-2.0|`cuda13`|outputs\[0\]"
 )
