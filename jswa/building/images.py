@@ -14,7 +14,7 @@ from jswa.images.tokens import ImageInput
 from jswa.model.hf.quantization import read_config
 from jswa.model.vision.config import image_tokens_of, pad_token_of, vision_config_of
 from jswa.model.vision.encoder import ImageEncoder
-from jswa.model.vision.weights import load_tower
+from jswa.model.vision.weights import has_tower, load_tower
 from jswa.storage.json_object import read_optional
 
 _log = logging.getLogger("jswa")
@@ -57,6 +57,9 @@ def open_sight(folder: Path, options: EngineConfig, dtype: jnp.dtype) -> Sight |
         _log.warning("the model runs on text only, and refuses images: %s", error)
         return None
     if vision is None:
+        return None
+    if not has_tower(folder):
+        _log.warning("the model runs on text only, and refuses images: the checkpoint has no tower (vision_tower)")
         return None
     params = load_tower(folder, vision, dtype)
     encoder = ImageEncoder(vision, params, most_tokens=images.geometry.most_tokens, most_bytes=_CACHE_BYTES)

@@ -61,6 +61,11 @@ def load_tower(folder: Path, config: VisionConfig, dtype: jnp.dtype, *, mesh: Me
         return load_table(table, weights, shapes, reader, Placement(load_config(folder), mesh))
 
 
+def has_tower(folder: Path) -> bool:
+    """Return whether a checkpoint has tensors of a tower: converted ones have none, nor have some that were tuned."""
+    return not is_converted(folder) and bool(stored_tensors(folder, tower_name))
+
+
 def tower_name(key: str) -> str | None:
     """Return a tensor's name without the prefix of whole models; None if it is not of the tower."""
     name = key.removeprefix("model.")

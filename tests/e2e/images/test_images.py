@@ -9,11 +9,12 @@ import pytest
 from jaxtyping import Float, Int
 
 from jswa.engine import Engine
-from jswa.errors import InvalidPrompt, InvalidToken, RequestError
+from jswa.errors import CheckpointError, InvalidPrompt, InvalidToken, RequestError
 from jswa.images.picture import Picture
 from jswa.images.tokens import image_ids
 from jswa.llm import LLM
 from jswa.plan import Request, TokenEvent
+from jswa.storage.convert import convert
 from jswa.types import SamplingParams
 from tests.parity.images.load import GREEDY, PLACES, PROMPTS, ImageFixture, Prompt, load_images, names
 from tests.parity.weights import write_checkpoint
@@ -176,3 +177,31 @@ def test_images_that_a_prompt_does_not_have_are_refused(fixture: ImageFixture, e
         engine.request("end", ids[: np.flatnonzero(ids < 0)[-1] + 1], SCORED, images=seen)
     with pytest.raises(RequestError, match="prompt_logprobs"):
         engine.request("scored", ids, SamplingParams(max_tokens=1, prompt_logprobs=0), images=seen)
+
+
+def test_a_checkpoint_without_its_tower_runs_on_text(fixture: ImageFixture, tmp_path: Path) -> None:
+    """One whose tensors were left out, and a converted one; a tower that lacks a tensor is an error."""
+    text = {name: tensor for name, tensor in fixture.tensors.items() if "language_model" in name}
+    assert len(text) < len(fixture.tensors)
+    (folder := tmp_path / "text").mkdir()
+    write_checkpoint(folder, fixture.config, text)
+    prompt = fixture.prompts["text"]
+    with programs_compiled_when_run(), quick_compiles(), LLM(folder, kv_cache_memory_bytes=1 << 22, **SIZES) as llm:
+        assert llm.engine.images is None
+        with pytest.raises(RequestError, match="reads no images"):
+            llm.engine.see(pictures_of(fixture.prompts["one"]))
+        check_equal(prompt, run(llm.engine, [requested_text(llm.engine, prompt)])["text"])
+    (whole := tmp_path / "whole").mkdir()
+    write_checkpoint(whole, fixture.config, fixture.tensors)
+    convert(whole, tmp_path / "converted")
+    with LLM(tmp_path / "converted", kv_cache_memory_bytes=1 << 22, **SIZES) as llm:
+        assert llm.engine.images is None
+    lost = next(name for name in fixture.tensors if "vision_tower" in name)
+    (broken := tmp_path / "broken").mkdir()
+    write_checkpoint(broken, fixture.config, {name: own for name, own in fixture.tensors.items() if name != lost})
+    with pytest.raises(CheckpointError, match="vision_tower"):
+        LLM(broken, kv_cache_memory_bytes=1 << 22, **SIZES)
+
+
+def requested_text(engine: Engine, prompt: Prompt) -> Request:
+    return engine.request("text", prompt.ids[: prompt.length], SCORED)
