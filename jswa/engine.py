@@ -23,6 +23,7 @@ from jswa.grammar.compiler import Grammars, asked_grammar
 from jswa.images.picture import Picture
 from jswa.images.tokens import ImageInput, placed_images
 from jswa.kernels import PORTABLE, Kernels
+from jswa.model.vision.encoder import Sight
 from jswa.model.weights.lora.files import HostAdapter, LoraReader
 from jswa.plan import (
     DEFAULT_OPTIONS,
@@ -37,7 +38,7 @@ from jswa.plan import (
 )
 from jswa.ribs.table import VARIANTS, needs_of
 from jswa.running.adapters import Adapters
-from jswa.running.runners import AdapterRunner, CompilingRunner, DraftingRunner, Sight
+from jswa.running.runners import AdapterRunner, CompilingRunner, DraftingRunner
 from jswa.running.staging import WeightsStager
 from jswa.running.stepping import Stepping, StepRunner
 from jswa.running.turnover import Turnover
@@ -182,9 +183,9 @@ class Engine:
         )
 
     def _checked(self, prompt: Int[np.ndarray, " P"], soft: int) -> Int[np.ndarray, " P"]:
-        """Return a copy of a prompt, of which so many tokens are of images, as int32.
+        """Return a copy of a prompt as int32. Raises InvalidPrompt or InvalidToken.
 
-        Raises InvalidPrompt or InvalidToken.
+        `soft`: the number of its tokens that belong to images.
         """
         if len(prompt) == 0:
             raise InvalidPrompt("prompt", "", "must have at least one token")
@@ -209,13 +210,13 @@ class Engine:
         return None if self.sight is None else self.sight.images
 
     def see(self, pictures: Sequence[Picture], salt: str = "") -> tuple[ImageRows, ...]:
-        """Return what the model reads of pictures, for `request`. It may take seconds; any thread may call it.
+        """Return the rows of pictures' soft tokens, for `request`. It may take seconds; any thread may call it.
 
         Raises RequestError if the engine reads no images.
         """
         if self.sight is None:
             raise RequestError("images", len(pictures), "must be none: this engine reads no images")
-        return tuple(ImageRows(picture.digest, self.sight.encode(picture, salt)) for picture in pictures)
+        return tuple(ImageRows(picture.digest, self.sight.encoder.encode(picture, salt)) for picture in pictures)
 
     def adapter_digest(self, lora: str | None) -> str | None:
         """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""

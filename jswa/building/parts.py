@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jswa.architecture import ModelConfig
-from jswa.building.images import Sight, open_sight
+from jswa.building.images import open_sight
 from jswa.building.machine import Machine, find_machine
 from jswa.cache.layout import KVLayout
 from jswa.cluster.hosts import Hosts
@@ -40,6 +40,7 @@ from jswa.model.drafters.seam import Drafter
 from jswa.model.hf.config import load_config
 from jswa.model.partition import shard_config
 from jswa.model.transformer import Params
+from jswa.model.vision.encoder import Sight
 from jswa.model.weights.load import dummy_checkpoint, load_checkpoint
 from jswa.model.weights.lora import files as lora_files
 from jswa.model.weights.lora.files import LoraReader

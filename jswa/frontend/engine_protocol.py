@@ -136,7 +136,7 @@ class EngineLike(Protocol):
         ...
 
     def see(self, pictures: Sequence[Picture], salt: str = "") -> tuple[ImageRows, ...]:
-        """Return what the model reads of pictures. It may take seconds; any thread may call it, beside the steps.
+        """Return the rows of pictures' soft tokens. It may take seconds; any thread may call it, beside the steps.
 
         A picture that was seen lately under the same salt takes no time. Raises RequestError if the model reads none.
         """

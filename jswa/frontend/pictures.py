@@ -28,7 +28,7 @@ _TEXT_ONLY = "must be text: this model runs on text only (docs/models.md says wh
 def with_images(
     engine: EngineLike, prompt: Prompt, ids: Int[np.ndarray, " T"], salt: str
 ) -> tuple[Int[np.ndarray, " P"], tuple[ImageRows, ...]]:
-    """Return the tokens of a prompt with those of its images, and what the model reads of these.
+    """Return a prompt's tokens with the soft tokens of its images in place, and the rows of these images.
 
     A prompt has images as vLLM's: {"prompt": …, "multi_modal_data": {"image": one or several}}. Raises RequestError.
     """
@@ -68,7 +68,7 @@ def picture_of(image: Any, field: str, geometry: Geometry) -> Picture:
 def without_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
     """Return messages in which {"type": "image"} stands for each image, as templates take it, and the images.
 
-    Raises InvalidPrompt for a part with an image that has none.
+    Raises InvalidPrompt if a part of such a type has no image.
     """
     images: list[Any] = []
     shown: list[Message] = []

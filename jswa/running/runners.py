@@ -1,15 +1,9 @@
-"""The engine's interfaces to what some runners can do besides steps, and to the tower that reads images."""
+"""The engine's interfaces to what some runners can do besides steps."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from jaxtyping import Shaped
-
-from jswa.images.picture import Picture
-from jswa.images.tokens import ImageInput
 from jswa.model.lora import Pairs
-from jswa.model.vision.encoder import ImageEncoder
 from jswa.plan import Feature
 from jswa.running.stepping import StepRunner
 
@@ -45,15 +39,4 @@ class AdapterRunner(StepRunner, Protocol):
 
     def set_adapter(self, slot: int, number: int, pairs: Pairs) -> None:
         """Write an adapter to a slot; steps that were launched before do not see it."""
-        ...
-
-
-class Sight(Protocol):
-    """Reads images, in any thread: `jswa.building.images.Sight`."""
-
-    images: ImageInput
-    encoder: ImageEncoder
-
-    def encode(self, picture: Picture, salt: str) -> Shaped[np.ndarray, "n M"]:
-        """Return the rows of an image's soft tokens. While it is remembered, an image is encoded once for each salt."""
         ...

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 
 from jswa.errors import InvalidImage
 from jswa.images.picture import Picture
+from jswa.images.tokens import ImageInput
 from jswa.model.binding import bound, run_dtype
 from jswa.model.transformer import Params
 from jswa.model.vision.config import VisionConfig
@@ -176,3 +177,10 @@ class ImageEncoder:
             rows = self._program.run(patches, positions)[: picture.tokens].copy()
         rows.flags.writeable = False
         return rows
+
+
+class Sight(NamedTuple):
+    """What an engine needs to read images: what makes prompts of them, and what encodes them."""
+
+    images: ImageInput
+    encoder: ImageEncoder
