@@ -35,7 +35,7 @@ def read_json(value: Any, counts: SchemaCounts | None = None) -> Any:
         counts: what the grammar has so far; the bytes are added.
     """
     try:
-        text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        text = value if isinstance(value, str) else _written(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError("", f"must be JSON: {str(error)[:200]}") from error
     size = len(text.encode(errors="surrogatepass"))
@@ -51,6 +51,17 @@ def read_json(value: Any, counts: SchemaCounts | None = None) -> Any:
         raise SchemaError("", f"must be JSON: {str(error)[:200]}") from error
     _check_text(found)
     return found
+
+
+def _written(value: Any) -> str:
+    """Return an object as JSON text. One list may be in many places, so the text ends where the limit does."""
+    parts, size = [], 0
+    for part in json.JSONEncoder(allow_nan=False).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BYTES:
+            break
+    return "".join(parts)
 
 
 def check_schema(schema: Any, counts: SchemaCounts | None = None) -> Schema:

@@ -186,6 +186,15 @@ def test_other_large_forms_are_refused_in_little_time(grammars: Grammars, spec: 
     assert time.process_time() - begin < 5
 
 
+def test_an_object_that_names_itself_often_is_not_written_out(grammars: Grammars) -> None:
+    """The text of this one would have 2^80 lists."""
+    schema: Any = [1]
+    for _ in range(80):
+        schema = [schema, schema]
+    with pytest.raises(InvalidSampling, match="more than 262144 bytes of JSON"):
+        grammars.compile(StructuredOutputsParams(json={"enum": schema}))
+
+
 @pytest.mark.parametrize("choice", [1, True, 2.5, {"a": 1}, "abc", [], [1], [""]])
 def test_a_choice_that_is_no_list_of_strings_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidSampling, match="a list of strings"):
