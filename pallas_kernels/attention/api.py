@@ -59,6 +59,10 @@ def paged_attention(
     from the pages too, so `write_kv` must come first. Values that no token of a row sees are never used: they may be
     NaN. Padding tokens get finite numbers without meaning.
 
+    With attend.parts > 1 the pages hold every `parts`-th key, and `rows` come from `parts.part_of`. The result is that
+    of these keys, [T, H, V + 1] in float32: the last number of a head is the base-2 logarithm of its softmax's sum.
+    `parts.combine_parts` makes one result of those of all parts.
+
     Args:
         q: queries of the step's tokens; or, on Hopper, as `packed_form` says.
         kv: a page view of one lane: K and V of a token side by side (see `AttentionParams.v_dim`).
@@ -89,17 +93,34 @@ def paged_attention(
         raise NoAttentionKernel(f"packed queries: implementation = {implementation!r} takes none")
     if not isinstance(q, PackedQueries) and q.shape[1] % kv.shape[2]:
         raise ValueError(f"query heads ({q.shape[1]}) must be a multiple of KV heads ({kv.shape[2]})")
+    if attend.parts > 1:
+        from pallas_kernels.attention.parts import check_part, without_unseen
+
+        check_part(implementation, attend, plain=sinks is None and not isinstance(q, PackedQueries))
     function = partial(
         _function(implementation, sms), rows=rows, tiles=tiles, layer_index=layer_index, attend=attend, sinks=sinks
     )
-    if kv.dtype.itemsize > 1:
-        if kv_scales is not None:
-            raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
-        return function(q, kv)
-    # Multiplied in float32, scales are exact: K's are applied to the queries, V's to the output.
+    if kv.dtype.itemsize == 1:
+        out = _from_8_bits(function, q, kv, kv_scales, attend)
+    elif kv_scales is not None:
+        raise ValueError(f"kv_scales are for 8-bit pages, and these are {kv.dtype}")
+    else:
+        out = function(q, kv)
+    return out if attend.parts == 1 else without_unseen(out, rows, tiles, attend.parts)
+
+
+def _from_8_bits(
+    function: Callable[..., Array],
+    q: Float[Array, "T H D"] | PackedQueries,
+    kv: Float[Array, "P S K p E"],
+    kv_scales: Float[Array, "2 K"] | None,
+    attend: AttentionParams,
+) -> Float[Array, "T H V"]:
+    """Return attention over pages of 8 bits. In float32 scales are exact: K's are applied to q, V's to the output."""
     wide = q if isinstance(q, PackedQueries) else q.astype(jnp.float32)
+    dtype = q.dtype if attend.parts == 1 else jnp.dtype(jnp.float32)
     if kv_scales is None:
-        return function(wide, kv).astype(q.dtype)
+        return function(wide, kv).astype(dtype)
     if isinstance(wide, PackedQueries):  # in the type of the values, as V's scales come before the last rounding
         out, group = function(wide._replace(dtype=wide.values.dtype), kv), wide.group
     else:
@@ -107,7 +128,9 @@ def paged_attention(
         scales = _column_scales(kv_scales, kv.shape[-1], v_dim).repeat(group, axis=0)
         out = function(wide * scales[None, :, : wide.shape[2]], kv)
     of_heads = kv_scales[1].astype(jnp.float32).repeat(group)[None, :, None]
-    return (out.astype(jnp.float32) * of_heads).astype(q.dtype)
+    if attend.parts > 1:  # the last number is of K alone
+        return jnp.concatenate([out[..., :-1] * of_heads, out[..., -1:]], axis=-1)
+    return (out.astype(jnp.float32) * of_heads).astype(dtype)
 
 
 def packed_form(
@@ -123,7 +146,7 @@ def packed_form(
 
     None: it does not. Only shapes and types are read. Raises NoAttentionKernel if the implementation cannot serve them.
     """
-    if implementation not in _HOPPER or tiles.tokens.shape[1] > 1:
+    if implementation not in _HOPPER or tiles.tokens.shape[1] > 1 or attend.parts > 1:
         return None
     from pallas_kernels.attention.hopper.launch import Shape
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.parts import LOWEST, with_lse
 from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles
 
 
@@ -31,7 +32,7 @@ def paged_attention(
     keys = jnp.repeat(gathered[token_row], num_heads // num_kv_heads, axis=1).astype(jnp.float32)
     key_position = rows.first_page[token_row][:, None] * page_size + jnp.arange(keys.shape[2])[None]
     begin = jnp.maximum(rows.visible_from[token_row], attend.first_visible(position))
-    visible = (key_position <= position[:, None]) & (key_position >= begin[:, None])
+    visible = (key_position <= attend.last_key(position)[:, None]) & (key_position >= begin[:, None])
     visible &= (position < (rows.starts + rows.counts)[token_row])[:, None]  # padding tokens see nothing
     scores = jnp.einsum("thd,thsd->ths", q.astype(jnp.float32), keys[..., :head_dim], precision="highest")
     scores *= attend.scale
@@ -44,4 +45,6 @@ def paged_attention(
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[2]]
     values = jnp.where(visible[:, None, :, None], keys[..., -v_dim:], 0.0)
     out = jnp.einsum("ths,thsv->thv", jnp.where(visible[:, None], weights, 0.0), values, precision="highest")
+    if attend.parts > 1:
+        return with_lse(out, jnp.maximum(jax.nn.logsumexp(scores, axis=-1) / jnp.log(2.0), LOWEST))
     return out.astype(q.dtype)

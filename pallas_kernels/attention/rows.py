@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -16,6 +17,8 @@ class AttentionParams(NamedTuple):
         softcap: scores become softcap · tanh(score / softcap).
         v_dim: size of V, which is the end of a token's E numbers; K is their beginning, and the two may overlap. None:
             E - D.
+        parts: devices that share the keys of a text. With more than one, rows and result are those of a part; see
+            `parts.part_of`. A part has neither window nor chunk.
     """
 
     scale: float
@@ -24,6 +27,7 @@ class AttentionParams(NamedTuple):
     softcap: float | None = None
     v_dim: int | None = None
     lookback: int = 0
+    parts: int = 1
 
     @property
     def span(self) -> int | None:
@@ -38,6 +42,14 @@ class AttentionParams(NamedTuple):
     def value_size(self, row: int, head_dim: int) -> int:
         """Return the size of V in rows of `row` numbers with keys of `head_dim`."""
         return row - head_dim if self.v_dim is None else self.v_dim
+
+    def keys_before(self, end: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Return how many keys are before each position, counted as `PagedRows.starts` are."""
+        return end if self.parts == 1 else lax.div(end, self.parts)
+
+    def last_key(self, position: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Return the last key that a query at each position sees, so counted; -1: none."""
+        return position if self.parts == 1 else self.keys_before(position + 1) - 1
 
     def first_visible(self, position: Int[Array, "..."]) -> Int[Array, "..."]:
         """Return the oldest position that the window or the chunk of a query at each position reaches."""

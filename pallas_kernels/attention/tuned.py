@@ -32,6 +32,7 @@ def key_of(shape: Shape) -> str:
     attend = shape.attend
     reach = f"w{attend.window}" if attend.window else f"c{attend.chunk}" if attend.chunk else "f"
     reach += f"l{attend.lookback}" if attend.lookback else ""
+    reach += f"s{attend.parts}" if attend.parts > 1 else ""
     heads = f"h{shape.group}x{shape.kv_heads}d{shape.head_dim}v{shape.v_dim}e{shape.row}"
     return f"{shape.stored}-{heads}-p{shape.page}-{reach}-q{shape.queries}-b{_up(shape.tiles)}-n{_up(shape.columns)}"
 

@@ -6,6 +6,7 @@ positions alone, never on how prompts were cut into steps: a program gives a tok
 Softmax: Milakov and Gimelshein 2018 (arXiv 1805.02867).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +21,7 @@ BLOCK_TOKENS = 128  # of tiles with several tokens
 _GROUP = 8  # tiles of several tokens that run side by side
 _DECODE_TOKENS = 128, 512  # least and most of a block, if each tile is one token
 _DECODE_BYTES = 2 * 2**20  # of the keys and values of a block: they stay in the caches of the cores
+_TINY = 1e-30
 _LOWEST = -1e30  # finite, so that a row without visible keys makes no NaN
 
 Carry = tuple[Float[Array, "B K n V"], Float[Array, "B K n"], Float[Array, "B K n"]]
@@ -51,8 +53,9 @@ def paged_attention(
             chosen = _Tile(*(lax.dynamic_slice_in_dim(part, start, _GROUP) for part in tile))
             return lax.dynamic_update_slice_in_dim(out, some(chosen), start, axis=0)
 
-        shape = (num_tiles, tile_size, q.shape[1], attend.value_size(kv.shape[-1], q.shape[2]))
-        out = lax.fori_loop(0, -(-real // _GROUP), group, jnp.zeros(shape, q.dtype))
+        size = attend.value_size(kv.shape[-1], q.shape[2]) + (attend.parts > 1)
+        empty = jnp.zeros((num_tiles, tile_size, q.shape[1], size), q.dtype if attend.parts == 1 else jnp.float32)
+        out = lax.fori_loop(0, -(-real // _GROUP), group, empty)
     return out.reshape(-1, *out.shape[2:])[tiles.flat_index]
 
 
@@ -88,9 +91,9 @@ def _attend(
     block_tokens = block_pages * page_size
 
     first_query = rows.starts[tile.row] + tile.offset  # [B]
-    end = rows.starts[tile.row] + jnp.minimum(tile.offset + tile_size, rows.counts[tile.row])
+    end = attend.keys_before(rows.starts[tile.row] + jnp.minimum(tile.offset + tile_size, rows.counts[tile.row]))
     begin = jnp.maximum(rows.visible_from[tile.row], attend.first_visible(first_query))
-    query_position = first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None]  # [B, Q]
+    query_position = attend.last_key(first_query[:, None] + jnp.arange(tile_size, dtype=jnp.int32)[None])  # [B, Q]
     # One token's window is a function of its position; that of a tile is not, so its blocks begin at their multiples.
     align = page_size if decode else block_tokens
     first_page = (attend.first_visible(first_query) if decode else begin) // align * (align // page_size)
@@ -118,13 +121,20 @@ def _attend(
         return _with_block(carry, scores, visible, lambda p: product("bkns,bksv->bknv", p.astype(dtype), values))
 
     start = _without_keys(shape, kv.shape[-1] if decode else v_dim, sinks, tile_size)
-    if decode and width == block_pages:
-        total, weight, _ = block(0, start)
-    else:
-        total, weight, _ = lax.fori_loop(0, num_slabs.max(), block, start)
+    once = decode and width == block_pages
+    total, weight, top = block(0, start) if once else lax.fori_loop(0, num_slabs.max(), block, start)
     out: Array = total[..., -v_dim:] / jnp.where(weight > 0, weight, 1.0)[..., None]
-    out = out.reshape(num_tiles, num_kv_heads, group, tile_size, v_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(num_tiles, tile_size, q.shape[1], v_dim).astype(q.dtype)
+    out = out if attend.parts == 1 else _part(out, weight, top)
+    out = out.reshape(num_tiles, num_kv_heads, group, tile_size, -1).transpose(0, 3, 1, 2, 4)
+    return out.reshape(num_tiles, tile_size, q.shape[1], -1).astype(q.dtype if attend.parts == 1 else jnp.float32)
+
+
+def _part(
+    out: Float[Array, "B K n V"], weight: Float[Array, "B K n"], top: Float[Array, "B K n"]
+) -> Float[Array, "B K n m"]:
+    from pallas_kernels.attention.parts import with_lse
+
+    return with_lse(out, top / math.log(2) + jnp.log2(jnp.maximum(weight, _TINY)))
 
 
 def _queries(q: Float[Array, "B Q H D"], shape: tuple[int, int, int], zeros: int) -> Float[Array, "B K n E"]:

@@ -11,7 +11,8 @@ from pallas_kernels.attention.hopper import kernel
 from pallas_kernels.attention.hopper.heuristics import default_tuning
 from pallas_kernels.attention.hopper.launch import Launch, Shape, Tuning, launch
 from pallas_kernels.attention.hopper.refs import scratch
-from pallas_kernels.attention.hopper.worklist import combine_entries, work_list
+from pallas_kernels.attention.hopper.worklist import combine_entries, combined_entries_lse, work_list
+from pallas_kernels.attention.parts import combined_lse, with_lse
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.tuned import tuning_for
@@ -54,7 +55,7 @@ def paged_attention(
     plan = plan_of(Shape.of(q, kv, rows, tiles, attend), sms, tuning)
     out = _run(plan, plan.dtype, _pack(plan, q, tiles), kv, rows, tiles, layer_index, sinks)
     if plan.queries == 1:
-        return out.reshape(tokens, heads, plan.v_dim)
+        return out.reshape(tokens, heads, -1)
     return _unpack(plan, out, tiles, in_tiles(rows, tiles))
 
 
@@ -79,7 +80,7 @@ def _run(
 ) -> Float[Array, "I K rows V"]:
     items = _items(plan, rows, tiles, len(tiles.flat_index))
     out: Array = _attend(plan, result, packed, kv, items, rows.page_rows, jnp.full(1, layer_index, jnp.int32), sinks)
-    return out[:, :, : plan.rows, plan.v_width - plan.v_dim :]
+    return out[:, :, : plan.rows, plan.v_width - plan.v_dim :]  # and the sum's logarithm, if there is one
 
 
 def plan_of(shape: Shape, sms: int | None = None, tuning: Tuning | None = None) -> Launch:
@@ -109,8 +110,8 @@ def _unpack(
     chunks, queries = plan.chunks, plan.chunk_queries
     tile, in_tile = tiles.flat_index // plan.queries, tiles.flat_index % plan.queries
     item, query = tile * chunks + in_tile // queries, in_tile % queries
-    out = out.reshape(plan.items, plan.kv_heads, queries, plan.group, plan.v_dim)
-    taken = out[item, :, query].reshape(len(held), -1, plan.v_dim)
+    out = out.reshape(plan.items, plan.kv_heads, queries, plan.group, out.shape[-1])
+    taken = out[item, :, query].reshape(len(held), -1, out.shape[-1])
     return jnp.where(held[:, None, None], taken, jnp.zeros_like(taken))
 
 
@@ -137,7 +138,7 @@ def _items(plan: Launch, rows: PagedRows, tiles: QueryTiles, tokens: int) -> Int
     first_page = rows.first_page[row]
     begin = jnp.maximum(rows.visible_from[row], plan.attend.first_visible(first_query))
     begin = jnp.maximum(begin, first_page * plan.page)
-    end = rows.starts[row] + jnp.minimum(last, rows.counts[row])
+    end = plan.attend.keys_before(rows.starts[row] + jnp.minimum(last, rows.counts[row]))
     end = jnp.minimum(end, (first_page + plan.columns) * plan.page)
     fields = (begin, end, first_query, first_page)
     index = jnp.arange(plan.items, dtype=jnp.int32)
@@ -197,8 +198,14 @@ def _attend(
     split_out, split_lse = outputs
     split_lse = split_lse[..., : plan.stored_rows]
     if work is not None:
-        return combine_entries(work, plan.most_splits, split_out, split_lse).astype(result)
-    return combine(split_out, split_lse).astype(result)
+        out = combine_entries(work, plan.most_splits, split_out, split_lse)
+    else:
+        out = combine(split_out, split_lse)
+    if plan.attend.parts == 1:
+        return out.astype(result)
+    if work is not None:
+        return with_lse(out, combined_entries_lse(work, plan.most_splits, split_lse))
+    return with_lse(out, combined_lse(split_lse))
 
 
 def _grid(plan: Launch) -> tuple[dict[str, int], tuple[int, ...]]:

@@ -327,7 +327,7 @@ def _has_unseen(plan: Launch, item: WorkItem, row_part: Part, start: Scalar) -> 
     first = item.first_query + first_row // plan.group
     last = item.first_query + jnp.minimum((first_row + WARPGROUP_ROWS - 1) // plan.group, plan.chunk_queries - 1)
     begin = jnp.maximum(item.begin, plan.attend.first_visible(last))
-    return (start < begin) | (start + plan.tuning.block > jnp.minimum(item.end, first + 1))
+    return (start < begin) | (start + plan.tuning.block > jnp.minimum(item.end, plan.attend.keys_before(first + 1)))
 
 
 def _mask(
@@ -338,7 +338,7 @@ def _mask(
     visible = (position >= item.begin) & (position < item.end)
     if plan.queries > 1:
         row = mosaic.iota((WARPGROUP_ROWS,), 0) + row_part * WARPGROUP_ROWS
-        query = item.first_query + lax.div(row, plan.group)
+        query = plan.attend.last_key(item.first_query + lax.div(row, plan.group))
         visible &= position <= mosaic.rows_to_columns(query, plan.tuning.block)
         if plan.attend.window is not None or plan.attend.chunk is not None:
             visible &= position >= mosaic.rows_to_columns(plan.attend.first_visible(query), plan.tuning.block)

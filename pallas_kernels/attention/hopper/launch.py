@@ -164,7 +164,7 @@ class Launch(Shape):
     @property
     def in_parts(self) -> bool:
         """Whether thread blocks write parts of a result, in float32, that are combined afterwards."""
-        return self.tuning.splits > 1 or self.listed
+        return self.tuning.splits > 1 or self.listed or self.attend.parts > 1
 
     @property
     def most_splits(self) -> int:

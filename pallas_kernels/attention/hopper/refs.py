@@ -189,7 +189,7 @@ class WorkItem:
         if splits > 1:
             share = lax.div(count + (splits - 1), splits)
             first, count = first + split * share, jnp.clip(count - split * share, 0, share)
-        layer, out = refs.layer_index[0], (split, index, head) if splits > 1 else (index, head)
+        layer, out = refs.layer_index[0], (split, index, head) if plan.in_parts else (index, head)
         return cls(index, head, split, layer, row, begin, end, first_query, first_page, first * block, count, out)
 
     @classmethod

@@ -8,7 +8,7 @@ and memory for the parts is bounded. The entries of the longest items come first
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.hopper.launch import Launch
 
@@ -66,6 +66,31 @@ def _blocks_of_a_split(plan: Launch, blocks: Int[Array, " I"]) -> Int[Array, " I
     return jnp.maximum(-(-blocks // splits), 1)
 
 
+class _Entries(NamedTuple):
+    """The entries of each item, split by split: their index, whether they exist, and their logarithms."""
+
+    at: list[Int[Array, " I"]]
+    live: list[Bool[Array, "I 1 1"]]
+    lse: list[Float[Array, "I K rows"]]
+
+    @classmethod
+    def of(cls, work: WorkList, most: int, lse: Float[Array, "E K rows"]) -> "_Entries":
+        """Look up the entries; -inf stands for the logarithm of one that does not exist."""
+        last = jnp.maximum(work.first + work.splits - 1, 0)
+        at = [jnp.minimum(work.first + split, last) for split in range(most)]
+        live = [(split < work.splits)[:, None, None] for split in range(most)]
+        return cls(
+            at, live, [jnp.where(is_live, lse[index], -jnp.inf) for index, is_live in zip(at, live, strict=True)]
+        )
+
+    def top(self) -> Float[Array, "I K rows"]:
+        """Return the largest logarithm of each item; 0 for dead items."""
+        top = self.lse[0]
+        for own in self.lse[1:]:
+            top = jnp.maximum(top, own)
+        return jnp.where(self.live[0], top, 0.0)
+
+
 def combine_entries(
     work: WorkList, most: int, parts: Float[Array, "E K rows V"], lse: Float[Array, "E K rows"]
 ) -> Float[Array, "I K rows V"]:
@@ -77,18 +102,21 @@ def combine_entries(
         most: splits of an item at most.
         parts, lse: the softmax over each entry's keys, and the base-2 logarithm of its sum.
     """
-    last = jnp.maximum(work.first + work.splits - 1, 0)
-    at = [jnp.minimum(work.first + split, last) for split in range(most)]
-    live = [(split < work.splits)[:, None, None] for split in range(most)]
-    sums = [jnp.where(is_live, lse[index], -jnp.inf) for index, is_live in zip(at, live, strict=True)]
-    top = sums[0]
-    for own in sums[1:]:
-        top = jnp.maximum(top, own)
-    top = jnp.where(live[0], top, 0.0)
+    entries = _Entries.of(work, most, lse)
+    top = entries.top()
     total, weight = jnp.zeros(()), jnp.zeros(())
-    for index, is_live, own in zip(at, live, sums, strict=True):
+    for index, is_live, own in zip(*entries, strict=True):
         share = jnp.exp2(own - top)
         weight = weight + share
         total = total + jnp.where(is_live[..., None], parts[index] * share[..., None], 0.0)
     out: Array = total / jnp.maximum(weight, _TINY)[..., None]
     return out
+
+
+def combined_entries_lse(work: WorkList, most: int, lse: Float[Array, "E K rows"]) -> Float[Array, "I K rows"]:
+    """Return the base-2 logarithm of the sum over all splits of each item; dead items get a very small one."""
+    entries = _Entries.of(work, most, lse)
+    top, weight = entries.top(), jnp.zeros(())
+    for own in entries.lse:
+        weight = weight + jnp.exp2(own - top)
+    return top + jnp.log2(jnp.maximum(weight, _TINY))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import triton
+from pallas_kernels.attention.parts import combined_lse, with_lse
 from pallas_kernels.attention.rows import AttentionParams, PagedRows, QueryTiles, in_tiles
 from pallas_kernels.attention.splits import combine
 from pallas_kernels.attention.triton.heuristics import SMS, default_tuning
@@ -40,10 +41,11 @@ def paged_attention(
     tuning = tuning._replace(splits=1) if whole else tuning
     check_tuning(tuning)
     splits = tuning.splits
+    in_parts = splits > 1 or attend.parts > 1
     size = (tokens, heads, shape.v_dim)
     arrays = {"q": q, "kv": kv, "items": program_items(shape, rows, tiles, tokens), "tokens": tiles.tokens}
     outputs = [jax.ShapeDtypeStruct(size, shape.dtype)]  # type: ignore[no-untyped-call]
-    if splits > 1:
+    if in_parts:
         parts, lse = (splits, *size), (splits, tokens, heads)
         outputs = [jax.ShapeDtypeStruct(part, jnp.float32) for part in (parts, lse)]  # type: ignore[no-untyped-call]
     triton.load()
@@ -56,15 +58,18 @@ def paged_attention(
             "page_rows": rows.page_rows,
             "sinks": sinks,
             "layer_index": layer_index * shape.kv_heads * shape.page,
-            **({"lse": None} if splits == 1 else {}),
+            **({} if in_parts else {"lse": None}),
         },
         outputs,
         (shape.tiles * shape.chunks(tuning.rows), shape.kv_heads, splits),
-        {"TOKENS": tokens if splits > 1 else 0, **_constants(shape, tuning)},
+        {"TOKENS": tokens if in_parts else 0, **_constants(shape, tuning)},
         warps=tuning.warps,
         stages=tuning.stages,
     )
-    out = found[0] if splits == 1 else combine(*found).astype(shape.dtype)
+    if attend.parts > 1:
+        out = with_lse(combine(*found), combined_lse(found[1]))
+    else:
+        out = found[0] if splits == 1 else combine(*found).astype(shape.dtype)
     # The kernel writes nothing for tokens that no tile holds.
     return out if shape.queries == 1 else jnp.where(in_tiles(rows, tiles)[:, None, None], out, jnp.zeros((), out.dtype))
 
@@ -96,6 +101,7 @@ def _constants(shape: Shape, tuning: Tuning) -> dict[str, Any]:
         "ROWS": tuning.rows,
         "BLOCK": tuning.block,
         "SPLITS": tuning.splits,
+        "PARTS": attend.parts,
         "PRECISION": "ieee",  # of products in float32; 16-bit types have only one
     }
 

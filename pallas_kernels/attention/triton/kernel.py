@@ -27,9 +27,9 @@ def attend(
     page_rows: tl.tensor,  # [R, N]
     sinks: tl.tensor,  # [H] or None
     layer_index: tl.tensor,  # cells of a page before the layer's: its index · K · p
-    out: tl.tensor,  # [T, H, V], or with splits [splits, T, H, V] in float32
+    out: tl.tensor,  # [T, H, V], or with splits or parts [splits, T, H, V] in float32
     lse: tl.tensor,  # [splits, T, H] or None: base-2 logarithm of the softmax's sum
-    TOKENS: tl.constexpr,  # T; unused without splits
+    TOKENS: tl.constexpr,  # T; unused without lse
     QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -51,6 +51,7 @@ def attend(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Attend to one split of the keys of one KV head, with up to ROWS queries times heads of one tile."""
@@ -77,7 +78,8 @@ def attend(
     # Keys that some query sees. Other cells are not read: they may hold NaN, and 0 · NaN is NaN.
     first, last = chunk * ROWS // GROUP, tl.minimum((chunk * ROWS + ROWS - 1) // GROUP, live - 1)
     begin = tl.maximum(lowest, _first_visible(first_query + first, WINDOW, CHUNK))
-    end = tl.minimum(first_query + last + 1, (first_page + COLUMNS) * PAGE)
+    keys = first_query + last + 1 if PARTS == 1 else (first_query + last + 1) // PARTS
+    end = tl.minimum(keys, (first_page + COLUMNS) * PAGE)
     end = tl.where(first < live, end, begin)
     first_block = begin // BLOCK
     blocks = tl.maximum((end + BLOCK - 1) // BLOCK - first_block, 0)
@@ -108,7 +110,7 @@ def attend(
         if D_REST > 0:
             k_rest = _columns(kv + cell * WIDTH, D_MAIN, D_REST, D, read)
             score = tl.dot(q_rest, tl.trans(k_rest), score, input_precision=PRECISION)
-        visible = read[None, :] & _visible(key[None, :], position[:, None], WINDOW, CHUNK)
+        visible = read[None, :] & _visible(key[None, :], position[:, None], WINDOW, CHUNK, PARTS)
         score = tl.where(visible, _scaled(score, SCALE, SOFTCAP), float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         shrink = tl.exp2(top - new_top)
@@ -125,7 +127,7 @@ def attend(
     # A row without visible keys gives zeros, which have no weight beside other splits.
     weight = tl.where(weight > 0, weight, 1.0)
     scale = 1 / weight
-    if SPLITS > 1:
+    if lse is not None:
         out_row += split.to(tl.int64) * (TOKENS * KV_HEADS * GROUP)
         tl.store(lse + out_row, top + tl.log2(weight), mask=stored)
     _store(out + out_row * V, 0, V, total * scale[:, None], stored)
@@ -149,8 +151,12 @@ def _first_visible(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexp
 
 @triton.jit
 @no_type_check
-def _visible(key: tl.tensor, position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+def _visible(
+    key: tl.tensor, position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr
+) -> tl.tensor:
     """Return whether the causal order, and window or chunk, let a query see a key."""
+    if PARTS > 1:
+        key = key * PARTS + (PARTS - 1)  # see `parts.part_of`
     visible = key <= position
     if CHUNK > 0:
         visible &= key >= _first_visible(position, WINDOW, CHUNK)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.api import Implementation, packed_form, paged_attention
 from pallas_kernels.attention.hopper import call as hopper_attention
 from pallas_kernels.attention.hopper.launch import Shape, Tuning
+from pallas_kernels.attention.parts import combine_parts, part_of
 from pallas_kernels.attention.rows import AttentionParams, PackedQueries, PagedRows, QueryTiles, tile_rows
 from pallas_kernels.quantized import cut
 from tests.support import oracles
@@ -195,28 +196,32 @@ def _program(
     implementation: Implementation,
     tuning: Tuning | None,
 ) -> Float[Array, "T H V"]:
-    attend = _attend(case)
     sinks = None if case.sinks is None else jnp.array(case.sinks, case.dtype)
+    scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
     if tuning is not None:
         return hopper_attention.paged_attention(
-            q, kv, rows, tiles, layer_index=case.layer_index, attend=attend, sinks=sinks, tuning=tuning
+            q, kv, rows, tiles, layer_index=case.layer_index, attend=_attend(case), sinks=sinks, tuning=tuning
         )
-    scales = None if case.kv_scales is None else jnp.array(case.kv_scales, jnp.float32)
-    return paged_attention(
+    call = partial(
+        paged_attention,
         q,
-        kv,
-        rows,
-        tiles,
+        tiles=tiles,
         layer_index=case.layer_index,
-        attend=attend,
-        sinks=sinks,
+        attend=_attend(case),
         kv_scales=scales,
         implementation=implementation,
     )
+    if case.parts == 1:
+        return call(kv=kv, rows=rows, sinks=sinks)
+    cells = [kv[..., part :: case.parts, :] for part in range(case.parts)]  # of each device
+    parts = [call(kv=own, rows=part_of(rows, part, case.parts)) for part, own in enumerate(cells)]
+    return combine_parts(jnp.stack(parts), sinks).astype(q.dtype)
 
 
 def _attend(case: Case) -> AttentionParams:
-    return AttentionParams(_scale(case), case.window, case.chunk, case.softcap, case.heads[3], case.lookback)
+    return AttentionParams(
+        _scale(case), case.window, case.chunk, case.softcap, case.heads[3], case.lookback, case.parts
+    )
 
 
 def _scale(case: Case) -> float:

@@ -34,6 +34,7 @@ class Case:
         dtype: type of the queries.
         kv_dtype: type of the pages; empty: as the queries.
         kv_scales: scales of 8-bit pages, for K and V by KV head.
+        parts: devices that share the keys, each with `page_size` / `parts` cells of a page.
         quick: fast enough to be interpreted in every run of the tests.
     """
 
@@ -56,6 +57,7 @@ class Case:
     dtype: str = "float32"
     kv_dtype: str = ""
     kv_scales: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    parts: int = 1
     quick: bool = False
 
     @property
@@ -68,7 +70,7 @@ class Case:
         """Whether the Hopper kernels serve the case."""
         heads, kv_heads, head_dim, v_dim = self.heads
         fits = heads // kv_heads <= 64 and (self.row or head_dim + v_dim) % (32 if self.kv_dtype else 16) == 0
-        return fits and self.dtype != "float32" and self.page_size in (8, 16, 32, 64, 128)
+        return fits and self.dtype != "float32" and self.page_size // self.parts in (8, 16, 32, 64, 128)
 
 
 PREFILL = (RowSpec(0, 37), RowSpec(0, 1), RowSpec(0, 10))
@@ -86,12 +88,8 @@ LONG_DECODE = (RowSpec(511, 1), RowSpec(65, 1), RowSpec(0, 0))
 FEW = (RowSpec(192, 8), RowSpec(57, 9), RowSpec(0, 3))
 FROM_FEW = (RowSpec(250, 8, 200), RowSpec(0, 1), RowSpec(127, 8, 127))
 EXTEND = (RowSpec(192, 40), RowSpec(57, 9), RowSpec(0, 3), RowSpec(0, 0))
-ALIGNED = (
-    RowSpec(64, 64),
-    RowSpec(0, 0),
-    RowSpec(128, 1),
-    RowSpec(0, 63),
-)  # to pages, blocks and tiles, but for the last row
+# To pages, blocks and tiles, except for the last row.
+ALIGNED = (RowSpec(64, 64), RowSpec(0, 0), RowSpec(128, 1), RowSpec(0, 63))
 LONG_EXTEND = (RowSpec(30, 150), RowSpec(0, 0), RowSpec(300, 20, 290))
 LONG_AMONG_SHORT = (RowSpec(1_499, 1), RowSpec(0, 1), RowSpec(70, 1), RowSpec(0, 0), RowSpec(129, 1))
 LONG_BESIDE_PROMPT = (RowSpec(1_499, 1), RowSpec(30, 17), RowSpec(129, 1))

@@ -16,20 +16,24 @@ from jaxtyping import TypeCheckError
 
 from pallas_kernels.attention.api import Implementation, paged_attention, write_kv
 from pallas_kernels.attention.rows import AttentionParams, PagedRows
+from pallas_kernels.errors import NoAttentionKernel
 from tests.support.kernels.calls import Call, check, make_call, run, tiles_of, token_rows
 from tests.support.oracles import Row
 from tools.cases.kernels.attention import CASES, CHUNKS, MIXED, PADDED, RAGGED_DECODE, Case, RowSpec
 from tools.cases.kernels.attention_fp8 import FP8, FP8_CASES
 from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
+from tools.cases.kernels.attention_parts import PARTS_CASES
 
 
 def served() -> list[ParameterSet]:
     """Return each case with each implementation that serves it. To interpret a Hopper kernel takes seconds."""
     out = []
-    for index, case in enumerate((*CASES, *FP8_CASES, *LOOKBACK_CASES)):
+    for index, case in enumerate((*CASES, *FP8_CASES, *LOOKBACK_CASES, *PARTS_CASES)):
         for implementation in get_args(Implementation):
             if implementation.startswith("triton"):
                 continue  # see test_triton
+            if implementation == "cpu" and case.parts > 1:
+                continue
             if not implementation.startswith("mosaic") or case.for_mosaic:
                 quick = case.quick if implementation == "mosaic" else case.name == RAGGED_DECODE
                 slow = implementation.startswith("mosaic") and not (quick and index % 6 == 0)
@@ -125,6 +129,26 @@ def test_a_row_does_not_see_how_its_neighbours_are_cut(implementation: Implement
     q = np.roll(call.q, -call.rows[0].count, axis=0)
     separate = run(Call(q, call.kv, call.page_rows, alone), case, implementation)
     np.testing.assert_allclose(separate[:33], together[1:34], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "attend"),
+    [
+        ({}, AttentionParams(1.0, window=4, parts=2)),
+        ({}, AttentionParams(1.0, chunk=4, parts=2)),
+        ({"sinks": jnp.zeros(4)}, AttentionParams(1.0, parts=2)),
+    ],
+)
+def test_a_part_of_the_keys_has_no_window_and_no_sinks(more: dict[str, Any], attend: AttentionParams) -> None:
+    call = make_call(CASES[0], CHUNKS)
+    with pytest.raises(ValueError, match="parts = 2: takes no window, chunk, sinks or packed queries"):
+        inspect.unwrap(paged_attention)(call.q, call.kv, None, None, layer_index=0, attend=attend, **more)
+
+
+def test_the_library_for_cpus_takes_whole_keys() -> None:
+    call, case = make_call(CASES[0], CHUNKS), replace(CASES[0], parts=2)
+    with pytest.raises(NoAttentionKernel, match="takes no keys in 2 parts"):
+        run(call, case, "cpu")
 
 
 def test_an_unknown_implementation_is_an_error() -> None:

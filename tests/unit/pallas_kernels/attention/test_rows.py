@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jaxtyping import Int
 
+from pallas_kernels.attention.parts import part_of
 from pallas_kernels.attention.rows import PagedRows, QueryTiles, in_tiles, tile_rows
 
 
@@ -49,3 +52,16 @@ def test_a_row_may_have_all_tokens_of_a_step_with_as_many_rows() -> None:
     counts = jnp.array([2, 0, 1], jnp.int32)
     tiles = tile_rows(counts, jnp.array([0, 2, 2], jnp.int32), jnp.array([0, 0, 2], jnp.int32), 1)
     assert held([2, 0, 1], [0, 2, 2], tiles) == [(0, 0), (0, 1), (2, 2)]
+
+
+@given(parts=st.integers(1, 5), part=st.integers(0, 4), start=st.integers(0, 40), first=st.integers(0, 40))
+def test_a_part_has_every_nth_key_in_order(parts: int, part: int, start: int, first: int) -> None:
+    """A query sees the keys of a part that it sees of the text, by the rule that kernels have."""
+    part %= parts
+    none, page_rows = jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32)
+    rows = PagedRows(jnp.array([start]), jnp.ones(1, jnp.int32), page_rows, none, jnp.array([first]))
+    moved = part_of(rows, part, parts)
+    query, begin = moved.starts.item(), moved.visible_from.item()
+    seen = [key for key in range(begin, 50) if key * parts + parts - 1 <= query]
+    assert [key * parts + part for key in seen] == [p for p in range(first, start + 1) if p % parts == part]
+    assert len(seen) == max(0, (query + 1) // parts - begin)

@@ -28,14 +28,16 @@ from tools.cases.kernels.attention import CASES, Case, RowSpec
 from tools.cases.kernels.attention_layers import DECODE_LAYERS, Layer
 from tools.cases.kernels.attention_lookback import LOOKBACK_CASES
 from tools.cases.kernels.attention_matrix import matrix
+from tools.cases.kernels.attention_parts import PARTS_CASES
 from tools.cases.kernels.attention_shapes import Arguments, arguments
 
 ROUNDOFFS = 2  # Triton's interpreter truncates where a GPU rounds
-NAMED = {case.name: case for case in (*CASES, *LOOKBACK_CASES) if not case.kv_dtype}
+NAMED = {case.name: case for case in (*CASES, *LOOKBACK_CASES, *PARTS_CASES) if not case.kv_dtype}
 SINKS_AND_WINDOW = NAMED["16 bits, 64/64 p16, window 64, sinks"]
 FULL = NAMED["16 bits, 128/128 p64, full, softcap, splits"]
 TILES = NAMED["16 bits, tiles of 8, chunk 128, first visible"]
 RAGGED = NAMED["window 47 = 3p - 1, softcap"]
+PARTS = NAMED["16 bits, two parts, 64/64 p32, sinks, decode"]
 LAYERS = {layer.name: layer for layer in DECODE_LAYERS}
 TUNINGS = [
     (SINKS_AND_WINDOW, Tuning(16, 16, 4, 2, 1)),
@@ -69,7 +71,7 @@ def test_a_token_attends_to_exactly_the_keys_it_may_see(interpreter: Any, name: 
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("case", [FULL, TILES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [FULL, TILES, PARTS], ids=lambda case: case.name)
 def test_keys_that_are_not_split_give_the_same_result(interpreter: Any, case: Case) -> None:
     """Of decode steps and of tiles of several tokens."""
     compare(case, "triton_whole")
