@@ -86,6 +86,9 @@ class EngineConfig:
             scores (docs/rl.md); the model must have experts.
         tensor_parallel_size: Share the model between this many devices, over all hosts. Each holds a part of the
             weights and of the KV cache.
+        decode_context_parallel_size: Spread the tokens of the full-attention layers over this many of the devices that
+            store the same KV head, so that each token is stored once. It must divide tensor_parallel_size divided by
+            the KV heads of a full layer.
         nnodes: Share the model between this many hosts. Each has the same number of devices.
         node_rank: Rank of this host, counted from 0. Host 0 serves requests and tells the other hosts which steps to
             run. Default: the rank that Slurm, MPI or a LeaderWorkerSet gives.
@@ -137,6 +140,7 @@ class EngineConfig:
     deterministic: bool = False
     enable_return_routed_experts: bool = False
     tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     nnodes: int = 1
     node_rank: int | None = None
     dist_init_addr: str | None = None
@@ -157,6 +161,7 @@ class EngineConfig:
             "kv_cache_memory_bytes",
             "prefix_cache_interval",
             "tensor_parallel_size",
+            "decode_context_parallel_size",
             "nnodes",
             "max_loras",
             "max_lora_rank",

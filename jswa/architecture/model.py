@@ -88,6 +88,8 @@ class ModelConfig:
         logit_scale: factor of the logits, applied before `final_softcap`.
         devices: number of tensor parallel devices. If there are several, heads and widths are those of one device's
             shard; the device also stores vocab_size / devices rows of the embedding (`jswa.model.partition`).
+        context_devices: number of neighbouring devices that share the tokens of each full layer's KV: device d of them
+            stores the tokens at positions ≡ d.
     """
 
     family: str
@@ -106,6 +108,7 @@ class ModelConfig:
     altup: AltUp | None = None
     eos_token_ids: tuple[int, ...] = ()
     devices: int = field(default=1, repr=False)
+    context_devices: int = field(default=1, repr=False)
 
     @property
     def tail(self) -> int:

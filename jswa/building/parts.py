@@ -163,7 +163,7 @@ def _size(
     kernels = machine.kernels
     limits = resolve_limits(options, loaded.model, on_gpu=on_gpu)
     model = loaded.model.at_length(limits.max_model_len)
-    part = shard_config(model, options.tensor_parallel_size)
+    part = shard_config(model, options.tensor_parallel_size, options.decode_context_parallel_size)
     drafter = loaded.drafter and loaded.drafter.shard(options.tensor_parallel_size)
     layout = KVLayout.of(part, limits.page_size, () if drafter is None else drafter.layers)
     one_bucket = limits.one_bucket and not computes_rows_alone(kernels, params, part)

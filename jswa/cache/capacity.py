@@ -74,9 +74,9 @@ def ideal_fraction(layout: KVLayout, length: int) -> float:
 
     The difference is padding of slabs to a common unit, unused layers of local pages, and the rest of the last page.
     """
-    ideal = 0
+    ideal = 0.0
     if layout.full is not None:
-        ideal += layout.full.num_layers * layout.full.elems * length
+        ideal += layout.full.num_layers * layout.full.elems * length / layout.full.parts
     if layout.local is not None and layout.reach is not None:
         ideal += layout.local.num_layers * layout.local.elems * min(length, layout.reach.span)
     taken = layout.resident_slots(length) / layout.pages_per_slab * layout.num_lanes * layout.slab_elems
@@ -88,7 +88,7 @@ def padding(layout: KVLayout) -> float:
     kind = layout.local or layout.full
     if kind is None:
         return 0.0
-    used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size
+    used = kind.num_layers / layout.num_lanes * kind.elems * layout.page_size / kind.parts
     return 1 - used / layout.slab_elems
 
 

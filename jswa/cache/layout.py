@@ -14,14 +14,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jswa.architecture import AttentionConfig, AttentionKind, ModelConfig, Reach
-from jswa.errors import UnsupportedModel
+from jswa.errors import ConfigError, UnsupportedModel
 
 
 @dataclass(frozen=True)
 class KindLayout:
-    """The page view of one kind of layer: an array `[pages, layers_per_page, num_kv_heads, page_size, row]`.
+    """The page view of one kind of layer: an array `[pages, layers_per_page, num_kv_heads, page_size / parts, row]`.
 
     A `row` is the KV of one token and head: K and V side by side.
+
+    Attributes:
+        parts: of the `devices` that share the model, those that share the tokens of a page: each has a cell for every
+            `parts`-th of them.
     """
 
     num_layers: int
@@ -30,6 +34,8 @@ class KindLayout:
     v_head_dim: int
     layers_per_page: int
     pages_per_slab: int
+    parts: int = field(default=1, repr=False)
+    devices: int = field(default=1, repr=False)
 
     @property
     def elems(self) -> int:
@@ -125,7 +131,8 @@ class KVLayout:
             drafter: the layers of a drafter that store KV. Its local layers lie among the model's, its full layers in
                 lanes of their own.
 
-        Raises UnsupportedModel where layers of one kind differ in shape or reach, or a chunk is no multiple of a page.
+        Raises UnsupportedModel where layers of one kind differ in shape or reach, or a chunk is no multiple of a page,
+        and ConfigError if the devices that share the tokens of a page cannot have equal shares.
         """
         attention = [layer.attention for layer in model.layers] + [a for a in drafter if a.kind == "local"]
         owners = [a for a in attention if a.kv_from is None]
@@ -138,11 +145,15 @@ class KVLayout:
             raise UnsupportedModel(f"block_size = {page_size} must divide the model's attention chunk of {reach.size}")
         lanes = len(full) or len(local)
         local_per_lane = math.ceil(len(local) / lanes)
-        elems = {kind: _elems(layers[0]) if layers else 0 for kind, layers in (("full", full), ("local", local))}
-        unit = math.lcm(*(e for e in elems.values() if e))
-        widest = max(local_per_lane * elems["local"], elems["full"])
-        token_elems = unit * math.ceil(widest / unit)
-        pages_per_slab = token_elems // elems["full"] if full else 1
+        shared = parts, _ = model.context_devices, model.devices
+        if page_size % parts:
+            raise ConfigError("block_size", page_size, f"must be a multiple of decode_context_parallel_size = {parts}")
+        # Elements of a cell: of one token in a full page, and of `parts` tokens in a local one.
+        full_elems, local_elems = (_elems(layers[0]) if layers else 0 for layers in (full, local))
+        local_elems *= parts
+        unit = math.lcm(*(e for e in (full_elems, local_elems) if e))
+        cell = unit * math.ceil(max(local_per_lane * local_elems, full_elems) / unit)
+        pages_per_slab = cell // full_elems if full else 1
         own = [a for a in drafter if a.kind == "full"]
         if own and not full:
             raise UnsupportedModel("a drafter with full layers needs a model that has full layers too")
@@ -150,10 +161,10 @@ class KVLayout:
         return KVLayout(
             page_size=page_size,
             num_lanes=lanes,
-            slab_elems=page_size * token_elems,
+            slab_elems=page_size // parts * cell,
             reach=reach,
-            full=_kind(full, layers_per_page=1, pages_per_slab=pages_per_slab) if full else None,
-            local=_kind(local, layers_per_page=token_elems // elems["local"], pages_per_slab=1) if local else None,
+            full=_kind(full, layers_per_page=1, pages_per_slab=pages_per_slab, shared=shared) if full else None,
+            local=_kind(local, layers_per_page=cell // local_elems, pages_per_slab=1) if local else None,
             layers=placed[: len(model.layers)],
             devices=model.devices,
             drafts=tuple(_kind([a], layers_per_page=1, pages_per_slab=pages_per_slab) for a in own),
@@ -185,7 +196,9 @@ def _elems(layer: AttentionConfig) -> int:
     return layer.num_kv_heads * (layer.stored_head_dim + layer.v_head_dim)
 
 
-def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_slab: int) -> KindLayout:
+def _kind(
+    layers: list[AttentionConfig], *, layers_per_page: int, pages_per_slab: int, shared: tuple[int, int] = (1, 1)
+) -> KindLayout:
     first = layers[0]
     return KindLayout(
         len(layers),
@@ -194,6 +207,8 @@ def _kind(layers: list[AttentionConfig], *, layers_per_page: int, pages_per_slab
         v_head_dim=first.v_head_dim,
         layers_per_page=layers_per_page,
         pages_per_slab=pages_per_slab,
+        parts=shared[0],
+        devices=shared[1],
     )
 
 

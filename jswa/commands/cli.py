@@ -181,6 +181,7 @@ def capacity(
     itemsize: int = 2,
     memory_gib: float | None = None,
     tensor_parallel_size: int = 1,
+    decode_context_parallel_size: int = 1,
     quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
     revision: str | None = None,
 ) -> None:
@@ -205,6 +206,8 @@ def capacity(
         leaves for KV, or 75.
     tensor_parallel_size
         Share the model between this many devices.
+    decode_context_parallel_size
+        Spread the tokens of the full-attention layers over this many of the devices that store the same KV head.
     quantization
         Hold weights in this form, with the choices of `jswa serve --quantization`.
     revision
@@ -219,6 +222,7 @@ def capacity(
         memory=None if memory_gib is None else int(memory_gib * 2**30),
         gpu=gpu,
         devices=tensor_parallel_size,
+        context=decode_context_parallel_size,
         quantization=quantization,
         revision=revision,
     )

@@ -72,7 +72,7 @@ def require_memory(
         kernels: that run them, as far as these decide how they are held.
     """
     shares = options.tensor_parallel_size
-    part, room = shard_config(model, shares), options.lora_room
+    part, room = shard_config(model, shares, options.decode_context_parallel_size), options.lora_room
 
     def size_in(dtype: str) -> int:
         size = jnp.dtype(dtype).itemsize

@@ -43,6 +43,34 @@ def shard_columns(x: Shaped[Array, "R V"], devices: int) -> Shaped[Array, "R v"]
     return x if devices == 1 else lax.dynamic_slice_in_dim(x, shard_start(size, devices), size, axis=1)
 
 
+def context_part(parts: int, devices: int) -> Int[Array, ""] | int:
+    """Return which of the `parts` neighbouring devices that share a text's keys this one is."""
+    return 0 if devices == 1 else lax.rem(lax.axis_index(AXIS), parts)
+
+
+def gather_heads(q: Shaped[Array, "T H D"], parts: int, devices: int) -> Shaped[Array, "T n D"]:
+    """Return the query heads of all devices that share keys, in their order; on one device its own, as often."""
+    if devices == 1:
+        return jnp.tile(q, (1, parts, 1))
+    groups = _neighbours(parts, devices)
+    gathered: Array = lax.all_gather(q, AXIS, axis=1, tiled=True, axis_index_groups=groups)
+    return gathered
+
+
+def exchange_heads(x: Shaped[Array, "T n V"], parts: int, devices: int) -> Shaped[Array, "parts T H V"]:
+    """Return this device's heads from each device that shares keys; on one device from itself alone."""
+    by_owner = x.reshape(len(x), parts, -1, x.shape[2]).transpose(1, 0, 2, 3)
+    if devices == 1:
+        return by_owner[:1]
+    groups = _neighbours(parts, devices)
+    own: Array = lax.all_to_all(by_owner, AXIS, 0, 0, tiled=True, axis_index_groups=groups)  # type: ignore[no-untyped-call]
+    return own
+
+
+def _neighbours(parts: int, devices: int) -> list[list[int]]:
+    return [list(range(first, first + parts)) for first in range(0, devices, parts)]
+
+
 def argmax_columns(x: Shaped[Array, "R v"], devices: int) -> Int[Array, " R"]:
     """Return `argmax` over the columns of all devices; ties go to the first column.
 

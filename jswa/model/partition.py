@@ -11,6 +11,9 @@ model is split as follows:
                          of 64 inputs of MXFP4 weights stay whole
     embedding, logits    by vocabulary
 
+Devices that store the same KV head of a full layer may share its tokens (decode context parallelism, as in Helix
+Parallelism, Bhatia et al. 2025, arXiv 2507.07120): then each stores every n-th of them.
+
 All other parameters are replicated. The outputs of attention and feed-forward are summed over devices, one sum each.
 """
 
@@ -63,18 +66,39 @@ class ShardCut(NamedTuple):
         return sum(end - begin for begin, end in self.ranges[0])
 
 
-def shard_config(model: ModelConfig, devices: int) -> ModelConfig:
+def shard_config(model: ModelConfig, devices: int, context: int = 1) -> ModelConfig:
     """Return the config of one device's shard; all devices have the same.
+
+    Args:
+        context: devices that share the tokens of a full layer's KV head.
 
     Raises ConfigError if the model cannot be split over so many devices.
     """
+    _require_copies(model, devices, context)
     if devices == 1:
         return model
     _require_whole("vocab_size", model.vocab_size, devices)
     if model.altup is not None:
         raise ConfigError(_FIELD, devices, f"must be 1, because {model.family} has parallel residual streams (AltUp)")
     layers = tuple(_layer(layer, devices) for layer in model.layers)
-    return dataclasses.replace(model, layers=layers, devices=devices)
+    return dataclasses.replace(model, layers=layers, devices=devices, context_devices=context)
+
+
+def _require_copies(model: ModelConfig, devices: int, context: int) -> None:
+    """Raise ConfigError unless so many devices store the same KV head of each full layer."""
+    heads = {layer.attention.num_kv_heads for layer in model.layers if layer.attention.kind == "full"}
+    copies = min((max(1, devices // count) for count in heads), default=1)
+    if copies % context == 0:
+        return
+    if not heads:
+        limit = "must be 1: the model has no full layers, and windows are short"
+    else:
+        limit = (
+            f"must divide {copies}, the number of devices that store the same KV head of a full layer: "
+            f"tensor_parallel_size = {devices}, num_key_value_heads = {max(heads)}. It spreads the tokens of these "
+            "copies; other heads are already stored once"
+        )
+    raise ConfigError("decode_context_parallel_size", context, limit)
 
 
 def _layer(layer: LayerConfig, devices: int) -> LayerConfig:

@@ -37,11 +37,14 @@ def identity(
         adapter: digest of the LoRA adapter that the texts ran with, if any. Other adapters are ignored.
     """
     own = {"adapter": adapter} if adapter else {}
+    parts = 1 if layout.full is None else layout.full.parts
+    shared = {"decode_context_parallel_size": str(parts)} if parts > 1 else {}
     return {
         "version": str(_VERSION),
         "dtype": str(dtype),
         "page_size": str(layout.page_size),
         "tensor_parallel_size": str(layout.devices),
+        **shared,
         "model": _sha256(repr(model).encode()),
         "weights": weights_digest(without_adapters(params)),
         "layout": repr(dataclasses.replace(layout, layers=())),

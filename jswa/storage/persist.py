@@ -174,11 +174,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _require_same(path: Path, theirs: object, ours: Identity) -> None:
     """Raise CacheFileError for the first field in which a cache differs from what this engine needs."""
     found = theirs if isinstance(theirs, dict) else {}
-    for name, value in ours.items():
-        if found.get(name) != value:
+    for name in dict.fromkeys((*found, *ours)):
+        if found.get(name) != ours.get(name):
             shown = repr(found.get(name))
             shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
-            raise CacheFileError(f"{path}: {name} of the cache is {shown}, this engine's is {value!r}")
+            raise CacheFileError(f"{path}: {name[:80]} of the cache is {shown}, this engine's is {ours.get(name)!r}")
 
 
 def _read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:

@@ -21,9 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from jswa.errors import CacheFileError
-from jswa.exec.mesh import make_mesh, mesh_of, specs_of
-from jswa.forms.base.names import OUTPUTS_FIRST, fp8_names
-from jswa.forms.layouts import lay_out
+from jswa.exec.mesh import make_mesh
 from jswa.llm import LLM
 from jswa.model.hf.config import parse_config
 from jswa.model.hf.tensor_map import sources
@@ -36,7 +34,6 @@ from jswa.options.lora import LoraRoom
 from jswa.running.assembly import put_whole
 from jswa.running.staging import WeightsStager, held_shapes
 from jswa.storage.convert import convert
-from pallas_kernels.fp8 import Fp8Rows, matmul
 from tests.e2e.model.test_kv_scales import grown
 from tests.parity.case import F, S
 from tests.parity.load import read_config
@@ -46,7 +43,7 @@ from tests.support.checkpoints.adapters import DENSE, random_lora
 from tests.support.checkpoints.expert_adapters import random_expert_lora, write_fused
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
-from tests.support.checkpoints.sharded_tiles import check_blocks, check_tiles
+from tests.support.checkpoints.sharded_tiles import check_blocks, check_fp8, check_tiles
 from tests.support.drafts.drawn import Drawn
 from tests.support.oracles import quick_compiles
 from tools.aot.measures.programs import collectives
@@ -72,6 +69,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 8, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 2]}
         | {"layer_types": [C, F, C]},
     ),
+    "gemma4": (
+        "gemma4_text_mix",
+        {"per_layer_config": {layer: {"head_dim": 32, "num_key_value_heads": 2} for layer in ("2", "5")}},
+    ),
     "iquest_q1": ("iquest_q1_base", {"num_key_value_heads": 4}),
     "rnj1": ("rnj1_base", {"num_key_value_heads": 4, "num_hidden_layers": 3, "layer_types": [C, F, C]}),
 }
@@ -87,6 +88,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "kv": {"kv_cache_dtype": "fp8"},
     "drafts": {"speculative_config": DRAFTS},
 }
+CONTEXT_HEADS = 2  # KV heads of models whose full layers' tokens devices share
 # Packed integers by form. 32 inputs share a scale, also where devices have 8 or 16 of them.
 PACKED = {"int4": Case("compressed"), "order": Case("gptq", act_order=True)}
 OPTIONS: dict[str, Any] = {
@@ -101,14 +103,21 @@ OPTIONS: dict[str, Any] = {
 ASKED: dict[str, Any] = {"ignore_eos": True, "use_tqdm": False}
 
 
+def form_of(name: str) -> str:
+    """Return the form in a name. Before it may be the word context: then devices share the tokens of full layers."""
+    return name.partition("+")[2].removeprefix("context").removeprefix("_")
+
+
 def checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     """Write the checkpoint; return its folder and the size of its vocabulary."""
-    family, _, form = name.partition("+")
+    family, form = name.partition("+")[0], form_of(name)
     fixture, changes = MODELS[family]
     raw = read_config(fixture) | {"num_attention_heads": 8} | changes
     raw = {key: value for key, value in raw.items() if value is not None}
     if form == "mxfp4":
         raw["intermediate_size"] = 64
+    if "+context" in name:
+        raw["num_key_value_heads"] = CONTEXT_HEADS
     model = parse_config(raw)
     shapes = {part.key: part.shape for source in sources(model).values() for part in source.parts}
     means = {key: 1.0 for key in shapes if "norm" in key and "gemma" not in name}
@@ -154,8 +163,10 @@ def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def load(model: Path, devices: int, **more: Any) -> LLM:
     """Return an LLM of a checkpoint, with the options of the form in its name."""
-    form = model.name.partition("+")[2]
+    form = form_of(model.name)
     adapters = {"lora_modules": {"one": model / "adapter"}} if form in ("lora", "experts") else {}
+    if "+context" in model.name:
+        more["decode_context_parallel_size"] = max(1, devices // CONTEXT_HEADS)
     llm = LLM(model, tensor_parallel_size=devices, **adapters, **{**OPTIONS, **FORMS[form]}, **more)
     if form == "room":
         load_and_unload(llm, model)
@@ -247,7 +258,7 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
     """Assert that each device has its part of every parameter, bit for bit, also of rounded and converted ones."""
     source, _ = checkpoint(name, folder)
     mesh, float32 = make_mesh(devices), jnp.dtype("float32")
-    if name.partition("+")[2] in PACKED:
+    if form_of(name) in PACKED:
         convert(source, folder / "converted", "float32")
         check_int4(source, mesh)
         check_int4(folder / "converted", mesh, source)
@@ -279,38 +290,6 @@ def check_placed(folder: Path, name: str, devices: int) -> None:
                 WeightsStager(model, float32, Placement(model, mesh), held_shapes(shared), "none", "xla", "xla", False),
                 shared,
             )
-
-
-def check_fp8(shared: Params) -> None:
-    """Assert that each device turns its part of a matrix in float8, and multiplies it by its own rounded inputs."""
-    laid = {
-        f"{name}.{field}": shared[f"{name}.{field}"] for name in fp8_names(shared) for field in ("values", "scales")
-    }
-    laid = {name: value for name, value in laid.items() if name.startswith("layers.0.")}
-    names = fp8_names(laid)
-    lay_out(laid, linear="fp8", experts=False)
-    for name in names:
-        rows, scales = laid[f"{name}{OUTPUTS_FIRST}"], laid[f"{name}.scales"]
-        parts = [np.asarray(part.data) for part in rows.addressable_shards]
-        for part, stored in zip(parts, shared[f"{name}.values"].addressable_shards, strict=True):
-            assert np.array_equal(part, np.asarray(stored.data).T), name
-        mesh, specs = mesh_of(rows), (specs_of(rows), specs_of(scales))
-        assert mesh is not None
-        by_inputs = len(specs[0]) > 1 and specs[0][1] is not None
-        spec = PartitionSpec(None, specs[0][1]) if by_inputs else PartitionSpec()  # type: ignore[no-untyped-call]
-        x = jax.device_put(np.random.default_rng(0).standard_normal((5, rows.shape[1]), np.float32))
-        run = jax.shard_map(
-            lambda x, rows, scales: matmul(x, Fp8Rows(rows, scales))[None],
-            mesh=mesh,
-            in_specs=(spec, *specs),
-            out_specs=PartitionSpec(*mesh.axis_names),  # type: ignore[no-untyped-call]
-            check_vma=False,
-        )
-        found = np.asarray(jax.jit(run)(x, rows, scales))
-        own = np.split(np.asarray(x), mesh.size, axis=1) if by_inputs else [np.asarray(x)] * mesh.size
-        for device, (part, scale) in enumerate(zip(parts, scales.addressable_shards, strict=True)):
-            expected = matmul(jnp.asarray(own[device]), Fp8Rows(jnp.asarray(part), jnp.asarray(scale.data)))
-            np.testing.assert_allclose(found[device], expected, rtol=1e-5, atol=1e-5)
 
 
 def check_staged(source: Path, stager: WeightsStager, shared: Params) -> None:
@@ -379,9 +358,10 @@ def main(folder: Path, name: str, counts: list[int]) -> None:
             **facts,
             **saved(llm, folder, devices),
             "parameters": sum(held.values()),
-            "block": llm.engine.layout.slab_bytes(4),
+            "page": llm.engine.layout.slab_bytes(4) / llm.engine.layout.pages_per_slab,
             "lane": [list(runner.state["lanes"][0].shape), len(runner.state["lanes"][0].devices())],
             "layers": len(llm.engine.model.layers),
+            "kinds": [layer.attention.kind for layer in llm.engine.model.layers],
             "collectives": collectives(program.as_text()),
         }
         llm.close()

@@ -2,7 +2,8 @@
 
     .venv-gpu/bin/python -m tools.aot.parallel [--only NAME] [--write]
 
-Checked: two sums over devices per layer, and no collectives among the indices; the state is updated in place, no copy
+Checked: two sums over devices per layer, in full layers whose tokens devices share two collectives more, and none among
+the indices; the state is updated in place, no copy
 is as large as a lane, and the arguments have as many bytes as `jswa capacity` counts, within 3 %. Nothing may be worse
 than in gates/parallel.json, which `--write` writes: collectives outside of layers, kernels in a layer, and thunks that
 the host launches.
@@ -64,6 +65,7 @@ class Spec:
         drafts: of each row of a decode step on average (rows share the places), or of a row at most beside prompts.
         quantization: of the weights. mxfp4: of the experts alone, in tiles. int4: packed integers (`W4A16`), in tiles.
         linear: the implementation of linear layers.
+        context: devices that share the tokens of full layers.
     """
 
     model: str
@@ -75,6 +77,7 @@ class Spec:
     drafts: int = 0
     quantization: Held = "none"
     linear: Linear = "xla"
+    context: int = 1
 
     @property
     def name(self) -> str:
@@ -84,6 +87,7 @@ class Spec:
         more = f", {self.drafts} drafts" * bool(self.drafts)
         more += f", {self.quantization}" * (self.quantization in ("fp8", "fp8_blocks", "int4"))
         more += f", linear layers on {self.linear}" * (self.linear != "xla")
+        more += f", tokens shared by {self.context}" * (self.context > 1)
         return f"{self.model} on {self.devices}{hosts}, {self.layers} layers{more}, {kind}"
 
 
@@ -103,6 +107,10 @@ SPECS = (
     replace(_MODELS[3], quantization="fp8"),
     replace(_MODELS[0], quantization="int4", linear="mosaic"),
     replace(_MODELS[3], devices=4, layers=3, quantization="fp8_blocks", linear="mosaic"),
+    Spec("gemma-3-1b", 2, 7, context=2),
+    replace(_MODELS[3], layers=7, context=2),
+    replace(_MODELS[3], layers=7, context=2, tokens=2048, decode=False),
+    Spec("gemma-4-26B-A4B", 8, 7, context=4),
 )
 _WEIGHTS = {"type": "int", "num_bits": 4, "symmetric": True, "strategy": "group", "group_size": GROUP}
 W4A16 = {
@@ -118,7 +126,7 @@ class Facts:
     """A compiled step, as one of the devices runs it.
 
     Attributes:
-        by_layer: sums over devices in each layer, on average.
+        by_layer: collectives in each layer, on average.
         others: collectives elsewhere, by kind and scope. Those of sampling are in branches that few steps take.
         arguments, counted: gigabytes of weights and state, as compiled and as `jswa capacity` counts them.
         temporaries: bytes.
@@ -157,7 +165,7 @@ def compile_shared(spec: Spec) -> Facts:
     mesh, raw = h200s(spec.devices, spec.hosts), CONFIGS[spec.model]
     whole = parse_config(raw, weights=False)
     whole = replace(whole, layers=whole.layers[: spec.layers])
-    part = shard_config(whole, spec.devices)
+    part = shard_config(whole, spec.devices, spec.context)
     layout = KVLayout.of(part, PAGE)
     bucket, blocks = bucket_of(spec), KV_BYTES // layout.slab_bytes(2)
     drafting = Speculation("suffix", bucket.drafts).of_length(whole.max_position) if bucket.drafts else None
@@ -183,7 +191,8 @@ def compile_shared(spec: Spec) -> Facts:
     mode: QuantizationMode = "fp8" if spec.quantization in ("fp8", "fp8_blocks") else "auto"
     counted = weight_bytes(part, _stored(spec), mode, "bfloat16", linear=spec.linear) + blocks * layout.slab_bytes(2)
     faults = []
-    if len(inside) != 2 * spec.layers:
+    shared = 0 if spec.context == 1 else sum(layer.attention.kind == "full" for layer in whole.layers)
+    if len(inside) != 2 * (spec.layers + shared):
         faults.append(f"{len(inside)} collectives in {spec.layers} layers")
     if any("indices" in scope.split("/") for _, scope in found):
         faults.append("collectives among the indices")
@@ -256,8 +265,8 @@ def main() -> None:
     for spec in (spec for spec in SPECS if options.only in spec.name):
         facts = compile_shared(spec)
         print(
-            f"{facts.name}: {facts.by_layer:g} sums a layer, {facts.others} elsewhere, {facts.arguments:.2f} GB of "
-            f"arguments (capacity {facts.counted:.2f}), {facts.temporaries / 1e6:.0f} MB of temporaries, the host "
+            f"{facts.name}: {facts.by_layer:g} collectives a layer, {facts.others} elsewhere, {facts.arguments:.2f} GB "
+            f"of arguments (capacity {facts.counted:.2f}), {facts.temporaries / 1e6:.0f} MB of temporaries, the host "
             f"launches {facts.host}, {facts.in_layer} kernels in a layer, {facts.seconds:.0f} s",
             flush=True,
         )

@@ -31,6 +31,7 @@ def report(
     memory: int | None = None,
     gpu: str | None = None,
     devices: int = 1,
+    context: int = 1,
     quantization: QuantizationMode = "auto",
     revision: str | None = None,
 ) -> list[str]:
@@ -41,13 +42,14 @@ def report(
             nothing if the config is shipped with jswa and no revision is given.
         memory: bytes for KV on each device, for the table. Default: what the GPU leaves, if it is only one.
         gpu: name or size; see `find_gpus`.
+        context: of these devices, those that share the tokens of a full layer's KV head.
         quantization: how the weights are held, as for the engine.
 
     Raises ConfigError for an unknown GPU and too little memory, and ModelError as `parse_config` and `find_model` do.
     """
     gpus = find_gpus(gpu)
     raw = read_object(config_file(model, revision))
-    options: dict[str, Any] = {"block_size": block_size, "itemsize": itemsize, "devices": devices}
+    options: dict[str, Any] = {"block_size": block_size, "itemsize": itemsize, "devices": devices, "context": context}
     config, fits = fits_of(raw, gpus, quantization=quantization, **options)
     layout, weights = fits[0].layout, fits[0].weights
     if len(fits) > 1:
@@ -69,6 +71,7 @@ def fits_of(
     block_size: int,
     itemsize: int,
     devices: int = 1,
+    context: int = 1,
     quantization: QuantizationMode = "auto",
 ) -> tuple[ModelConfig, list[Fit]]:
     """Return one device's share of a model, and what each GPU holds of it.
@@ -77,13 +80,14 @@ def fits_of(
         raw: the content of config.json.
         block_size: tokens of a page.
         itemsize: bytes per element of the KV cache.
+        context: see `report`.
         quantization: how the weights are held, as for the engine.
 
     Raises ConfigError if so many devices cannot share the model, and ModelError as `parse_config` does.
     """
     from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
 
-    config = shard_config(parse_config(raw, weights=False), devices)
+    config = shard_config(parse_config(raw, weights=False), devices, context)
     layout = KVLayout.of(config, block_size)
     weights = weight_bytes(config, parse_quantization(raw), quantization, _dtype(itemsize))
     return config, [fit_on(one, config, layout, weights=weights, itemsize=itemsize) for one in gpus]
@@ -136,6 +140,7 @@ def _table(config: ModelConfig, layout: KVLayout, itemsize: int, memory: int, we
     rows = table(config, layout, itemsize=itemsize, memory=memory)
     kinds = ", ".join(
         f"{kind.num_layers} {name} layers of {kind.num_kv_heads} x ({kind.row - kind.v_head_dim} + {kind.v_head_dim})"
+        + (f", tokens on {kind.parts} devices" if kind.parts > 1 else "")
         for name, kind in (("full", layout.full), ("local", layout.local))
         if kind is not None
     )

@@ -29,7 +29,9 @@ ENGINE: Groups = {
     ),
     "Speculative decoding": ("speculative_config",),
     "Kernels": ("kernels",),
-    "Several devices and hosts": ("tensor_parallel_size", "nnodes", "node_rank", "dist_init_addr"),
+    "Several devices and hosts": (
+        "tensor_parallel_size", "decode_context_parallel_size", "nnodes", "node_rank", "dist_init_addr",
+    ),
 }  # fmt: skip
 OTHER = "Other options"
 # Options with a size, in any dataclass of options.

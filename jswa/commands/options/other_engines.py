@@ -89,6 +89,7 @@ SAME: Mapping[str, str] = {
     "-tp": "--tensor-parallel-size",
     "--tp": "--tensor-parallel-size",
     "--tp-size": "--tensor-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
     "--model-path": "--model",
 }
 # Options that ask for what jswa always does.

@@ -1,5 +1,6 @@
 """One layer's attention over the pages of a lane."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -64,9 +65,16 @@ def attend_pages(
         q: queries; or what one kernel makes them of, with the KV that it writes: then `kv` is None.
         kv_scales: for 8-bit lanes, see `write_kv`.
         shape, index: the view of the lane's pages, and the layer's place in a page.
+        cells: of whole pages, also if devices share their tokens.
     """
     pages = lane.shape[1] * shape.pages_per_slab
-    view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size, shape.row
+    view_shape = pages, shape.layers_per_page, shape.num_kv_heads, page_size // shape.parts, shape.row
+    attend_to = paged_attention
+    if shape.parts > 1:  # imported where devices share tokens
+        from jswa.exec.programs.parts import attend_in_parts, own_cells
+
+        cells = Cells(*own_cells(*cells[:3], shape, pages), cells.tiles)
+        attend, attend_to = attend._replace(parts=shape.parts), partial(attend_in_parts, shape=shape)
     with named_scope("attention"):
         queries: Float[Array, "T H D"] | PackedQueries
         if isinstance(q, Projection):
@@ -85,7 +93,7 @@ def attend_pages(
                 kv_scales=kv_scales,
                 v_dim=shape.v_head_dim,
             )
-        out = paged_attention(
+        out = attend_to(
             queries,
             view,
             cells.rows,

@@ -70,9 +70,11 @@ def clear_stale(
     p, pages = layout.page_size, len(full)
     for number, lane in enumerate(contents):
         if layout.full is not None:
-            view = lane[:pages].reshape(pages, layout.full.num_kv_heads, p, layout.full.row)
+            parts = layout.full.parts
+            view = lane[:pages].reshape(pages, layout.full.num_kv_heads, p // parts, layout.full.row)
+            held = -((number % layout.devices % parts - full) // parts)  # tokens of each page in this part
             for page in np.flatnonzero(full < p).tolist():
-                view[page, :, full[page] :] = 0
+                view[page, :, held[page] :] = 0
         if layout.local is not None:
             kind, owner = layout.local, number // layout.devices
             view = lane[pages:].reshape(len(local), kind.layers_per_page, kind.num_kv_heads, p, kind.row)

@@ -1,4 +1,4 @@
-"""A model on several devices gives the tokens that it gives on one; run in a process with eight CPU devices."""
+"""A model on several devices gives the tokens of one, also if they share tokens; in a process with eight devices."""
 
 import json
 import os
@@ -111,3 +111,37 @@ def assert_collectives(found: list[list[str]], layers: int) -> None:
     rest = [kind for kind, scope in found if not {"sampling"} & set(scope.split("/")) and "layer_" not in scope]
     # XLA may name that of the rows that are finite after the embedding's, or after sampling.
     assert rest in (["all-reduce"], ["all-reduce", "all-reduce"])
+
+
+SUMS = ["all-reduce", "all-reduce"]
+CONTEXT_CASES = [f"{name}+context" for name in MODELS]
+CONTEXT_CASES += ["gemma3+context_kv", "gpt_oss+context_drafts", "mimo_v2_flash+context_drafts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("gpt_oss+context", (1, 4)),
+        *(pytest.param(name, (1, 4, 8), marks=pytest.mark.nightly) for name in CONTEXT_CASES),
+    ],
+)
+def test_devices_that_share_tokens_give_the_tokens_of_one(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
+    """Cold, cached and revived, greedy and sampled. A full page takes 1/N of the bytes on each of N devices."""
+    found = run(tmp_path, name, counts)
+    one = found[1]
+    for devices, facts in found.items():
+        assert_same_text(facts, one)
+        assert facts["cached"] > 0
+        assert facts["revived"] > 0 or name.partition("+")[0] not in WINDOWS
+        assert facts["saved"] == facts["loaded"] > 0
+        assert devices * facts["page"] == one["page"]
+        if devices > 1:
+            assert "tensor_parallel_size" in facts["refused"]
+            assert_one_merge(facts)
+
+
+def assert_one_merge(facts: Facts) -> None:
+    """Assert that a full layer gathers queries once and exchanges results once, and that other layers do neither."""
+    for layer, kind in enumerate(facts["kinds"]):
+        inside = sorted(name for name, scope in facts["collectives"] if f"layer_{layer}" in scope.split("/"))
+        assert inside == (["all-gather", *SUMS, "all-to-all"] if kind == "full" else SUMS)

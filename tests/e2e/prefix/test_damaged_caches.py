@@ -86,6 +86,10 @@ def _text(at: int, value: Any) -> Callable[[Path], None]:
     [
         (rewritten(lambda m: m["identity"].update(version="2")), "version of the cache is '2', this engine's is '3'"),
         (rewritten(lambda m: m["identity"].pop("weights")), "weights of the cache is None"),
+        (
+            rewritten(lambda m: m["identity"].update(decode_context_parallel_size="2")),
+            "decode_context_parallel_size of the cache is '2', this engine's is None",
+        ),
         (rewritten(lambda m: m.update(identity=[1])), "version of the cache is None"),
         (_unsigned, "does not agree with its checksum"),
         (rewritten(lambda m: m.update(files=None)), "does not belong there"),

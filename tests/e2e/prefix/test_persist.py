@@ -150,7 +150,7 @@ def test_models_and_layouts_have_different_identities() -> None:
     assert named() == plain
 
     def differs(**changes: Any) -> str:
-        return next(name for name, value in named(**changes).items() if value != plain[name])
+        return next(name for name, value in named(**changes).items() if value != plain.get(name))
 
     assert differs(model=dataclasses.replace(model, embed_scale=2.0)) == "model"
     assert differs(params={**params, "b": jnp.ones(3)}) == "weights"
@@ -158,6 +158,7 @@ def test_models_and_layouts_have_different_identities() -> None:
     assert differs(params={**params, "c": jnp.zeros(3)}) == "weights"
     assert differs(params={**params, "a": params["a"].at[0, 16].set(0.5)}) == "weights"
     assert differs(page_size=8) == "page_size"
+    assert differs(model=dataclasses.replace(model, context_devices=2)) == "decode_context_parallel_size"
     assert differs(salt="x") == "salt"
 
 

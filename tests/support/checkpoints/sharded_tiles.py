@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jswa.exec.mesh import make_mesh, specs_of
+from jswa.exec.mesh import make_mesh, mesh_of, specs_of
+from jswa.forms.base.names import OUTPUTS_FIRST, fp8_names
 from jswa.forms.layouts import lay_out
 from jswa.forms.nvfp4 import ENDS
 from jswa.model.collectives import AXIS
@@ -16,6 +17,7 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.storage.convert import convert
+from pallas_kernels import fp8
 from pallas_kernels.experts import nvfp4
 from pallas_kernels.experts.dense import DenseTiles, matmul
 from pallas_kernels.experts.eight_bits import BlockTiles8, Tiles8
@@ -128,3 +130,35 @@ def check_blocks(folder: Path) -> None:
             if devices == 2:
                 lay_out(found, linear="mosaic", experts=False)
                 assert all(f"{name}.tiles" in found for name in names)
+
+
+def check_fp8(shared: Params) -> None:
+    """Assert that each device turns its part of a matrix in float8, and multiplies it by its own rounded inputs."""
+    laid = {
+        f"{name}.{field}": shared[f"{name}.{field}"] for name in fp8_names(shared) for field in ("values", "scales")
+    }
+    laid = {name: value for name, value in laid.items() if name.startswith("layers.0.")}
+    names = fp8_names(laid)
+    lay_out(laid, linear="fp8", experts=False)
+    for name in names:
+        rows, scales = laid[f"{name}{OUTPUTS_FIRST}"], laid[f"{name}.scales"]
+        parts = [np.asarray(part.data) for part in rows.addressable_shards]
+        for part, stored in zip(parts, shared[f"{name}.values"].addressable_shards, strict=True):
+            assert np.array_equal(part, np.asarray(stored.data).T), name
+        mesh, specs = mesh_of(rows), (specs_of(rows), specs_of(scales))
+        assert mesh is not None
+        by_inputs = len(specs[0]) > 1 and specs[0][1] is not None
+        spec = PartitionSpec(None, specs[0][1]) if by_inputs else PartitionSpec()  # type: ignore[no-untyped-call]
+        x = jax.device_put(np.random.default_rng(0).standard_normal((5, rows.shape[1]), np.float32))
+        run = jax.shard_map(
+            lambda x, rows, scales: fp8.matmul(x, fp8.Fp8Rows(rows, scales))[None],
+            mesh=mesh,
+            in_specs=(spec, *specs),
+            out_specs=PartitionSpec(*mesh.axis_names),  # type: ignore[no-untyped-call]
+            check_vma=False,
+        )
+        found = np.asarray(jax.jit(run)(x, rows, scales))
+        own = np.split(np.asarray(x), mesh.size, axis=1) if by_inputs else [np.asarray(x)] * mesh.size
+        for device, (part, scale) in enumerate(zip(parts, scales.addressable_shards, strict=True)):
+            expected = fp8.matmul(jnp.asarray(own[device]), fp8.Fp8Rows(jnp.asarray(part), jnp.asarray(scale.data)))
+            np.testing.assert_allclose(found[device], expected, rtol=1e-5, atol=1e-5)

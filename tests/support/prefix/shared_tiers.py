@@ -1,4 +1,4 @@
-"""A program with two CPU devices, which other tests must not see: a tiny model with host memory and files behind it.
+"""A program with several CPU devices, which other tests must not see: a tiny model with host memory and files.
 
     python -m tests.support.prefix.shared_tiers FOLDER NAME
 
@@ -18,8 +18,13 @@ from jswa.llm import LLM
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import ASKED, OPTIONS, checkpoint, greedy
 
-DEVICES, TEXTS, LENGTH = 2, 6, 70
+TEXTS, LENGTH = 6, 70
 ARENAS = {"llama4": 1 << 15}  # bytes, of models whose KV is small
+
+
+def devices_of(name: str) -> int:
+    """Return the devices that share a model: two, or twice two that share tokens."""
+    return 4 if name.endswith("+context") else 2
 
 
 def run(model: Path, vocab: int, folder: Path, arena: int) -> dict[str, Any]:
@@ -27,8 +32,9 @@ def run(model: Path, vocab: int, folder: Path, arena: int) -> dict[str, Any]:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, vocab, LENGTH).tolist() for _ in range(TEXTS)]
     tiers = {"host_kv_bytes": 1 << 21, "disk_kv": f"{folder}:{1 << 24}"}
-    options = {**OPTIONS, "kv_cache_memory_bytes": arena, **tiers}
-    with LLM(model, tensor_parallel_size=DEVICES, **options) as llm:
+    devices = devices_of(model.name)
+    shared = {"tensor_parallel_size": devices, "decode_context_parallel_size": devices // 2}
+    with LLM(model, **{**OPTIONS, "kv_cache_memory_bytes": arena, **tiers, **shared}) as llm:
         disk: Any = llm.engine.scheduler.cache.host.disk  # type: ignore[union-attr]
         disk.seconds_per_token = 1.0  # computing is slow: everything is worth to be read
         answers = [
@@ -54,5 +60,5 @@ def main(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", DEVICES)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_num_cpu_devices", devices_of(sys.argv[2]))  # type: ignore[no-untyped-call]
     main(Path(sys.argv[1]), sys.argv[2])

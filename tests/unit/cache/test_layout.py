@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jswa.architecture import ModelConfig
 from jswa.cache.capacity import ideal_fraction
 from jswa.cache.layout import KVLayout
-from jswa.errors import UnsupportedModel
+from jswa.errors import ConfigError, UnsupportedModel
 from tests.support.builders import make_layer, make_model
 
 Heads = tuple[int, int, int]  # KV heads, head size, value size
@@ -81,13 +81,28 @@ def test_arenas_of_real_models_have_little_padding(name: str, page_size: int) ->
     full=st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)),
     local=st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)),
     page_size=st.sampled_from([1, 4, 16]),
+    parts=st.sampled_from([1, 1, 2, 4]),
 )
 def test_any_model_gets_page_views_that_divide_a_slab(
-    order: list[bool], full: Heads, local: Heads, page_size: int
+    order: list[bool], full: Heads, local: Heads, page_size: int, parts: int
 ) -> None:
-    """And every layer gets memory of its own, for any sizes and order of layers."""
+    """And every layer gets memory of its own, for any sizes and order of layers, and if devices share full pages."""
     model = make_model(*(make_layer(None, full) if is_full else make_layer(7, local) for is_full in order))
+    model = dataclasses.replace(model, context_devices=min(parts, page_size))
     assert_laws(KVLayout.of(model, page_size), model)
+
+
+def test_pages_are_shared_in_equal_parts() -> None:
+    """Each of two devices has half of the cells of a full page, and whole local pages."""
+    model = MODELS["MiMo-V2-Flash"].model()
+    whole, half = (KVLayout.of(dataclasses.replace(model, context_devices=parts), 64) for parts in (1, 2))
+    assert (half.slab_elems, half.local) == (whole.slab_elems, whole.local)
+    assert (half.full, half.pages_per_slab) == (
+        dataclasses.replace(whole.full, parts=2, pages_per_slab=half.pages_per_slab),  # type: ignore[type-var]
+        2 * whole.pages_per_slab,
+    )
+    with pytest.raises(ConfigError, match=r"block_size = 10: must be a multiple of decode_context_parallel_size = 4"):
+        KVLayout.of(dataclasses.replace(model, context_devices=4), 10)
 
 
 def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
@@ -97,14 +112,16 @@ def assert_laws(layout: KVLayout, model: ModelConfig) -> None:
     for name, kind in (("full", layout.full), ("local", layout.local)):
         assert (kind.num_layers if kind else 0) == kinds.count(name)  # type: ignore[arg-type]
         if kind is not None:
-            page_elems.append(layout.page_size * kind.elems)
-            assert kind.pages_per_slab * kind.layers_per_page * layout.page_size * kind.elems == layout.slab_elems
+            cells = layout.page_size // kind.parts
+            page_elems.append(cells * kind.elems)
+            assert kind.pages_per_slab * kind.layers_per_page * cells * kind.elems == layout.slab_elems
     assert layout.full is None or layout.full.layers_per_page == 1
     assert layout.local is None or layout.local.pages_per_slab == 1
     # Padding is less than one common unit beyond what the wider kind needs.
     per_lane = math.ceil(kinds.count("local") / layout.num_lanes)
     need = layout.page_size * max(
-        per_lane * layout.local.elems if layout.local else 0, layout.full.elems if layout.full else 0
+        per_lane * layout.local.elems if layout.local else 0,
+        layout.full.elems / layout.full.parts if layout.full else 0,
     )
     assert need <= layout.slab_elems < need + math.lcm(*page_elems)
     places = [(place.kind, place.lane, place.index) for place in layout.layers]

@@ -8,6 +8,7 @@ import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.commands.capacity import report as capacity_report
+from jswa.commands.capacity.fit import find_gpus
 from jswa.commands.capacity.table import LENGTHS, CapacityRow, table
 from jswa.exec.sizing import weight_bytes
 from jswa.model.hf.config import parse_config
@@ -197,3 +198,16 @@ def test_devices_share_weights_and_kv(tmp_path: Path) -> None:
     line = next(line for line in lines if line.startswith("each of 2 devices holds"))
     assert f"{half / GIB:.3g} GiB of weights, {(half + MEMORY) / GIB:.3g} GiB with KV" in line
     assert 2 * KVLayout.of(shard_config(whole, 2), 64).slab_bytes(2) == KVLayout.of(whole, 64).slab_bytes(2)
+
+
+def test_devices_share_the_tokens_of_full_layers(tmp_path: Path) -> None:
+    """Two devices that would store the same KV head hold twice as many requests of 128k tokens, or nearly."""
+    raw = CONFIGS["MiMo-V2-Flash/V2.5"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    held = []
+    for context in (1, 2):
+        _, fits = capacity_report.fits_of(raw, find_gpus("H200"), block_size=64, itemsize=2, devices=8, context=context)
+        held.append(fits[0].requests(131_072))
+    assert 1.95 < held[1] / held[0] <= 2
+    lines = capacity_report.report(str(tmp_path), block_size=64, itemsize=2, gpu="H200", devices=8, context=2)
+    assert any("9 full layers of 1 x (192 + 128), tokens on 2 devices" in line for line in lines)

@@ -190,6 +190,36 @@ def test_a_model_that_cannot_be_split_is_refused(model: ModelConfig, message: st
     assert raised.value.value == 4
 
 
+@pytest.mark.parametrize(
+    ("model", "devices", "message"),
+    [
+        (model_of(8, 4), 4, "must divide 1, .* tensor_parallel_size = 4, num_key_value_heads = 4"),
+        (model_of(8, 4), 8, "must divide 2, .* tensor_parallel_size = 8, num_key_value_heads = 4"),
+        (model_of(8, 4), 1, "must divide 1"),
+    ],
+)
+def test_devices_that_store_other_heads_share_no_tokens(model: ModelConfig, devices: int, message: str) -> None:
+    """Nothing would be saved."""
+    with pytest.raises(ConfigError, match=message) as raised:
+        shard_config(model, devices, 4)
+    assert (raised.value.field, raised.value.value) == ("decode_context_parallel_size", 4)
+
+
+def test_a_model_of_windows_has_no_tokens_to_share() -> None:
+    windows = dataclasses.replace(model_of(8, 1), layers=(make_layer(8, (1, 4, 4)),))
+    with pytest.raises(ConfigError, match="must be 1: the model has no full layers"):
+        shard_config(windows, 8, 2)
+
+
+def test_devices_that_store_the_same_head_share_its_tokens() -> None:
+    """A slab of full pages alone takes 1/N of the bytes on each of N devices."""
+    model = model_of(8, 2)
+    alone, shared = shard_config(model, 8), shard_config(model, 8, 4)
+    assert shared == dataclasses.replace(alone, context_devices=4)
+    one, four = (KVLayout.of(part, 4) for part in (alone, shared))
+    assert four.slab_bytes(2) / four.pages_per_slab * 4 == one.slab_bytes(2) / one.pages_per_slab
+
+
 def test_each_device_needs_kv_memory_for_its_own_heads_only() -> None:
     """Half the KV heads need half the bytes; a device stores at least one KV head."""
     model = model_of(8, 4)

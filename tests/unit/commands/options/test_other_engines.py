@@ -83,8 +83,8 @@ def test_the_page_marks_the_options_that_are_taken(engine: str) -> None:
 
 
 def test_every_option_that_is_taken_is_of_another_engine() -> None:
-    """-tp is vLLM's short form."""
-    assert (HARMLESS | SAME.keys()) - {"-tp"} <= {flag for table in ENGINES.values() for flag in table}
+    """-tp and -dcp are vLLM's short forms."""
+    assert (HARMLESS | SAME.keys()) - {"-tp", "-dcp"} <= {flag for table in ENGINES.values() for flag in table}
     assert set(SAME.values()) <= OWN
 
 

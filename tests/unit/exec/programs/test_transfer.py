@@ -110,3 +110,18 @@ def test_memory_that_no_layer_reads_is_zeroed(pattern: str) -> None:
             np.testing.assert_array_equal(new[0, slots, :, 0], was[0, slots, :, 0])
             assert not new[0, :, :, 1].any()
             assert not np.delete(new, slots, axis=1).any()
+
+
+def test_each_device_clears_its_part_of_a_page() -> None:
+    """Of two devices that share the tokens of pages of eight: one has positions 0, 2, 4, 6, the other 1, 3, 5, 7."""
+    model = dataclasses.replace(small_model("F"), devices=2, context_devices=2)
+    layout = KVLayout.of(model, 8)
+    assert layout.full is not None
+    counts = np.array([8, 1, 4, 5], np.int64)
+    contents = [np.ones((4, layout.slab_elems // layout.pages_per_slab), np.float32) for _ in range(2)]
+    clear_stale(contents, layout, counts, np.zeros(0, np.int64))
+    for lane, kept in zip(contents, ([4, 1, 2, 3], [4, 0, 2, 2]), strict=True):
+        pages = lane.reshape(4, layout.full.num_kv_heads, 4, -1)
+        for page, count in zip(pages, kept, strict=True):
+            assert page[:, :count].all()
+            assert not page[:, count:].any()
