@@ -49,7 +49,10 @@ def context_part(parts: int, devices: int) -> Int[Array, ""] | int:
 
 
 def gather_heads(q: Shaped[Array, "T H D"], parts: int, devices: int) -> Shaped[Array, "T n D"]:
-    """Return the query heads of all devices that share keys, in their order; on one device its own, as often."""
+    """Return the query heads of all devices that share keys, in their order.
+
+    One device alone, on which kernels are checked, repeats its own heads.
+    """
     if devices == 1:
         return jnp.tile(q, (1, parts, 1))
     groups = _neighbours(parts, devices)
@@ -58,7 +61,7 @@ def gather_heads(q: Shaped[Array, "T H D"], parts: int, devices: int) -> Shaped[
 
 
 def exchange_heads(x: Shaped[Array, "T n V"], parts: int, devices: int) -> Shaped[Array, "parts T H V"]:
-    """Return this device's heads from each device that shares keys; on one device from itself alone."""
+    """Return the results of this device's heads from each device that shares keys; on one device only its own."""
     by_owner = x.reshape(len(x), parts, -1, x.shape[2]).transpose(1, 0, 2, 3)
     if devices == 1:
         return by_owner[:1]
