@@ -174,7 +174,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _require_same(path: Path, theirs: object, ours: Identity) -> None:
     """Raise CacheFileError for the first field in which a cache differs from what this engine needs."""
     found = theirs if isinstance(theirs, dict) else {}
-    for name in dict.fromkeys((*found, *ours)):
+    # An option that only one of them has, such as an adapter, is named before the digests that it changes too.
+    more, fewer = sorted((found, ours), key=len, reverse=True)
+    for name in dict.fromkeys((*more, *fewer)):
         if found.get(name) != ours.get(name):
             shown = repr(found.get(name))
             shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
