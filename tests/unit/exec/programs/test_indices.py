@@ -148,6 +148,8 @@ def test_tokens_are_written_to_and_read_from_their_own_pages(case: tuple[Any, ..
     } == {np.dtype("int32")}
     np.testing.assert_array_equal(found.real, np.arange(len(found.real)) < plan.num_tokens)
     np.testing.assert_array_equal(found.token_rows[: plan.num_tokens], np.repeat(np.arange(plan.num_rows), plan.counts))
+    padding = found.token_rows[plan.num_tokens :]
+    assert ((padding >= 0) & (padding < bucket.rows)).all(), "a padding token reads a row that is not there"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
