@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -68,7 +67,6 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     _add_routes(app, routes)
-    app.openapi_schema = _true_schema(app.openapi())
     app.add_middleware(Access, service=service)
     return app
 
@@ -105,16 +103,6 @@ def create_metrics_app(service: Service) -> ASGIApp:
             await app(scope, receive, send)
 
     return checked
-
-
-def _true_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove status 422 from the schema: FastAPI documents it for invalid requests, which get status 400 here."""
-    for methods in schema["paths"].values():
-        for operation in methods.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        schema.get("components", {}).get("schemas", {}).pop(name, None)
-    return schema
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -63,6 +63,11 @@ class Pool:
         """Process ids of the workers that run or start."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def idle(self) -> list[int]:
+        """Process ids of the workers that have started and have no question."""
+        return [worker.pid for worker in self._idle]
+
     async def start(self) -> None:
         """Start a worker, so that the first question does not wait for one. Raises NotStartedError."""
         await self._start_one()

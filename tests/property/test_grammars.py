@@ -65,8 +65,8 @@ def check_text(tokenizer: Tokenizer, grammars: Grammars, schema: object, seed: i
         refused = error.limit
     else:
         refused = ""
-    if refused:
-        assert any(reason in refused for reason in ("nsatisfiable", "without an end")), refused
+    if refused:  # llguidance too merges no schemas that refer to themselves
+        assert any(reason in refused for reason in ("nsatisfiable", "without an end", "merges more than")), refused
         return False
     ids = follow(grammar.matcher(), tokenizer, random.Random(seed), most=FEW)
     matcher = grammar.matcher()
@@ -80,6 +80,7 @@ def check_text(tokenizer: Tokenizer, grammars: Grammars, schema: object, seed: i
 
 @settings(max_examples=100, deadline=None)
 @given(SEEDS)
+@example(129744782)  # `allOf` of two objects with one property, whose schema refers to itself
 def test_texts_that_follow_a_schema_are_values_of_it(tokenizer: Tokenizer, grammars: Grammars, seed: int) -> None:
     check_text(tokenizer, grammars, Schemas(seed).draw(), seed)
 

@@ -214,7 +214,7 @@ def test_a_saved_cache_is_loaded_for_its_own_adapter_only(setting: Setting, tmp_
     llm.flush_cache()
     with pytest.raises(CacheFileError, match="adapter of the cache"):
         llm.load_cache(tmp_path / "a", lora="b")
-    with pytest.raises(CacheFileError, match="adapter of the cache is '.*', this engine's is None"):
+    with pytest.raises(CacheFileError, match=r"adapter of the cache is '.*', this engine's is None"):
         llm.load_cache(tmp_path / "a")
     with pytest.raises(CacheFileError, match="adapter of the cache is None"):
         llm.load_cache(tmp_path / "none", lora="a")

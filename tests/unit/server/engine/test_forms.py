@@ -77,7 +77,7 @@ class Running:
 
     def pids(self) -> list[int]:
         """The processes that run, without the one that forks them."""
-        return [pid for pid in self.pool.pids if state(pid) not in "ZX"]
+        return [pid for pid in self.pool.idle if state(pid) not in "ZX"]
 
     def settle(self) -> list[int]:
         """Wait until there are three processes, and return them."""

@@ -46,13 +46,13 @@ class Running:
         return self.loop.call(self.preparer.prepare(data, FIELD))
 
     def pids(self) -> list[int]:
-        """The processes that run, once there are three. An image notices those that are lost."""
+        """The processes that have started, once there are three. An image notices those that are lost."""
         assert self.prepare().tokens == 60
         until(lambda: len(self._running()) == 3)
         return self._running()
 
     def _running(self) -> list[int]:
-        return [pid for pid in self.preparer.pool.pids if state(pid) not in "ZX"]
+        return [pid for pid in self.preparer.pool.idle if state(pid) not in "ZX"]
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ class Running:
 
     def pids(self) -> list[int]:
         """The ids of the processes that run; a process that was killed may still be listed."""
-        return [pid for pid in self.renderer.pool.pids if state(pid) not in "ZX"]
+        return [pid for pid in self.renderer.pool.idle if state(pid) not in "ZX"]
 
 
 @pytest.fixture(scope="module")
@@ -270,8 +270,9 @@ def test_a_chat_whose_process_is_killed_is_rendered_by_another_one(running: Runn
     assert answer.result(60) == "b"
 
 
-def test_a_process_that_is_forked_too_late_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_forked_too_late_is_ended(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server closes while a spare one is being forked: it and its connection belong to nobody."""
+    running.settle()  # the renderer of the other tests forks no more
     forked: list[Process] = []
 
     def recorded(*arguments: Any) -> Process:
