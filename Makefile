@@ -45,7 +45,7 @@ endef
 
 CLIENTS := sdk agents lm-eval guidellm aiperf routers
 
-.PHONY: help run test test-kernels test-model test-engine test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters real real-tokens tiny tiny-draft lock
+.PHONY: help run test test-kernels test-model test-engine test-text test-server test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters real real-tokens tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
 .PHONY: bench coverage mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
@@ -71,6 +71,14 @@ test-model: .venv/installed  ## the tests of the model and of the step's program
 test-engine: .venv/installed  ## the tests of drafts, of training, and of what numbers promise
 	$(PYTEST) --durations=15 -m "engine and not nightly"
 	$(BIN)/python -m tests.tiers passed engine
+
+test-text: .venv/installed  ## the tests of templates, answers and grammars
+	$(PYTEST) --durations=15 -m "text and not nightly"
+	$(BIN)/python -m tests.tiers passed text
+
+test-server: .venv/installed  ## the tests of the server with a fake engine
+	$(PYTEST) --durations=15 -m "server and not nightly"
+	$(BIN)/python -m tests.tiers passed server
 
 coverage: .venv/installed  ## the tests of each change and of all tiers, and how much of the code they run
 	$(PYTEST) --cov --cov-report=term
@@ -109,7 +117,7 @@ nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is to
 # And all of the tiers. Cases take turns (tests/support/nights.py); nightly-property has the long ones of its folder.
 nightly-long: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 --ignore tests/property \
-	  -m "(nightly or kernels or model or engine or tools) and not scale and not triton"
+	  -m "(nightly or kernels or model or engine or text or server or tools) and not scale and not triton"
 
 nightly-property: .venv/installed
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -p tests.support.nights --durations=30 -m "not scale" tests/property tests/unit/model/hf/test_hostile_config.py

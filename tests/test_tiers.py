@@ -43,10 +43,13 @@ def checkout(tmp_path: Path) -> Path:
         ("tools/tool.py", ["tools"]),
         ("tests/unit/tools/test_new.py", ["tools"]),
         ("tools/cases/new.py", ["kernels", "model", "engine", "tools"]),
-        ("requirements.lock", ["kernels", "model", "engine", "tools"]),
-        ("server/app.py", []),
+        ("tools/programs/new.py", ["model", "tools"]),
+        ("requirements.lock", list(TIERS)),
+        ("server/app.py", ["server"]),
+        ("jswa/text/new.py", ["text", "server"]),
         ("jswa/sched/new.py", ["engine"]),
-        ("jswa/frontend/new.py", []),
+        ("jswa/frontend/new.py", ["server"]),
+        ("jswa/commands/new.py", []),
         ("tests/unit/sched/test_new.py", []),
     ],
 )
@@ -84,11 +87,14 @@ def test_a_test_has_the_tier_of_its_folder() -> None:
     assert tier_of("tests/unit/tools/test_lock.py") == "tools"
     assert tier_of("tests/unit/benchmarks/published/test_published.py") is None  # a change of docs/ breaks it
     assert tier_of("tests/unit/sched/test_scheduler.py") is None
+    assert tier_of("tests/unit/server/core/test_streams.py") == "server"
+    assert tier_of("tests/unit/server/core/test_clocks.py") is None  # any file may read a clock
 
 
 def test_only_tiers_that_need_not_run_are_left_out() -> None:
     assert expression(list(TIERS)) == tiers.ELSEWHERE
-    assert expression(["model", "engine", "tools"]) == f"{tiers.ELSEWHERE} and not kernels"
+    others = [name for name in TIERS if name != "kernels"]
+    assert expression(others) == f"{tiers.ELSEWHERE} and not kernels"
 
 
 def test_sources_and_tests_of_tiers_exist() -> None:
@@ -107,7 +113,7 @@ def test_each_tier_has_a_target_and_runs_every_night(name: str) -> None:
     assert name in re.findall(r"\w+", found[0].partition('-m "(')[2].partition(")")[0])
 
 
-@pytest.mark.parametrize("name", ["kernels", "model", "engine"])
+@pytest.mark.parametrize("name", ["kernels", "model", "engine", "text", "server"])
 def test_what_a_tiers_tests_import_is_among_its_sources(name: str) -> None:
     """But the whole engine, plain values and errors, which the other tests hold."""
     tier = TIERS[name]
@@ -116,7 +122,7 @@ def test_what_a_tiers_tests_import_is_among_its_sources(name: str) -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             module = node.module if isinstance(node, ast.ImportFrom) and node.module else ""
             path = module.replace(".", "/")
-            own = module.startswith(("jswa.", "pallas_kernels.")) and module not in BESIDE
+            own = module.startswith(("jswa.", "pallas_kernels.", "server.")) and module not in BESIDE
             if own and not f"{path}/".startswith(tier.sources) and f"{path}.py" not in tier.sources:
                 missing.add(module)
     assert not missing

@@ -1,4 +1,4 @@
-"""The tests that run with a change only if it touches what they test: kernels, the model, tools and more.
+"""The tests that run with a change only if it touches what they test: kernels, the model, the server and more.
 
 All others run with every change, and these every night. A tier's sources are compared with those of its last pass:
 tests/passed.txt has a digest of them, which `make test-kernels` and its like write. Whoever changes a kernel runs its
@@ -45,6 +45,10 @@ _KERNELS = (
     "tools/cases/",
     "requirements.lock",
 )
+_TEXT = (
+    *("jswa/text/", "jswa/grammar/", "jswa/gguf/", "jswa/assets/", "jswa/plan/", "jswa/errors.py", "jswa/types.py"),
+    *("jswa/storage/json_object.py", "jswa/storage/checkpoint_files.py", "tests/support/text/", "requirements.lock"),
+)
 TIERS = {
     "kernels": Tier(  # which are interpreted
         sources=(
@@ -65,28 +69,44 @@ TIERS = {
             ),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
             *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "jswa/images/"),
-            "tests/support/oracles.py",
+            *("jswa/config.py", "jswa/plan/", "tools/programs/", "tests/support/oracles.py"),
         ),
         tests=(
-            *("tests/unit/model/", "tests/unit/exec/programs/"),
+            *("tests/unit/model/", "tests/unit/exec/programs/", "tests/unit/tools/programs/"),
             *("tests/unit/exec/test_quantized_step.py", "tests/unit/exec/test_sizing.py"),
         ),
     ),
-    "engine": Tier(  # whole engines: drafts, training, low precision, several devices
+    "engine": Tier(  # whole engines: drafts, training, images, low precision, several devices
         sources=(
             *(*_KERNELS, "jswa/architecture/", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
+            "jswa/images/",
             *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
             *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
         tests=(
-            *("tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
+            *("tests/e2e/images/", "tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
             "tests/e2e/model/test_tensor_parallel.py",
         ),
+    ),
+    "text": Tier(  # templates, answers and grammars, without an engine
+        sources=(*_TEXT, "docs/structured-outputs.md", "tests/support/checkpoints/text_folders.py"),
+        tests=("tests/unit/text/", "tests/unit/grammar/", "tests/property/test_grammars.py"),
+    ),
+    "server": Tier(  # the server, with a fake engine
+        sources=(
+            *(*_TEXT, "server/", "jswa/frontend/", "jswa/images/", "jswa/options/", "jswa/commands/options/"),
+            *("jswa/commands/server_package.py", "jswa/config.py", "jswa/env.py", "jswa/kernels.py", "jswa/stages.py"),
+            *("jswa/ribs/table.py", "jswa/running/turnover.py", "jswa/cache/view.py", "jswa/cache/prefix/stats.py"),
+            *("jswa/sched/constraint.py", "jswa/sched/outputs.py", "jswa/sched/steplog.py"),
+            *("tests/support/server/", "tests/support/attacks/", "docs/serving.md"),
+        ),
+        tests=("tests/unit/server/",),
+        always=("tests/unit/server/core/test_clocks.py",),  # it looks at all files
     ),
     "tools": Tier(
         sources=("tools/", "benchmarks/", "requirements.lock"),
         tests=("tests/unit/tools/", "tests/unit/benchmarks/", "tests/e2e/benchmarks/"),
-        # They look at docs/, at step programs, and at the length of a step's code.
+        # They look at docs/, and at the length of a step's code. Programs are of the tier "model".
         always=("tests/unit/benchmarks/published/", "tests/unit/tools/programs/", "tests/unit/tools/reading/"),
     ),
 }

@@ -28,18 +28,26 @@ SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "block
 SCORED = SamplingParams(temperature=0.0, max_tokens=GREEDY, ignore_eos=True, logprobs=0)
 
 
-@pytest.fixture(params=sample(names(), 1))
+@pytest.fixture(params=sample(names(), 2), scope="module")
 def fixture(request: pytest.FixtureRequest) -> ImageFixture:
     """A checkpoint of Gemma 4 with a tower, and what transformers computes for its prompts."""
     return load_images(request.param)
 
 
-@pytest.fixture
-def engine(fixture: ImageFixture, tmp_path: Path) -> Iterator[Engine]:
+@pytest.fixture(scope="module")
+def shared(fixture: ImageFixture, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Its engine, with steps that are shorter than some images."""
-    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
-    with programs_compiled_when_run(), quick_compiles(), LLM(tmp_path, kv_cache_memory_bytes=1 << 22, **SIZES) as llm:
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder, fixture.config, fixture.tensors)
+    with programs_compiled_when_run(), quick_compiles(), LLM(folder, kv_cache_memory_bytes=1 << 22, **SIZES) as llm:
         yield llm.engine
+
+
+@pytest.fixture
+def engine(shared: Engine) -> Engine:
+    """The engine with an empty cache; the rows of images stay."""
+    shared.flush_cache()
+    return shared
 
 
 def pictures_of(prompt: Prompt) -> list[Picture]:
@@ -103,6 +111,8 @@ def test_an_image_is_found_in_the_cache_and_another_of_its_size_is_not(fixture: 
     """The second turn does not encode the image again, and gets what a cold engine computes."""
     prompt, sight = fixture.prompts["long"], engine.sight
     assert sight is not None
+    prompt = prompt._replace(images=tuple(one._replace(digest=b"of no other test") for one in prompt.images))
+    encoded, hits = sight.encoder.encoded, sight.encoder.hits
     image, start = prompt.images[0], PLACES["long"][0] + 1
     first = requested(engine, "first", prompt)
     run(engine, [first])
@@ -111,7 +121,7 @@ def test_an_image_is_found_in_the_cache_and_another_of_its_size_is_not(fixture: 
     found = run(engine, [again])["again"]
     assert found[0].prefix is not None
     assert found[0].prefix.full_hit_tokens >= prompt.length
-    assert (sight.encoder.encoded, sight.encoder.hits) == (1, 1)
+    assert (sight.encoder.encoded - encoded, sight.encoder.hits - hits) == (1, 1)
 
     other = Picture(image.patches[::-1].copy(), image.positions, image.tokens, b"another digest")
     ids = more.copy()
