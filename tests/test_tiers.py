@@ -118,7 +118,8 @@ def test_what_a_tiers_tests_import_is_among_its_sources(name: str) -> None:
     """But the whole engine, plain values and errors, which the other tests hold."""
     tier = TIERS[name]
     missing = set()
-    for file in sorted(path for test in tier.tests for path in files_of(tiers.ROOT / test)):
+    files = sorted(path for test in tier.tests for path in files_of(tiers.ROOT / test))
+    for file in (path for path in files if tier.has(path.relative_to(tiers.ROOT).as_posix())):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             module = node.module if isinstance(node, ast.ImportFrom) and node.module else ""
             path = module.replace(".", "/")

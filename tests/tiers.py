@@ -59,34 +59,26 @@ TIERS = {
     ),
     "model": Tier(  # whose programs are compiled one by one
         sources=(
-            *(
-                *_KERNELS,
-                "jswa/architecture/",
-                "jswa/cache/",
-                "jswa/exec/",
-                "jswa/storage/",
-                *("jswa/running/assembly.py", "jswa/running/staging.py"),
-            ),
+            *(*_KERNELS, "jswa/architecture/", "jswa/cache/", "jswa/exec/", "jswa/storage/"),
+            *("jswa/running/assembly.py", "jswa/running/staging.py", "jswa/text/inputs.py"),
             *("tests/parity/", "tests/support/checkpoints/", "tests/support/drafts/", "tests/support/positions/"),
             *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "jswa/images/"),
             *("jswa/config.py", "jswa/plan/", "tools/programs/", "tests/support/oracles.py"),
         ),
-        tests=(
-            *("tests/unit/model/", "tests/unit/exec/programs/", "tests/unit/tools/programs/"),
-            *("tests/unit/exec/test_quantized_step.py", "tests/unit/exec/test_sizing.py"),
-        ),
+        tests=("tests/unit/model/", "tests/unit/exec/", "tests/unit/tools/programs/"),
     ),
     "engine": Tier(  # whole engines: drafts, training, images, low precision, several devices
         sources=(
             *(*_KERNELS, "jswa/architecture/", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
-            "jswa/images/",
-            *("jswa/cache/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
+            *("jswa/cache/", "jswa/images/", "jswa/options/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
             *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
         tests=(
-            *("tests/e2e/images/", "tests/e2e/numerics/", "tests/e2e/rl/", "tests/e2e/speculation/"),
-            "tests/e2e/model/test_tensor_parallel.py",
+            *("tests/e2e/images/", "tests/e2e/model/", "tests/e2e/numerics/", "tests/e2e/rl/"),
+            "tests/e2e/speculation/",
         ),
+        # They pass the server and a command too.
+        always=tuple(f"tests/e2e/model/test_{name}.py" for name in ("lora", "lora_loading", "kv_dtype")),
     ),
     "text": Tier(  # templates, answers and grammars, without an engine
         sources=(*_TEXT, "docs/structured-outputs.md", "tests/support/checkpoints/text_folders.py"),
