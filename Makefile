@@ -68,7 +68,7 @@ test-model: .venv/installed  ## the tests of the model and of the step's program
 	$(PYTEST) --durations=15 -m "model and not nightly"
 	$(BIN)/python -m tests.tiers passed model
 
-test-engine: .venv/installed  ## the tests of drafts, of training, and of what numbers promise
+test-engine: .venv/installed  ## the tests of whole engines: models, prefixes, drafts, training, images, numbers
 	$(PYTEST) --durations=15 -m "engine and not nightly"
 	$(BIN)/python -m tests.tiers passed engine
 

@@ -67,14 +67,15 @@ TIERS = {
         ),
         tests=("tests/unit/model/", "tests/unit/exec/", "tests/unit/tools/programs/"),
     ),
-    "engine": Tier(  # whole engines: drafts, training, images, low precision, several devices
+    "engine": Tier(  # whole engines: models, prefixes, drafts, training, images, numbers, several devices
         sources=(
             *(*_KERNELS, "jswa/architecture/", "jswa/engine.py", "jswa/exec/", "jswa/grammar/", "jswa/rl/"),
-            *("jswa/cache/", "jswa/images/", "jswa/options/", "jswa/running/", "jswa/sched/", "jswa/storage/"),
+            *("jswa/cache/", "jswa/images/", "jswa/kv_events/", "jswa/options/", "jswa/running/", "jswa/sched/"),
+            "jswa/storage/",
             *("jswa/speculation.py", "tests/parity/", "tests/support/drafts/", "tests/support/oracles.py"),
         ),
         tests=(
-            *("tests/e2e/images/", "tests/e2e/model/", "tests/e2e/numerics/", "tests/e2e/rl/"),
+            *("tests/e2e/images/", "tests/e2e/model/", "tests/e2e/numerics/", "tests/e2e/prefix/", "tests/e2e/rl/"),
             "tests/e2e/speculation/",
         ),
         # They pass the server and a command too.
