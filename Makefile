@@ -19,7 +19,7 @@ PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(RESUMED)
 AGAIN   :=
 RESUMED  = $(and $(filter nightly-% scale-test families,$@),-o cache_dir=.pytest_cache/$@ $(AGAIN))
 # The tests of `make test-types`, some of each room whose annotated types are checked; nightly-types has all.
-TYPED   := tests/property/test_lease.py tests/unit/cache/test_view.py tests/unit/sched/test_rows.py \
+TYPED   := tests/property/test_lease.py tests/unit/cache/test_view.py tests/unit/sched/test_masks.py \
            $(addprefix tests/unit/exec/,test_adapters.py test_served.py test_buckets.py test_launches.py test_pack.py \
              programs/test_logits_state.py programs/test_indices.py) \
            tests/e2e/api/test_step_stats.py::test_steps_are_counted_and_prepared_programs_are_not_compiled_in_a_step

@@ -65,7 +65,7 @@ TIERS = {
             *("jswa/sched/constraint.py", "jswa/speculation.py", "jswa/options/", "jswa/images/"),
             *("jswa/config.py", "jswa/plan/", "tools/programs/", "tests/support/oracles.py"),
         ),
-        tests=("tests/unit/model/", "tests/unit/exec/", "tests/unit/tools/programs/"),
+        tests=("tests/unit/model/", "tests/unit/parity/", "tests/unit/exec/", "tests/unit/tools/programs/"),
     ),
     "engine": Tier(  # whole engines: models, prefixes, drafts, training, images, numbers, several devices
         sources=(

@@ -2,7 +2,7 @@
 
 CHOSEN shows every family and every feature at least once, and 95 % of the pairs of a family and a feature that any
 fixture shows. Among fixtures that show as much, it prefers the ones whose shapes take least time to compile. The other
-fixtures run nightly. tests/unit/model/test_parity_selection.py names what a new fixture shows and CHOSEN does not.
+fixtures run nightly. tests/unit/parity/test_selection.py names what a new fixture shows and CHOSEN does not.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ as a comparison of the logits, in an eighth of the bytes:
 An error is missed only if it cancels in every column, that is, if it lies in the null space of a fixed random matrix.
 Over all fixtures, with the engine's own noise and the limit of 1.5e-4 in test_dense_parity.py: an error of 2e-4 in one
 logit at one position is detected in 99.998 % of the cases, and one of 3e-4 in all of them.
-tests/unit/model/test_parity_sketch.py checks all of this.
+tests/unit/parity/test_sketch.py checks all of this.
 
 NumPy only: the torch side and the tests share this module.
 """

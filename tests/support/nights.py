@@ -27,7 +27,7 @@ NIGHTS = {
     "tests/e2e/prefix/test_kl.py": 7,
     "tests/e2e/prefix/test_late_steps.py": 7,
     "tests/e2e/prefix/test_revival.py": 7,
-    "tests/e2e/rl/test_families.py": 7,
+    "tests/e2e/rl/test_score.py": 7,
     "tests/e2e/speculation/test_forms.py": 4,
     "tests/e2e/speculation/test_model_drafters.py": 6,
     "tests/property/test_cache_churn.py": 7,

@@ -1,11 +1,22 @@
 """Scoring gives the bits of the rollout in deterministic mode, and the trainer's log probabilities are near."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
 import jswa
+from jswa.model.hf.config import parse_config
 from jswa.rl.agreement import agreement
 from jswa.rl.rollout import generate
+from jswa.rl.score import experts, score
 from jswa.rl.trainer import parameters
+from tests.parity.load import load_fixture, names, read_config
+from tests.parity.weights import write_checkpoint
+
+FAMILIES = list({read_config(name)["model_type"]: name for name in reversed(names())}.values())
+PROMPTS = [[5, 9, 21, 40, 8, 3, 77, 31, 12, 60, 2], [7, 7, 30]]
 
 
 def test_rollout_score_and_gradient_agree(llm: jswa.LLM) -> None:
@@ -28,3 +39,38 @@ def test_the_distribution_that_a_token_was_drawn_from(llm: jswa.LLM) -> None:
         assert (one.logprobs < 0).all()
     assert own.finish_reason == "length"
     assert own.versions.tolist() == [llm.weights_version] * 12
+
+
+@pytest.mark.optimized
+@pytest.mark.nightly  # the tests above have one family
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_scores_have_the_bits_of_the_rollout(name: str, tmp_path: Path) -> None:
+    """Decoded token by token, in steps with other rows; scored as prompts in chunks."""
+    fixture = load_fixture(name)
+    write_checkpoint(tmp_path, fixture.config, fixture.tensors)
+    routed = any(layer.moe for layer in parse_config(fixture.config).layers)
+    options: dict[str, Any] = {"enable_return_routed_experts": routed}
+    options |= {
+        "max_model_len": 48,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 16,
+        "block_size": 8,
+        "deterministic": True,
+    }
+    with jswa.LLM(tmp_path, dtype="float32", **options) as llm:
+        rollouts = generate(llm, PROMPTS, n=2, max_tokens=16, temperature=1.0, ignore_eos=True)
+        rolled = [completion for rollout in rollouts for completion in rollout.completions]
+        texts = [np.concatenate([r.prompt, c.tokens]) for r in rollouts for c in r.completions]
+        scored = score(llm, texts)
+        chosen = experts(llm, texts) if routed else [None] * len(texts)
+    for text, completion, found, routes in zip(texts, rolled, scored, chosen, strict=True):
+        assert len(completion.tokens) == 16
+        assert len(found) == len(text) - 1
+        np.testing.assert_array_equal(found[-16:], completion.logprobs)
+        assert np.isfinite(found).all()
+        if routes is None:
+            assert completion.experts is None
+            continue
+        assert len(routes) == len(text) - 1
+        np.testing.assert_array_equal(routes[-16:], completion.experts)
+        assert ((routes >= -1) & (routes < 128)).all()
