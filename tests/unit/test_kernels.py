@@ -320,7 +320,7 @@ def test_every_choice_has_a_reason(facts: DeviceFacts) -> None:
         ("elementwise", "xla", HOPPER, "mosaic does not serve this model"),
     ],
 )
-def test_reasons(operation: str, name: str, facts: DeviceFacts, reason: str) -> None:
+def test_a_kernel_that_cannot_be_chosen_says_why(operation: str, name: str, facts: DeviceFacts, reason: str) -> None:
     assert reason_of(operation, name, facts) == reason
 
 

@@ -97,7 +97,7 @@ def peak(program: str, *arguments: object) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("stored", "run"), PAIRS)
-def test_to_load(tmp_path: Path, stored: str, run: str) -> None:
+def test_loading_takes_no_second_copy_of_the_weights(tmp_path: Path, stored: str, run: str) -> None:
     """There is no second copy of the weights, whatever their type in the file."""
     weights = write(tmp_path, stored) * np.dtype(TYPES[run]).itemsize
     assert weights >= 200 * 10**6
@@ -106,7 +106,7 @@ def test_to_load(tmp_path: Path, stored: str, run: str) -> None:
 
 
 @pytest.mark.parametrize(("stored", "run"), PAIRS)
-def test_to_compile_and_run(tmp_path: Path, stored: str, run: str) -> None:
+def test_an_engine_takes_little_beside_weights_and_arena(tmp_path: Path, stored: str, run: str) -> None:
     """An engine with two step programs, prefill and decode: they are compiled, not read."""
     weights = write(tmp_path, stored) * np.dtype(TYPES[run]).itemsize
     beside = peak(ENGINE, tmp_path, run, ARENA) - weights - ARENA

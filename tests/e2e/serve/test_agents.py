@@ -127,7 +127,9 @@ def weather(arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("run", "left_out"), [(codex, 1), (claude_code, 0), (chat, 0)])
-def test_an_agents_loop(client: Client, run: Callable[[Client], str], left_out: int) -> None:
+def test_each_prompt_of_an_agents_loop_begins_with_the_last_one_and_its_answer(
+    client: Client, run: Callable[[Client], str], left_out: int
+) -> None:
     """Every field is known, calls and reasoning return; each prompt begins with the last one and its answer."""
     since, before = len(client.engine.seen), unknown(client)
     assert run(client) == SAID

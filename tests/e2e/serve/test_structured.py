@@ -73,7 +73,7 @@ def test_answers_have_the_form_that_is_asked_for(
     jsonschema.validate(json.loads(response.json()["choices"][0]["text"]), schema)
 
 
-def test_other_forms(client: Client) -> None:
+def test_choices_expressions_and_grammars_are_followed(client: Client) -> None:
     assert chat(client, structured_outputs={"choice": ["red", "green"]})["message"]["content"] in ("red", "green")
     assert chat(client, guided_regex="[ab]{3}")["message"]["content"].strip("ab") == ""
     grammar = 'root ::= "yes" | "no"'

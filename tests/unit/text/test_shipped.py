@@ -88,7 +88,7 @@ def test_calls_are_read_back(name: str, data: st.DataObject) -> None:
     assert read_back(name, prompt) == ("", calls)
 
 
-def test_gemmas_turns() -> None:
+def test_gemma_has_only_turns_of_user_and_model() -> None:
     """The operator's text and the tools begin the user's first turn; results are the user's."""
     said = answer([("get_weather", {"city": "Oslo"}), ("f", {"a=b": [None, True], "user-id": 1})], "I look.")
     results = [{"role": "tool", "tool_call_id": f"abcdefgh{index}", "content": f"r{index}"} for index in range(2)]
@@ -109,7 +109,7 @@ def test_gemmas_turns() -> None:
     assert (content.strip(), calls) == ("I look.", [("get_weather", {})])
 
 
-def test_chatmls_turns() -> None:
+def test_chatml_has_tools_in_the_systems_turn_and_results_in_one() -> None:
     """The tools are in the system's turn, behind its text; results that follow each other are in one turn."""
     chatml = template("chatml_tools")
     said = answer([("f", {"a": "</tool_call>"}), ("g", {})], "I look.")

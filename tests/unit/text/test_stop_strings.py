@@ -70,7 +70,9 @@ def test_the_shown_pieces_are_the_text_up_to_the_first_stop_string(
         (("é",), "e\u0301é!", "e\u0301", "é"),
     ],
 )
-def test_overlapping_stop_strings(stops: tuple[str, ...], text: str, shown: str, stopped: str) -> None:
+def test_overlapping_stop_strings_stop_at_the_first_that_ends(
+    stops: tuple[str, ...], text: str, shown: str, stopped: str
+) -> None:
     """In one piece and letter by letter, with the stop strings in either order."""
     for order in (stops, stops[::-1]):
         for pieces in ([text], list(text)):

@@ -69,7 +69,7 @@ def test_sentences_of_help_are_those_of_public_docstrings_and_messages() -> None
         ("`one two three`, " + "and " * 33 + "so.", []),
     ],
 )  # fmt: skip
-def test_habits(sentence: str, found: list[str]) -> None:
+def test_bad_habits_of_a_sentence_are_named(sentence: str, found: list[str]) -> None:
     assert habits(sentence) == found
 
 

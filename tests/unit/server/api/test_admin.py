@@ -19,7 +19,7 @@ from tests.support.server.harness import Client, serving
 from tests.support.server.processes import ROOT
 
 
-def test_tokenize_and_detokenize(shared: Client) -> None:
+def test_texts_and_chats_become_tokens_and_tokens_a_text(shared: Client) -> None:
     found = shared.post("/tokenize", {"prompt": "ab", "return_token_strs": True}).json()
     assert found == {"count": 3, "max_model_len": 256, "tokens": [1, 100, 101], "token_strs": ["<bos>", "a", "b"]}
     assert shared.post("/tokenize", {"prompt": "ab", "add_special_tokens": False}).json()["tokens"] == [100, 101]
@@ -52,7 +52,7 @@ def test_errors_of_tokenize_and_detokenize_name_the_field(shared: Client, path: 
     assert shared.refusal(path, body)["param"] == param
 
 
-def test_tokenizer_info(shared: Client) -> None:
+def test_special_tokens_and_chat_template_are_shown(shared: Client) -> None:
     found = shared.get("/tokenizer_info").json()
     assert (found["bos_token"], found["eos_token"], found["pad_token"]) == ("<bos>", "<eos>", "<pad>")
     assert "messages" in found["chat_template"]

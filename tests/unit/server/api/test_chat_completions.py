@@ -97,7 +97,7 @@ def test_without_max_tokens_generation_fills_the_context(client: Client) -> None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_log_probabilities(client: Client, streamed: bool) -> None:
+def test_each_token_has_its_log_probabilities(client: Client, streamed: bool) -> None:
     body = {"messages": user("hi"), "max_tokens": 2, "logprobs": True, "top_logprobs": 2}
     if streamed:
         parts = [chunk["choices"][0]["logprobs"] for chunk in client.events(PATH, body)[:-1]]

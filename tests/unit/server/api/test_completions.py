@@ -102,7 +102,7 @@ def test_a_stop_token_ends_the_text(client: Client) -> None:
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ef", "stop", 3 + ord("g"))
 
 
-def test_log_probabilities(client: Client) -> None:
+def test_each_token_has_its_log_probability_its_offset_and_the_likeliest(client: Client) -> None:
     found = client.complete(max_tokens=2, logprobs=2)["choices"][0]["logprobs"]
     assert found["tokens"] == ["e", "f"]
     assert found["token_logprobs"] == [-0.25, -0.25]
@@ -132,7 +132,7 @@ def test_echo_without_log_probabilities(client: Client) -> None:
     assert client.complete(echo=True)["choices"][0]["text"] == "abcefgh"
 
 
-def test_prompt_log_probabilities(client: Client) -> None:
+def test_each_token_of_a_prompt_but_the_first_has_its_log_probability(client: Client) -> None:
     found = client.complete(prompt=[100, 101], prompt_logprobs=0)["choices"][0]["prompt_logprobs"]
     assert found == [None, {"101": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}]
 
@@ -170,7 +170,7 @@ def test_salt_priority_and_truncation(client: Client) -> None:
     assert (request.options.priority, request.cache_salt) == (3, "/mine")
 
 
-def test_request_ids(client: Client) -> None:
+def test_an_answer_has_the_id_that_the_client_gives(client: Client) -> None:
     assert client.complete(request_id="me-1")["id"] == "cmpl-me-1"
     response = client.post(PATH, {"prompt": "a", "max_tokens": 1}, headers={"X-Request-Id": "abc"})
     assert response.headers["x-request-id"] == "abc"

@@ -17,7 +17,7 @@ def operator(form: int) -> Iterator[Client]:
         yield found
 
 
-def test_weights_change(operator: Client) -> None:
+def test_each_change_of_weights_is_a_version(operator: Client) -> None:
     """The version counts the changes, and the engine gets folder and mode; bad weights are refused by name."""
     engine = operator.engine
     before = operator.get("/weight_version").json()["weight_version"]

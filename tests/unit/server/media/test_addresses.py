@@ -6,7 +6,7 @@ from server.media.addresses import is_public
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001:80b::200e"])
-def test_public_addresses(address: str) -> None:
+def test_these_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 

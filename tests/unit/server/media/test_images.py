@@ -129,7 +129,7 @@ def test_responses_keep_images_for_the_next_request(client: Client) -> None:
     assert colours(client.engine, one) == [90]
 
 
-def test_anthropics_blocks(client: Client) -> None:
+def test_images_of_anthropics_blocks_are_read(client: Client) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file_of(100)).decode()}
     block = {"type": "image", "source": source}
     result = {"type": "tool_result", "tool_use_id": "x", "content": [block, text("b")], "is_error": True}
@@ -160,7 +160,7 @@ def test_several_texts_of_a_prompt_share_its_images(client: Client) -> None:
     assert len(client.engine.pictures) == before + 2
 
 
-def test_too_many_images(client: Client) -> None:
+def test_a_message_with_too_many_images_is_refused(client: Client) -> None:
     parts = [text("a"), *[image(n) for n in range(6)]]
     field, message = refused(client, *parts)
     assert field == "messages[0].content[6]"

@@ -79,17 +79,17 @@ def answers(family: str, texts: Iterable[str]) -> None:
 
 @pytest.mark.parametrize("family", sorted(shipped()))
 @pytest.mark.parametrize("turn", sample("012", 3))
-def test_odd_arguments(family: str, turn: str) -> None:
+def test_odd_arguments_are_answered_in_json(family: str, turn: str) -> None:
     answers(family, [CALLS[family].format(arguments) for arguments in ODD[int(turn) :: 3]])
 
 
-def test_numbers_of_too_many_digits_and_too_many_brackets() -> None:
+def test_numbers_of_too_many_digits_and_too_many_brackets_are_answered_in_json() -> None:
     """The syntax of the family is JSON, which is passed on as it is."""
     answers("hermes", [CALLS["hermes"].format(arguments) for arguments in LARGE])
 
 
 @pytest.mark.parametrize("family", sorted(shipped()))
-def test_marks_quotes_and_brackets_in_any_order(family: str) -> None:
+def test_marks_quotes_and_brackets_in_any_order_are_answered_in_json(family: str) -> None:
     rng = random.Random(family)
     words = [*special_of(family), *WORDS]
     answers(family, ["".join(rng.choices(words, k=rng.randrange(1, 25))) for _ in range(6)])

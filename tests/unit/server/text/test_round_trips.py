@@ -92,7 +92,7 @@ def test_messages_of_the_assistant(client: Client, message: dict[str, Any], writ
     ("content", "written"),
     [(None, ""), ("", ""), ([], ""), ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb")],
 )
-def test_results_of_tools(client: Client, content: Any, written: str) -> None:
+def test_the_result_of_a_tool_becomes_a_message_of_it(client: Client, content: Any, written: str) -> None:
     """Also in blocks of Anthropic's, where a failure says so."""
     result = {"role": "tool", "tool_call_id": "abcdefghi", "content": content}
     assert prompt_of(client, CHATS, chat(called("{}"), result)) == f"[user:hi][assistant:f][tool:{written}]"
@@ -111,7 +111,7 @@ def test_thinking_and_other_blocks(client: Client) -> None:
         assert prompt_of(client, MESSAGES, body) == f"[user:hi][assistant:{written}][user:go on]"
 
 
-def test_reasoning_items(client: Client) -> None:
+def test_reasoning_becomes_a_part_of_the_answer(client: Client) -> None:
     """One that is encrypted has no text."""
     for fields, written in (
         ({"content": None, "encrypted_content": "x"}, ""),

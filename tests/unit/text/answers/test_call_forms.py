@@ -68,7 +68,7 @@ def test_objects_are_read_the_same_whatever_the_cuts(parts: list[str]) -> None:
     ],
     ids=short,
 )  # fmt: skip
-def test_python_calls(text: str, calls: list[tuple[str, str]] | None) -> None:
+def test_calls_in_python_are_read_as_they_are_written(text: str, calls: list[tuple[str, str]] | None) -> None:
     """Numbers stay as they are written, names may be words of Python, and what is nested too deeply is no call."""
     assert python_calls(text) == calls
 

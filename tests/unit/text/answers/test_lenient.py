@@ -141,7 +141,7 @@ def test_an_answer_that_names_no_tool_streams() -> None:
         ({"$ref": "#"}, {}, False), ({"properties": 3, "required": 4, "type": 5, "enum": 6, "anyOf": 7}, {}, True),
     ],
 )  # fmt: skip
-def test_fitting(schema: Any, value: Any, fit: bool) -> None:
+def test_a_value_fits_or_does_not(schema: Any, value: Any, fit: bool) -> None:
     """Expressions are not matched: their time has no bound. A circle of references allows nothing."""
     assert fits(value, schema) is fit
 

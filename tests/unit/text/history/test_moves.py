@@ -185,7 +185,7 @@ def test_what_a_template_takes_stays_as_it_is() -> None:
         assert whole.prompt(messages) == whole.render(messages).replace("<assistant><", "<assistant>None<")
 
 
-def test_where_things_go() -> None:
+def test_each_move_puts_its_message_where_the_template_has_room() -> None:
     """One example of each move."""
     first = template("one system message, first").prompt(SHAPES["several of the operator"])
     assert first == "<system>one\n\ntwo\n\nthree\n\nfour<user>ask<assistant>answer<user>more>"

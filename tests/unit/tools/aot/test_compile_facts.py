@@ -91,7 +91,7 @@ def test_a_tuning_that_counts_with_more_thread_blocks_than_fit_is_a_fault() -> N
         (replace(GOOD, smem=232_448), 1),
     ],
 )
-def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
+def test_registers_memory_and_threads_limit_the_blocks_of_a_multiprocessor(facts: KernelFacts, blocks: int) -> None:
     """They are limited by registers, shared memory or threads."""
     assert facts.blocks_per_sm == blocks
 
@@ -106,7 +106,7 @@ def test_blocks_per_multiprocessor(facts: KernelFacts, blocks: int) -> None:
         (replace(GOOD, smem=232_449), ["232449 bytes of shared memory", "does not fit on a multiprocessor"]),
     ],
 )
-def test_faults(facts: KernelFacts, faults: list[str]) -> None:
+def test_a_kernel_beyond_a_limit_has_a_fault(facts: KernelFacts, faults: list[str]) -> None:
     """Any fault makes the target fail."""
     assert facts.faults() == faults
 

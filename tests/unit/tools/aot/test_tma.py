@@ -65,7 +65,7 @@ def test_descriptors_of_a_kernel_are_recorded() -> None:
         (GOOD._replace(swizzle=None, bits=8), None),
     ],
 )
-def test_rules(wrong: Descriptor, fault: str | None) -> None:
+def test_a_copy_that_breaks_a_rule_has_a_fault(wrong: Descriptor, fault: str | None) -> None:
     """Each is named."""
     assert len(wrong.faults) == (fault is not None)
     assert fault is None or fault in wrong.faults[0]

@@ -97,7 +97,7 @@ def test_large_arrays_in_a_scope_are_counted() -> None:
     assert arrays_moved(parse_program(PROGRAM), "sampling", LOGITS) == Range(2 + 2, 2 + 4)
 
 
-def test_sizes_of_types() -> None:
+def test_a_type_has_its_bytes() -> None:
     """In bytes."""
     sizes = {"pred": 1, "bf16": 2, "s32": 4, "f8e4m3fn": 1, "u16": 2, "s64": 8}
     assert {kind: Array(kind, ()).size for kind in sizes} == sizes

@@ -58,7 +58,9 @@ def test_gpus_are_read_from_their_target_configurations() -> None:
         (replace(GOOD, smem=101_377), (1, 0)),
     ],
 )
-def test_blocks_per_multiprocessor(facts: TritonFacts, blocks: tuple[int, int]) -> None:
+def test_registers_memory_and_threads_limit_the_blocks_of_each_card(
+    facts: TritonFacts, blocks: tuple[int, int]
+) -> None:
     """On an A100 and an L4, limited by registers, shared memory or threads."""
     assert (facts.blocks_per_sm(A100), facts.blocks_per_sm(L4)) == blocks
 
@@ -76,7 +78,7 @@ def test_blocks_per_multiprocessor(facts: TritonFacts, blocks: tuple[int, int]) 
         ),
     ],
 )
-def test_faults(facts: TritonFacts, faults: list[str]) -> None:
+def test_a_kernel_beyond_a_limit_has_a_fault(facts: TritonFacts, faults: list[str]) -> None:
     """Any fault makes the tool exit with 1."""
     assert facts.faults(L4) == faults
 

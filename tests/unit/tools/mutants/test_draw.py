@@ -62,7 +62,7 @@ def changed(body: str, returns: str = "None") -> set[str]:
         ("return a", "tuple[int, int]", set()),
     ],
 )  # fmt: skip
-def test_changes(body: str, returns: str, expected: set[str]) -> None:
+def test_a_function_has_exactly_these_changes(body: str, returns: str, expected: set[str]) -> None:
     assert changed(body, returns) == expected
 
 

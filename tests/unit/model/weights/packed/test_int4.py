@@ -91,7 +91,7 @@ def test_every_form_is_held_in_4_bits_with_the_numbers_of_its_definition(name: s
         ("mixtral_base", CASES["compressed"], SMALL),
     ],
 )
-def test_layouts_of_checkpoints(fixture: str, case: Case, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_all_layouts_of_checkpoints_are_read(fixture: str, case: Case, changes: dict[str, Any], tmp_path: Path) -> None:
     """Folded keys, fused projections and stacks of experts."""
     packed, plain = write_both(tmp_path, case, fixture, **changes)
     held, whole = load(packed), load(plain)
