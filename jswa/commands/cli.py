@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -367,6 +368,7 @@ def _command(arguments: list[str]) -> list[str]:
 def main() -> NoReturn:
     """Run the command line and end the process with its exit status."""
     status = run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C ends the process without a traceback
     ending = sys.modules.get("jswa.exec.compile.ending")
     # Nobody waits for a program that is compiled now. While a thread compiles one, jax's exit functions must not run.
     is_quiet = ending is None or ending.end_compiling(0.1)

@@ -186,6 +186,15 @@ class Server(uvicorn.Server):
             _log.info(self.says, address_of(self.config, self.servers[0].sockets[0]))
         self.on_started()
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Close the connections and stop the application, also if nobody waits for its answers.
+
+        uvicorn leaves the application as it is if `force_exit` is set, and logs its end as an error.
+        """
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
 
 class Shutdown:
     """The shutdown of a server: it refuses new requests, waits for those that run, and ends the server."""

@@ -1,5 +1,9 @@
 """How a command ends that the user interrupts."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from jswa.commands import cli
@@ -16,3 +20,27 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     monkeypatch.setattr("jswa.commands.doctor.report", interrupted)
     assert cli.run(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+ENDS_SLOWLY = """
+import sys, time
+from jswa.commands import cli
+from jswa.exec.compile import ending
+
+def wait(seconds):
+    print("ends", flush=True)
+    time.sleep(60)
+
+ending.end_compiling, sys.argv = wait, ["jswa", "--version"]
+cli.main()
+"""
+
+
+def test_a_second_ctrl_c_ends_a_command_that_ends_already() -> None:
+    """While it waits for programs that are compiled; without a traceback."""
+    with subprocess.Popen([sys.executable, "-c", ENDS_SLOWLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ends:
+        assert ends.stdout is not None
+        assert [ends.stdout.readline() for _ in range(2)][1] == b"ends\n"
+        ends.send_signal(signal.SIGINT)
+        assert ends.communicate(timeout=30) == (b"", b"")
+        assert ends.returncode == -signal.SIGINT

@@ -86,6 +86,10 @@ def test_a_second_sigterm_does_not_wait() -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.wait(5) == 0
         stream.join(5)
+    log = "".join(server.log)
+    assert "second signal" in log
+    assert "Traceback" not in log
+    assert "does not stop" not in log
 
 
 def test_the_process_exits_with_1_if_the_engine_dies() -> None:
