@@ -1,7 +1,10 @@
 """The part of an engine that reads images: the tower of its checkpoint, and what makes prompts of pictures for it."""
 
 import logging
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -9,14 +12,29 @@ from jswa.config import EngineConfig
 from jswa.errors import CheckpointError, ModelError
 from jswa.images.picture import geometry_of
 from jswa.images.tokens import ImageInput
+from jswa.model.binding import shapes_of
 from jswa.model.hf.quantization import read_config
 from jswa.model.vision.config import image_tokens_of, pad_token_of, vision_config_of
 from jswa.model.vision.encoder import ImageEncoder, Sight
+from jswa.model.vision.gemma4 import Tower
 from jswa.model.vision.weights import has_tower, load_tower
 from jswa.storage.json_object import read_optional
 
 _log = logging.getLogger("jswa")
 _CACHE_BYTES = 2**28  # of rows on the host: about 190 images of Gemma 4 E4B
+
+
+def tower_bytes(config_json: Mapping[str, Any], dtype: str) -> int:
+    """Return the bytes of the vision tower that config.json describes; 0 if the model runs on text only."""
+    try:
+        vision = vision_config_of(config_json)
+    except ModelError:  # `open_sight` says why, and leaves the tower out
+        return 0
+    if vision is None:
+        return 0
+    held = jnp.dtype(dtype)
+    size: int = held.itemsize * sum(math.prod(one.shape) for one in shapes_of(lambda: Tower(vision, held)).values())
+    return size
 
 
 def open_sight(folder: Path, options: EngineConfig, dtype: jnp.dtype) -> Sight | None:

@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jswa.building.images import tower_bytes
 from jswa.cluster.hosts import Hosts
 from jswa.config import EngineConfig
 from jswa.exec.compile.ptxas import find_ptxas, prefer_packaged
@@ -142,9 +143,11 @@ def require_weights(
     """
     if is_converted(folder):
         return
-    stored = parse_quantization(read_config(folder))
-    dtype = dtype_of(options, device).name
-    require_memory(load_config(folder), stored, options, mode, dtype, device, kernels)
+    config_json = read_config(folder)
+    stored, dtype = parse_quantization(config_json), dtype_of(options, device).name
+    reads_images = not options.language_model_only and options.load_format != "dummy"
+    tower = partial(tower_bytes, config_json) if reads_images else None
+    require_memory(load_config(folder), stored, options, mode, dtype, device, kernels, tower=tower)
 
 
 def dtype_of(options: EngineConfig, device: jax.Device) -> jnp.dtype:

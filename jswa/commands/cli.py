@@ -36,6 +36,7 @@ else:
 _EPILOGUE = f"{SIZES}\n\n{MORE}"
 Words = Annotated[str, Parameter(name="MODEL TEXT")]  # --help shows it: the words have no option
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
+UNREAD = 141  # that of one whose output nobody reads any more
 
 
 @app.command(usage="jswa generate [MODEL] PROMPT... [OPTIONS]", help_epilogue=_EPILOGUE)
@@ -184,6 +185,7 @@ def capacity(
     tensor_parallel_size: int = 1,
     decode_context_parallel_size: int = 1,
     quantization: Literal["auto", "none", "int8", "fp8", "mxfp4"] = "auto",
+    language_model_only: bool = False,
     revision: str | None = None,
 ) -> None:
     """Print whether a model fits on a GPU, how long a context and how many requests at once it holds there.
@@ -211,6 +213,8 @@ def capacity(
         Spread the tokens of the full-attention layers over this many of the devices that store the same KV head.
     quantization
         Hold weights in this form, with the choices of `jswa serve --quantization`.
+    language_model_only
+        Leave out the vision tower, as `jswa serve --language-model-only` does.
     revision
         Take this branch, tag or commit of a model on the Hugging Face Hub. Default: its main branch.
     """
@@ -225,6 +229,7 @@ def capacity(
         devices=tensor_parallel_size,
         context=decode_context_parallel_size,
         quantization=quantization,
+        language_model_only=language_model_only,
         revision=revision,
     )
     print("\n".join(lines))
@@ -350,6 +355,8 @@ def run(arguments: list[str]) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # `jswa capacity MODEL | head`
+        return UNREAD
     except Exception as error:
         line = said(error, " ".join(["jswa", *_command(arguments)]))
         if line is None:

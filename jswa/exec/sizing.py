@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,8 @@ def require_memory(
     dtype: str,
     device: jax.Device,
     kernels: Kernels,
+    *,
+    tower: Callable[[str], int] | None = None,
 ) -> None:
     """Raise ConfigError if the weights alone are larger than the memory of a device. Needs no weight file.
 
@@ -70,6 +72,7 @@ def require_memory(
         stored: how the checkpoint stores quantized weights.
         mode: how they are held.
         kernels: that run them, as far as these decide how they are held.
+        tower: the bytes of the vision tower in a type; None: the engine reads no images.
     """
     shares = options.tensor_parallel_size
     part, room = shard_config(model, shares, options.decode_context_parallel_size), options.lora_room
@@ -77,7 +80,8 @@ def require_memory(
     def size_in(dtype: str) -> int:
         size = jnp.dtype(dtype).itemsize
         adapters = 0 if room is None else room_bytes(model, room, size, shares, kernels.experts)
-        return weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear) + adapters
+        seen = 0 if tower is None else tower(dtype)  # whole on the first device
+        return weight_bytes(part, stored, mode, dtype, kernels.experts, kernels.linear) + adapters + seen
 
     size = size_in(dtype)
     if device.platform == "cpu":
@@ -89,12 +93,13 @@ def require_memory(
     if size > limit:
         on = "1 device" if shares == 1 else f"{shares} devices"
         half = "" if dtype != "float32" else f"--dtype bfloat16 ({shares * size_in('bfloat16') / _GIB:.1f} GiB), "
+        blind = "--language-model-only, " if tower is not None and tower(dtype) else ""
         raise ConfigError(
             "model",
             model.family,
             f"its weights{and_room} take {shares * size / _GIB:.1f} GiB in {dtype} on {on}, and {where} has "
-            f"{limit / _GIB:.1f} GiB for each: choose {half}a smaller model, --quantization int8, or more devices with "
-            "--tensor-parallel-size",
+            f"{limit / _GIB:.1f} GiB for each: choose {half}{blind}a smaller model, --quantization int8, or more "
+            "devices with --tensor-parallel-size",
         )
 
 

@@ -12,7 +12,7 @@ from jswa.commands.capacity.fit import GIB, GPUS, Fit, Gpu, compare, describe, f
 from jswa.commands.capacity.table import FIXED_RATIO, table
 from jswa.errors import ConfigError, HubError
 from jswa.model.hf.config import parse_config
-from jswa.model.hf.quantization import Quantization, parse_quantization
+from jswa.model.hf.quantization import parse_quantization
 from jswa.model.partition import shard_config
 from jswa.model.weights.formats import QuantizationMode
 from jswa.storage.checkpoint_files import is_folder
@@ -33,6 +33,7 @@ def report(
     devices: int = 1,
     context: int = 1,
     quantization: QuantizationMode = "auto",
+    language_model_only: bool = False,
     revision: str | None = None,
 ) -> list[str]:
     """Return the report for a model as lines: first whether it fits, then the table of KV sizes.
@@ -44,20 +45,22 @@ def report(
         gpu: name or size; see `find_gpus`.
         context: of these devices, those that share the tokens of a full layer's KV head.
         quantization: how the weights are held, as for the engine.
+        language_model_only: without the vision tower, as for the engine.
 
     Raises ConfigError for an unknown GPU and too little memory, and ModelError as `parse_config` and `find_model` do.
     """
     gpus = find_gpus(gpu)
     raw = read_object(config_file(model, revision))
     options: dict[str, Any] = {"block_size": block_size, "itemsize": itemsize, "devices": devices, "context": context}
-    config, fits = fits_of(raw, gpus, quantization=quantization, **options)
+    options |= {"quantization": quantization, "language_model_only": language_model_only}
+    config, fits = fits_of(raw, gpus, **options)
     layout, weights = fits[0].layout, fits[0].weights
     if len(fits) > 1:
         answer = compare(model, fits, config, devices)
     else:
         answer = describe(model, fits[0], config, devices)
         if not fits[0].fits:
-            answer.append(_remedy(fits[0], config, parse_quantization(raw)))
+            answer.append(_remedy(fits[0], config, raw, language_model_only=language_model_only))
         elif memory is None:
             memory = fits[0].kv
     memory = _MEMORY if memory is None else memory
@@ -73,6 +76,7 @@ def fits_of(
     devices: int = 1,
     context: int = 1,
     quantization: QuantizationMode = "auto",
+    language_model_only: bool = False,
 ) -> tuple[ModelConfig, list[Fit]]:
     """Return one device's share of a model, and what each GPU holds of it.
 
@@ -81,16 +85,31 @@ def fits_of(
         block_size: tokens of a page.
         itemsize: bytes per element of the KV cache.
         context: see `report`.
-        quantization: how the weights are held, as for the engine.
+        quantization, language_model_only: see `report`.
 
     Raises ConfigError if so many devices cannot share the model, and ModelError as `parse_config` does.
     """
-    from jswa.exec.sizing import weight_bytes  # imports jax, which takes a second
-
     config = shard_config(parse_config(raw, weights=False), devices, context)
     layout = KVLayout.of(config, block_size)
-    weights = weight_bytes(config, parse_quantization(raw), quantization, _dtype(itemsize))
+    weights = _weights(config, raw, quantization, itemsize, language_model_only=language_model_only)
     return config, [fit_on(one, config, layout, weights=weights, itemsize=itemsize) for one in gpus]
+
+
+def _weights(
+    config: ModelConfig,
+    raw: dict[str, Any],
+    quantization: QuantizationMode,
+    itemsize: int,
+    *,
+    language_model_only: bool,
+) -> int:
+    """Return the bytes of one device's share of the weights, with the tower that the first device has."""
+    from jswa.building.images import tower_bytes  # they import jax, which takes a second
+    from jswa.exec.sizing import weight_bytes
+
+    dtype = _dtype(itemsize)
+    tower = 0 if language_model_only else tower_bytes(raw, dtype)
+    return weight_bytes(config, parse_quantization(raw), quantization, dtype) + tower
 
 
 def _dtype(itemsize: int) -> str:
@@ -115,9 +134,8 @@ def config_file(model: str, revision: str | None = None) -> Path:
         raise HubError(f"{error}. A config.json, or a folder that has one, works in place of the name") from error
 
 
-def _remedy(fit: Fit, config: ModelConfig, stored: Quantization | None) -> str:
+def _remedy(fit: Fit, config: ModelConfig, raw: dict[str, Any], *, language_model_only: bool) -> str:
     """Return what to do with a model that does not fit, as a line."""
-    from jswa.exec.sizing import weight_bytes
 
     def holds(gpu: Gpu, weights: int) -> bool:
         return fit_on(gpu, config, fit.layout, weights=weights, itemsize=fit.itemsize).fits
@@ -126,7 +144,7 @@ def _remedy(fit: Fit, config: ModelConfig, stored: Quantization | None) -> str:
     larger = next((name for name, gpu in GPUS.items() if holds(gpu, fit.weights)), None)
     if larger is not None:
         ways.insert(0, f"take a larger GPU (--gpu {larger})")
-    rounded = weight_bytes(config, stored, "int8", _dtype(fit.itemsize))
+    rounded = _weights(config, raw, "int8", fit.itemsize, language_model_only=language_model_only)
     if rounded < fit.weights and holds(fit.gpu, rounded):
         ways.insert(0, f"hold its weights in 8 bits with jswa serve --quantization int8 ({rounded / GIB:.1f} GiB)")
     return f"  remedy     {', or '.join(ways)}"

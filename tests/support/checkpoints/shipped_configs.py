@@ -12,8 +12,10 @@ from pathlib import Path
 from tools.cases.hub_configs import CONFIGS, Config
 
 FOLDER = Path(__file__).parents[3] / "jswa" / "assets" / "configs"
-# Of a multimodal checkpoint only the text part runs, and end tokens take no memory.
+# Of most multimodal checkpoints only the text part runs, and end tokens take no memory.
 _LEFT_OUT = {"vision_config", "audio_config", "eos_token_id"}
+# The towers that jswa runs, of the sizes that are transformers' defaults.
+_TOWERS = {f"google/gemma-4-{size}-it": {"model_type": "gemma4_vision"} for size in ("E2B", "E4B")}
 SHIPPED = {
     "LGAI-EXAONE/EXAONE-4.0-32B": "EXAONE-4.0-32B",
     "Qwen/Qwen3-32B": "Qwen3-32B",
@@ -48,7 +50,8 @@ SHIPPED = {
 
 def config_of(name: str) -> Config:
     """Return the config of a model of the hub, as it is shipped."""
-    return _kept(CONFIGS[SHIPPED[name]])
+    tower = _TOWERS.get(name)
+    return _kept(CONFIGS[SHIPPED[name]]) | ({} if tower is None else {"vision_config": tower})
 
 
 def text_of(name: str) -> str:

@@ -80,7 +80,9 @@ class Loop:
         if before is not None:
             events = self.scheduler.apply(before.plan, before.tokens(), counts=before.counts)
         self.finish()
-        return list(events)
+        found = list(events)
+        assert len(found) == len(events)
+        return found
 
     def finish(self) -> None:
         """Set the late masks of the step in flight, if there are any."""

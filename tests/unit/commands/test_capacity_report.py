@@ -211,3 +211,16 @@ def test_devices_share_the_tokens_of_full_layers(tmp_path: Path) -> None:
     assert 1.95 < held[1] / held[0] <= 2
     lines = capacity_report.report(str(tmp_path), block_size=64, itemsize=2, gpu="H200", devices=8, context=2)
     assert any("9 full layers of 1 x (192 + 128), tokens on 2 devices" in line for line in lines)
+
+
+def test_the_tower_counts_as_weights_unless_it_is_left_out() -> None:
+    """Of Gemma 4 E2B, which reads images; 326 MiB in 16 bits. Gemma 4 31B runs on text only."""
+    lines = {
+        (name, alone): capacity_report.report(name, block_size=64, itemsize=2, gpu="L4", language_model_only=alone)
+        for name in ("google/gemma-4-E2B-it", "google/gemma-4-31B-it")
+        for alone in (False, True)
+    }
+    weights = {key: float(found[2].split()[1]) for key, found in lines.items()}
+    small, large = "google/gemma-4-E2B-it", "google/gemma-4-31B-it"
+    assert weights[small, False] - weights[small, True] == pytest.approx(326 / 1024, abs=0.1)
+    assert weights[large, False] == weights[large, True]

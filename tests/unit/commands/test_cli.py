@@ -1,4 +1,4 @@
-"""How a command ends that the user interrupts."""
+"""How a command ends that the user interrupts, or whose output nobody reads."""
 
 import signal
 import subprocess
@@ -9,16 +9,17 @@ import pytest
 from jswa.commands import cli
 
 
-def test_ctrl_c_ends_a_command_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])
+def test_ctrl_c_and_a_closed_pipe_end_a_command_without_a_traceback(
+    end: type[BaseException], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the exit status that a shell expects of it."""
+    """With the exit status that a shell expects of each."""
 
-    def interrupted() -> int:
-        raise KeyboardInterrupt
+    def ended() -> int:
+        raise end
 
-    monkeypatch.setattr("jswa.commands.doctor.report", interrupted)
-    assert cli.run(["doctor"]) == 130
+    monkeypatch.setattr("jswa.commands.doctor.report", ended)
+    assert cli.run(["doctor"]) == status
     assert capsys.readouterr() == ("", "")
 
 

@@ -94,6 +94,21 @@ def test_the_room_for_adapters_counts_as_weights(devices: int, monkeypatch: pyte
         require(FakeGpu("gpu", weights + room - 1))
 
 
+def test_the_tower_counts_as_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the type of the activations; the error says how to do without it."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device
+    model = parse_config(load_fixture("llama_one_layer").config)
+    weights = weight_bytes(model, None, "none", "float32")
+    require = partial(require_memory, model, None, EngineConfig(), "none", "float32", kernels=Kernels())
+    require(FakeGpu("gpu", weights), tower=lambda dtype: 0)
+    require(FakeGpu("gpu", weights + 40), tower=lambda dtype: 10 * jnp.dtype(dtype).itemsize)
+    with pytest.raises(ConfigError, match=r"choose --dtype bfloat16 .*, --language-model-only, a smaller model"):
+        require(FakeGpu("gpu", weights + 39), tower=lambda dtype: 10 * jnp.dtype(dtype).itemsize)
+    with pytest.raises(ConfigError, match="a smaller model") as error:
+        require(FakeGpu("gpu", weights - 1), tower=lambda dtype: 0)
+    assert "--language-model-only" not in str(error.value)
+
+
 def test_weights_that_do_not_fit_in_float32_name_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what they take then. In 16 bits it does not name what they have already."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # a fake device is no jax.Device

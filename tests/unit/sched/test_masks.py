@@ -12,13 +12,15 @@ from jaxtyping import Int
 
 from jswa.cache.lease import Lease, LeaseTable
 from jswa.config import Limits
-from jswa.plan import COLUMNS, LogitsEntry, Request, RequestOptions, RowMask, StepPlan, Words
+from jswa.grammar.compiler import Grammars
+from jswa.plan import COLUMNS, AllWords, LogitsEntry, Request, RequestOptions, RowMask, StepPlan, Words
 from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
-from jswa.types import SamplingParams
+from jswa.types import SamplingParams, StructuredOutputsParams
 from tests.support.builders import make_layout
+from tests.support.text.transcripts import tokenizer_of
 
 VOCAB = 40
 LAYOUT = make_layout(4, None, num_full=1, num_local=0)
@@ -194,6 +196,30 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     bits = bits_of_row(masks.admit(sequence))
     assert mask_at(masks, sequence, 3) is None
     assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
+
+
+def test_a_grammar_names_only_masks_that_differ_from_the_one_before() -> None:
+    """Behind each of four letters of a to c the same tokens are allowed, until the text must end with d."""
+    tokenizer = tokenizer_of(("<|end|>",))
+    end = tokenizer.vocab_size - 1
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, (end,))
+    request = make_request("a", [1], structured_outputs=StructuredOutputsParams(regex="[a-c]{4}d"))
+    grammar = grammars.compile(StructuredOutputsParams(regex="[a-c]{4}d"))
+    constraint = make_constraint(request.params, tokenizer.vocab_size, 1, frozenset(), ())
+    sequence = make_sequence(dataclasses.replace(request, grammar=grammar, constraint=constraint))
+    masks, allowed = masks_of(sequence), list[int | None]()
+    masks.admit(sequence)
+    letter, last = (tokenizer.encode(one)[0] for one in ("b", "d"))
+    for token in (letter, letter, letter, letter, last):
+        changed, forced = masks.late([sequence], {sequence.row_id: []})
+        assert forced == ([sequence] if token == last else [])
+        words = [mask.words for mask in changed]
+        assert all(isinstance(one, AllWords) for one in words)
+        allowed.append(int(np.bitwise_count(words[0].bits).sum()) if words else None)
+        sequence.append(token)
+        assert sequence.matcher is not None
+        assert sequence.matcher.accept([token])
+    assert allowed == [3, None, None, None, 1]
 
 
 @dataclasses.dataclass

@@ -72,6 +72,24 @@ def test_a_decode_row_gets_a_local_page_before_it_frees_one() -> None:
     assert len(run(loop)) == 499
 
 
+def test_rows_that_decode_run_in_each_step_beside_a_prompt_when_none_is_in_flight() -> None:
+    """Though their last tokens are known then, as those of a prompt are, and the prompt has a higher priority."""
+    loop = make_loop(FULL, slabs=200, length=200)
+
+    def counts() -> list[int]:
+        plan = loop.launch()
+        loop.apply(loop.pending)
+        assert plan is not None
+        return [int(plan.counts[plan.row_ids == row].sum()) for row in range(3)]
+
+    for name in "ab":
+        loop.scheduler.add(make_request(name, [ord(name)] * 3, length=200))
+    assert counts()[:2] == [3, 3]
+    loop.scheduler.add(make_request("long", list(range(60)), length=200, priority=-1))
+    assert [counts() for _ in range(4)] == [[1, 1, 14]] * 4
+    assert counts() == [1, 1, 4]
+
+
 def test_requests_run_in_order_of_arrival() -> None:
     """With one row at a time, requests finish in order of arrival, whatever their lengths."""
     loop = make_loop(FULL, slabs=40, rows=1)
