@@ -113,6 +113,22 @@ def test_windows_that_nobody_asks_for_go_first() -> None:
     assert all(start == length for start, length in starts[8:])
 
 
+def test_a_window_behind_another_is_worth_the_tokens_between_them() -> None:
+    """A row that matches it would start at the one before; both hold the same pages."""
+    losses = {}
+    for answer in (1, 2, 40):
+        manager = CacheManager(LAYOUT, 400, 40, 4)
+        text = message(0)
+        run(manager, text, answer)
+        (node,) = manager.match("", np.concatenate([text, answer_to(text, answer)]), len(text) + answer).path
+        window, policy = node.windows[len(text) + answer], manager.prefix.policy
+        assert isinstance(policy, Learned)
+        shared = float((1.0 / manager.prefix.tree.uses[window.slabs]).sum())
+        losses[answer] = policy.victims.value(window) * shared
+    assert losses[2] == pytest.approx(2 * losses[1])
+    assert losses[40] == pytest.approx(40 * losses[1])
+
+
 def test_places_that_are_asked_for_later_are_kept_until_then() -> None:
     places = Places()
     for _ in range(200):
