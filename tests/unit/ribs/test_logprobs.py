@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jswa.errors import GenerationError
+from jswa.model.collectives import AXIS
 from jswa.plan import PLAIN, LogprobTable, PromptLogprobs, Request, StepPlan, StepResults, TokenEvent
 from jswa.ribs.logprobs.host import LogprobRows
+from jswa.ribs.logprobs.traced import log_softmax
 from jswa.ribs.rib import Known, Landed
 from jswa.types import SamplingParams
 from tests.support.builders import make_plan
@@ -81,3 +85,11 @@ def test_a_token_has_the_entry_of_its_place_and_an_error_has_none() -> None:
 def _plan(start: int, count: int) -> StepPlan:
     """A plan whose second row runs so many positions from `start` on, after a row of two tokens."""
     return make_plan([0, 1], [0, start], [2, count])
+
+
+def test_devices_that_share_the_columns_agree_on_each_row_however_much_larger_another_is() -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 40)) + np.array([[0.0], [2_000.0], [-2_000.0]])
+    parts = jnp.asarray(np.split(logits, 4, axis=1), jnp.float32)
+    found = jax.vmap(lambda part: log_softmax(part, 4), axis_name=AXIS)(parts)
+    expected = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.concatenate(list(found), axis=1), expected, atol=1e-3)
