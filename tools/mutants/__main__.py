@@ -38,14 +38,15 @@ def _run(listed: Sequence[Mutant], mutants: Sequence[Mutant], processes: int) ->
     with trees(ROOT, processes) as copies:
         workers = Workers(copies)
         told = measure(ROOT, workers, [mutant for mutant in mutants if not mutant.equivalent], files)
+        before = read()
 
         def try_(tree: Tree, mutant: Mutant) -> Result:
-            found = run(tree, mutant, [] if mutant.equivalent else chosen(mutant, told), files)
+            known = before[mutant.id].by if mutant.id in before else ""
+            found = run(tree, mutant, [] if mutant.equivalent else chosen(mutant, told, known=known), files)
             print(f"{mutant.id}: {found.state} {found.by}", flush=True)
             return found
 
         results = workers.map(try_, mutants)
-    before = read()
     print(report(mutants, results))
     write(results, listed)
     worse = lost(before, results)

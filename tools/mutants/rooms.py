@@ -33,7 +33,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
 TESTS = (
     *("tests/unit/exec", "tests/property", "tests/e2e/sampling", "tests/unit/cache", "tests/unit/sched"),
     *("tests/unit/text", "tests/unit/grammar", "tests/e2e/api/test_trace.py", "tests/unit/server/text/test_parts.py"),
-    *("tests/e2e/speculation/test_same_tokens.py", "tests/unit/ribs/test_logprobs.py"),
+    *(
+        "tests/e2e/speculation/test_same_tokens.py",
+        "tests/unit/ribs/test_logprobs.py",
+        "tests/unit/ribs/test_images.py",
+    ),
     *(f"tests/unit/server/api/test_{name}.py" for name in ("answers", "anthropic", "responses")),
 )
 

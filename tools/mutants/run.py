@@ -86,10 +86,12 @@ def measure(root: Path, workers: Workers, mutants: Sequence[Mutant], files: Sequ
     return [told for some in workers.map(one, tests(root)) for told in some]
 
 
-def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET) -> list[Told]:
+def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET, *, known: str = "") -> list[Told]:
     """Return the tests to run on a mutant, in order: files by cost, in each the cheapest first, up to the budget.
 
     Of code that JAX traces all tests of a file that reaches it are taken, after those that do.
+
+    `known`: the test that caught the mutant last; it is the first.
     """
     files: dict[str, list[Told]] = {}
     for one in told:
@@ -99,10 +101,11 @@ def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET) -> list
         for one in told:
             if mutant.id not in one.reached and _file(one.test) in files:
                 files[_file(one.test)].append(one)
-    out: list[Told] = []
+    out = [one for one in told if one.test == known]
     for some in sorted(files.values(), key=lambda some: sum(one.seconds for one in some)):
         for one in sorted(some, key=lambda one: (mutant.id not in one.reached, one.seconds)):
-            if not out or sum(other.seconds for other in out) + one.seconds <= budget:
+            fits = not out or sum(other.seconds for other in out) + one.seconds <= budget
+            if fits and one.test != known:
                 out.append(one)
     return out
 

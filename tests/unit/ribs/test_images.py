@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 
 from jswa.errors import RequestError
+from jswa.exec.buckets import Bucket
+from jswa.exec.pack import PackSpec, pack, unpack
 from jswa.plan import PLAIN, PlacedImage, Request
 from jswa.ribs.images.host import ImageRows
 from jswa.ribs.rib import NO_SECTION, Known
 from jswa.ribs.table import needs_of
+from jswa.sched.sequence import Sequence
 from jswa.types import SamplingParams
+from tests.support.builders import make_plan
 
 ROWS, WIDTH = 4, 2
 TEXT = Request("t", np.arange(9, dtype=np.int32), SamplingParams(), frozenset(), (0, 0), 100)
@@ -60,3 +64,27 @@ def test_each_token_of_an_image_gets_its_row_in_whatever_chunks_a_prompt_runs() 
 def test_log_probabilities_of_a_prompt_with_images_are_refused() -> None:
     with pytest.raises(RequestError, match="prompt_logprobs"):
         needs_of(SamplingParams(prompt_logprobs=0), images=True)
+
+
+def test_a_sequence_needs_images_if_its_prompt_has_some() -> None:
+    variants = [Sequence(one, (0, 0), limit=50).needs.variants for one in (TEXT, request())]
+    assert variants == [frozenset(), frozenset({"images"})]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "counts", "places"),
+    [
+        (Bucket(8, 2, decode=False), [3, 2], [0, 1, 2, 3, 4]),
+        (Bucket(2, 2, decode=True), [1, 1], [0, 1]),
+        (Bucket(6, 2, decode=True, drafts=2), [1, 1], [0, 3]),  # each row has three places
+    ],
+    ids=str,
+)
+def test_rows_in_place_of_embeddings_are_packed_where_their_tokens_are(
+    bucket: Bucket, counts: list[int], places: list[int]
+) -> None:
+    spec = PackSpec.of(bucket, page_size=4, max_rows=ROWS, width=WIDTH)
+    plan = make_plan([0, 1], [0, 0], counts, embedded=rows_of(1, sum(counts)))
+    expected = np.zeros((bucket.tokens, WIDTH), np.float32)
+    expected[places] = rows_of(1, sum(counts))
+    np.testing.assert_array_equal(unpack(pack(plan, spec), spec).embedded.view(np.float32), expected)

@@ -84,6 +84,7 @@ def test_several_functions_in_one_call(end: str) -> None:
         '{"name": "get", "arguments": {"city": "Oslo"}, "note": "mine"}',
         '{"name": "get", "arguments": {"city": "Oslo"',
         f"[{OBJECT}, 3]",
+        f'[{OBJECT}, {{"name": "get", "arguments": {{"city": 3}}}}]',
         f"{OBJECT} is how I would call it.",
         '```json\n{"name": "Bob", "age": 3}\n```',
         "get(city='Oslo', x=1)",
