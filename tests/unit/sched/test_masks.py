@@ -209,7 +209,7 @@ def test_a_grammar_names_only_masks_that_differ_from_the_one_before() -> None:
     sequence = make_sequence(dataclasses.replace(request, grammar=grammar, constraint=constraint))
     masks, allowed = masks_of(sequence), list[int | None]()
     masks.admit(sequence)
-    letter, last = (tokenizer.encode(one)[0] for one in ("b", "d"))
+    letter, last = (int(tokenizer.encode(one)[0]) for one in ("b", "d"))
     for token in (letter, letter, letter, letter, last):
         changed, forced = masks.late([sequence], {sequence.row_id: []})
         assert forced == ([sequence] if token == last else [])

@@ -13,7 +13,7 @@ def test_results_are_waited_for_as_long_as_asked_and_only_if_any_are_to_come() -
     assert (seen, worker.left) == ([], 1)
     later = threading.Timer(0.2, may.set)
     later.start()
-    worker.settle(60)
+    worker.settle(60.0)
     assert (seen, worker.left) == ([True], 0)
     worker.settle(float("inf"))  # nothing is to come
     worker.close()
@@ -25,7 +25,7 @@ def test_an_error_is_a_result() -> None:
     worker.submit(lambda: 1 // 0, seen.append)
     worker.submit(lambda: 2, seen.append)
     while worker.left:
-        worker.settle(60)
+        worker.settle(60.0)
     assert isinstance(seen[0], ZeroDivisionError)
     assert seen[1:] == [2]
     worker.close()
