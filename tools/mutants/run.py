@@ -91,7 +91,7 @@ def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET, *, know
 
     Of code that JAX traces all tests of a file that reaches it are taken, after those that do.
 
-    `known`: the test that caught the mutant last; it is the first.
+    `known`: the test that caught the mutant last; it runs first, and the budget is for the others.
     """
     files: dict[str, list[Told]] = {}
     for one in told:
@@ -101,13 +101,13 @@ def chosen(mutant: Mutant, told: Sequence[Told], budget: float = BUDGET, *, know
         for one in told:
             if mutant.id not in one.reached and _file(one.test) in files:
                 files[_file(one.test)].append(one)
-    out = [one for one in told if one.test == known]
+    out = list[Told]()
     for some in sorted(files.values(), key=lambda some: sum(one.seconds for one in some)):
         for one in sorted(some, key=lambda one: (mutant.id not in one.reached, one.seconds)):
             fits = not out or sum(other.seconds for other in out) + one.seconds <= budget
             if fits and one.test != known:
                 out.append(one)
-    return out
+    return [*(one for one in told if one.test == known), *out]
 
 
 def run(tree: Tree, mutant: Mutant, order: Sequence[Told], files: Sequence[str]) -> Result:

@@ -112,7 +112,8 @@ def test_tests_that_reach_a_mutant_run_cheapest_first_within_the_budget() -> Non
         Told("cheap.py::d", 0.1, [], False),
     ]
     assert [one.test for one in chosen(mutant, told)] == ["cheap.py::c", "cheap.py::b"]
-    assert [one.test for one in chosen(mutant, told, known="dear.py::a")] == ["dear.py::a"], "it caught the mutant last"
+    again = [one.test for one in chosen(mutant, told, known="dear.py::a")]
+    assert again == ["dear.py::a", "cheap.py::c", "cheap.py::b"], "the test that caught it last, and the others"
     traced = mutant._replace(file="jswa/exec/pack.py")
     assert [one.test for one in chosen(traced, told)] == ["cheap.py::c", "cheap.py::b", "cheap.py::d"]
 
