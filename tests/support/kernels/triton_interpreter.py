@@ -5,7 +5,7 @@ Only for test processes: importing this module imports Triton in its interpreted
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read by Triton's decorators
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import triton.language as tl
 from jaxtyping import Array
 from triton.runtime import interpreter
@@ -93,14 +94,28 @@ def _patched(bounds: dict[str, tuple[int, int]]) -> Iterator[None]:
     """Make the interpreter round to bfloat16 and multiply it as GPUs do, and check all addresses."""
     builder = interpreter.InterpreterBuilder
     methods = _numbers(builder) | _memory(builder, bounds)
-    plain = {name: getattr(builder, name) for name in methods}
-    try:
+    with pytest.MonkeyPatch.context() as patch:
         for name, method in methods.items():
-            setattr(builder, name, method)
+            patch.setattr(builder, name, method)
+        patch.setattr(interpreter, "_patch_lang", _once(interpreter._patch_lang))
         yield
-    finally:
-        for name, method in plain.items():
-            setattr(builder, name, method)
+
+
+def _once(prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `prepare`, which gives Triton's language its interpreted functions, with one run for each module.
+
+    The interpreter prepares the language again in each call of a device function, which takes half of its time.
+    """
+    prepared: set[int] = set()
+
+    def prepare_once(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in prepared:
+            return interpreter._LangPatchScope()
+        prepared.add(module)
+        return prepare(function)
+
+    return prepare_once
 
 
 def _numbers(builder: Any) -> dict[str, Any]:
