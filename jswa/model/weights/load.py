@@ -231,14 +231,6 @@ def dummy_checkpoint(
     return config, formatted
 
 
-def holds_mxfp4(folder: Path, mode: QuantizationMode) -> bool:
-    """Return whether experts will be held in MXFP4. A converted checkpoint's config.json names the form it had."""
-    if mode != "auto" or is_converted(folder):
-        return mode == "mxfp4"
-    stored = parse_quantization(read_config(folder))
-    return stored is not None and stored.mxfp4_experts
-
-
 def _require_experts(config: ModelConfig, quantization: QuantizationMode) -> None:
     """Raise ConfigError if experts should be in MXFP4 and the model has none."""
     if quantization == "mxfp4" and not _mixtures(config):

@@ -287,6 +287,7 @@ class _RowAttend:
         rows = rows._replace(counts=self._active.astype(jnp.int32))
         if layer < len(lanes.placed.model.layers):
             # The last token is not run yet: its window's other keys are those of a token before it, of one key less.
+            assert config.reach is None or not config.reach.chunked, "the token before may be in another chunk"
             window = config.reach and dataclasses.replace(config.reach, size=config.reach.size - 1)
             cells = Cells(row, row, rows._replace(starts=self._last - 1), tiles)
             return lanes.run(
