@@ -5,11 +5,14 @@
 Each quiet key sends one short chat for one token at a time, with pauses; its latency is the time to that token. In the
 baseline, the fourth key sends one request at a time and then pauses for three times as long as the request took. In the
 flood, it has 24 requests in progress at all times. `ratio` is the 99th percentile of the quiet keys' latencies over
-that of the baseline. Each kind of flood has a server of its own.
+that of the baseline. Each kind of flood has a server of its own. With `images` it serves a small random model that
+reads them, and each request has a new JPEG file of 1,000 by 1,000 pixels.
 """
 
 import argparse
 import asyncio
+import base64
+import io
 import json
 import tempfile
 import time
@@ -17,7 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from benchmarks import result_file
+from benchmarks.serve.image_model import write_image_model
 from benchmarks.serve.load import Address, ask, server
 from jswa.bench.report import percentile
 
@@ -45,6 +51,7 @@ KINDS: dict[str, tuple[str, Body]] = {
     "ambiguous": (COMPLETIONS, lambda i: _form(grammar=f'start: e\ne: e e e | e e | "a" | "b{i}" | ""')),
     "regexes": (COMPLETIONS, lambda i: _form(regex=f".*a{i}.{{500}}")),
     "calls": (CHATS, lambda i: _call("<tool_call>\n<function=f>\n<parameter=a>" + "\n" * 2_000 + f" <parameter=b{i}>")),
+    "images": (CHATS, lambda i: _image()),
 }
 
 
@@ -57,6 +64,14 @@ def _call(begun: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
     return _chat(messages=messages, tools=tools, continue_final_message=True, add_generation_prompt=False)
+
+
+def _image() -> dict[str, Any]:
+    """Return a chat with an image that nobody has sent."""
+    file = io.BytesIO()
+    Image.effect_noise((1_000, 1_000), 64).convert("RGB").save(file, "JPEG")
+    url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return _chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
 
 
 def _form(**form: Any) -> dict[str, Any]:
@@ -146,12 +161,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "template.jinja"
         template.write_text(TEMPLATE)
-        options = ["-m", "jswa", "serve", "tiny", "--port", "0", "--chat-template", str(template)]
-        options += ["--response-template", "qwen_xml"]
+        text = ["tiny", "--chat-template", str(template), "--response-template", "qwen_xml"]
+        options = ["--port", "0"]
         for key in (*QUIET, "fourth"):
             options += ["--api-key", key]
         for kind in KINDS if given.only is None else (given.only,):
-            with server(options) as at:
+            model = [str(write_image_model(Path(folder) / "images"))] if kind == "images" else text
+            with server(["-m", "jswa", "serve", *model, *options]) as at:
                 rows += asyncio.run(compare(at, kind, given.seconds))
     if given.json is not None:
         result_file.write(given.json, {"rows": rows})
