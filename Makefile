@@ -43,7 +43,7 @@ define install
 	$(1)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 endef
 
-CLIENTS := sdk agents lm-eval guidellm aiperf routers
+CLIENTS := sdk agents lm-eval guidellm aiperf routers tunix
 
 .PHONY: help run test test-kernels test-model test-engine test-text test-server test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters real real-tokens tiny tiny-draft lock
 .PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu

@@ -1,4 +1,8 @@
-"""The engine as the rollout worker of google-tunix: `ClusterConfig(rollout_engine=partial(TunixRollout, …))`."""
+"""The engine as a rollout worker and as a sampler of google-tunix.
+
+A worker is named in `ClusterConfig(rollout_engine=partial(TunixRollout, …))`. A sampler is called as tunix's own is:
+`TunixSampler(tokenizer, llm=llm)(["Once upon"], max_generation_steps=64)`.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
+from tunix.generate.base_sampler import BaseSampler, SamplerOutput
 from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
 from jswa.errors import ConfigError, RequestError, WeightsError
 from jswa.llm import LLM
-from jswa.rl.rollout import generate
+from jswa.rl.rollout import Completion, generate
 from jswa.rl.score import score
 
 # A regular expression of checkpoint names → the trainer's name, and how a checkpoint tensor becomes the trainer's:
@@ -38,8 +44,7 @@ class TunixRollout(BaseRollout):  # type: ignore[misc]
         del mesh, rollout_config  # `generate` gets the config again
         self._llm = llm
         self._mapping = mapping
-        adapted = isinstance(tokenizer, TokenizerAdapter)
-        self._tokenizer = tokenizer if adapted else TokenizerAdapter(tokenizer)
+        self._tokenizer = _adapted(tokenizer)
         from flax import nnx
 
         self.update_params(nnx.state(rollout_actor, nnx.Param))
@@ -50,7 +55,7 @@ class TunixRollout(BaseRollout):  # type: ignore[misc]
         Raises RequestError for a prompt of more than `max_prompt_length` tokens, which is never cut.
         """
         config, tokenizer = rollout_config, self._tokenizer
-        ids = [tokenizer.dedup_bos_ids([*_bos(tokenizer), *tokenizer.encode(prompt)]) for prompt in prompts]
+        ids = [_prompt_ids(tokenizer, prompt) for prompt in prompts]
         longest = max(map(len, ids))
         if longest > config.max_prompt_length:
             raise RequestError("prompt", f"{longest} tokens", f"at most max_prompt_length = {config.max_prompt_length}")
@@ -64,12 +69,11 @@ class TunixRollout(BaseRollout):  # type: ignore[misc]
             stop_token_ids=tuple(config.eos_tokens or (self.eos_id(),)),
         )
         found = [rollout.completions[0] for rollout in rollouts]
-        pad = self.pad_id()
         return RolloutOutput(
-            text=[tokenizer.decode(completion.tokens.tolist()) for completion in found],
+            text=_decoded(tokenizer, found),
             logits=None,
             tokens=[completion.tokens for completion in found],
-            left_padded_prompt_tokens=np.array([[pad] * (config.max_prompt_length - len(one)) + one for one in ids]),
+            left_padded_prompt_tokens=_left_padded(ids, config.max_prompt_length, self.pad_id()),
             logprobs=[completion.drawn_logprobs for completion in found] if config.return_logprobs else None,
         )
 
@@ -123,6 +127,102 @@ class TunixRollout(BaseRollout):  # type: ignore[misc]
             if re.fullmatch(pattern, name):
                 return re.sub(pattern, theirs, name), rule
         raise WeightsError("weights", name, "must match a pattern of the mapping")
+
+
+class TunixSampler(BaseSampler):  # type: ignore[misc]
+    """A sampler of tunix whose texts are those of an engine in the same process.
+
+    Args:
+        tokenizer: tunix's.
+        llm: the engine's owner.
+    """
+
+    def __init__(self, tokenizer: Any, *, llm: LLM) -> None:
+        self._llm, self._tokenizer = llm, _adapted(tokenizer)
+
+    def __call__(
+        self,
+        input_strings: str | list[str],
+        max_generation_steps: int,
+        max_prompt_length: int | None = None,
+        temperature: float = 0.0,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        beam_size: int | None = None,
+        seed: int | None = None,
+        multi_sampling: int = 1,
+        return_logits: bool = False,
+        echo: bool = False,
+        pad_output: bool = False,
+        return_logprobs: bool = True,
+        eos_tokens: Sequence[int] | None = None,
+    ) -> SamplerOutput:
+        """Sample `multi_sampling` texts behind each prompt: all of the first prompt, then those of the next.
+
+        Log probabilities are those that the tokens were drawn with. The last token is the end token, if there is one.
+
+        Args:
+            max_prompt_length: to which prompts are padded on the left, unless one is longer.
+
+        Raises RequestError for options that the engine does not have: beams, logits, prompts within texts, padding.
+        """
+        for name, value in (
+            ("beam_size", beam_size), ("return_logits", return_logits), ("echo", echo), ("pad_output", pad_output)
+        ):  # fmt: skip
+            if value:
+                raise RequestError(name, value, "is not supported by this sampler")
+        texts = [input_strings] if isinstance(input_strings, str) else input_strings
+        ids = [self.tokenize(text) for text in texts]
+        rollouts = generate(
+            self._llm,
+            ids,
+            n=multi_sampling,
+            max_tokens=max_generation_steps,
+            temperature=temperature,
+            top_p=1.0 if top_p is None else top_p,
+            top_k=top_k or 0,
+            seed=seed,
+            stop_token_ids=tuple(eos_tokens or (int(self._tokenizer.eos_id()),)),
+        )
+        found = [completion for rollout in rollouts for completion in rollout.completions]
+        longest = max(max_prompt_length or 0, *map(len, ids))
+        return SamplerOutput(
+            text=_decoded(self._tokenizer, found),
+            logits=None,
+            tokens=[completion.tokens for completion in found],
+            padded_prompt_tokens=_left_padded(ids, longest, int(self._tokenizer.pad_id())),
+            logprobs=[completion.drawn_logprobs.tolist() for completion in found] if return_logprobs else None,
+        )
+
+    @property
+    def transformer(self) -> None:
+        """None: no nnx module has the engine's weights."""
+
+    @property
+    def transformer_state(self) -> Any:
+        """Raise AttributeError: the engine holds weights in forms of its own."""
+        raise AttributeError("an engine of jswa has no state of nnx: give it new weights with LLM.update_weights")
+
+    def tokenize(self, input_string: str) -> list[int]:
+        """Return the token ids of a prompt, with the token that begins a text."""
+        return _prompt_ids(self._tokenizer, input_string)
+
+
+def _adapted(tokenizer: Any) -> TokenizerAdapter:
+    return tokenizer if isinstance(tokenizer, TokenizerAdapter) else TokenizerAdapter(tokenizer)
+
+
+def _prompt_ids(tokenizer: TokenizerAdapter, text: str) -> list[int]:
+    ids: list[int] = tokenizer.dedup_bos_ids([*_bos(tokenizer), *tokenizer.encode(text)])
+    return ids
+
+
+def _decoded(tokenizer: TokenizerAdapter, completions: Sequence[Completion]) -> list[str]:
+    return [tokenizer.decode(completion.tokens.tolist()) for completion in completions]
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], length: int, pad: int) -> Int[np.ndarray, "B P"]:
+    return np.array([[pad] * (length - len(ids)) + list(ids) for ids in prompts], np.int32)
 
 
 def _as_stored(array: jax.Array, shape: tuple[int, ...], rule: Any) -> jax.Array:

@@ -39,8 +39,8 @@ QUESTIONS = [("Once upon a", [" time", " zqx"], 0), ("The dog was very", [" kxz"
 def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapping[str, str] = OFFLINE) -> str:
     """Run a program of one of the environments and return its output. Fails if the program fails."""
     command = [str(ROOT / ".venv-clients" / venv / "bin" / program), *arguments]
-    env = {**os.environ, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
-    env.pop("PYTHONPATH", None)  # the environment has all that the program may import
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the environment has all
+    env = {**ours, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
@@ -359,3 +359,9 @@ def test_routers_manifest(tmp_path: Path) -> None:
     helped = client("routers", program, command, "--help", folder=tmp_path)
     for argument in arguments:
         assert re.search(rf"{argument.partition('=')[0]}\b", helped), argument
+
+
+def test_a_loop_of_tunix_learns_from_rollouts_of_the_engine(tmp_path: Path) -> None:
+    """The engine is in the trainer's process; its sources are these, and all that they need is the environment's."""
+    environ = {**OFFLINE, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    client("tunix", "python", str(HERE / "tunix_grpo.py"), str(tmp_path), folder=tmp_path, environ=environ)
