@@ -34,7 +34,7 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _LEVELS = {
     "avx512bf16": ("-O3", *_AVX512, "-mavx512bf16"),
     "avx512": ("-O3", *_AVX512),
-    "avx2": ("-O2", *_AVX2),
+    "avx2": ("-O3", *_AVX2),
     "base": ("-O1",),
     "vnni": ("-O3", *_AVX512, "-mavx512vnni"),
     "pairs": ("-O3", *_AVX2),

@@ -192,8 +192,9 @@ inline void add_values(const Scratch& s, int64_t query, int64_t d, int64_t from,
 
 template <Type type, int queries>
 inline void add_block(const Scratch& s, int64_t query, int64_t from, int64_t to) {
+  constexpr int vectors = W == 8 && queries == 4 ? 2 : 4;  // so that the sums fit the registers of AVX2
   int64_t d = 0;
-  for (; d + 4 * W <= s.v; d += 4 * W) add_values<type, queries, 4>(s, query, d, from, to);
+  for (; d + vectors * W <= s.v; d += vectors * W) add_values<type, queries, vectors>(s, query, d, from, to);
   for (; d < s.v; d += W) add_values<type, queries, 1>(s, query, d, from, to);
 }
 

@@ -6,21 +6,11 @@
 
 namespace {
 
-// A tile of sums fills the registers: kTile rows times kVectors vectors of outputs.
-constexpr int kVectors = kPanel / W < 4 ? kPanel / W : 4;
-constexpr int kTile = W == 16 ? 12 : W == 8 ? 3 : 2;
+// A tile of sums fills the registers: kTile rows times some vectors of outputs. AVX2 has 16 registers, of which 6 rows
+// times 2 vectors leave four; few rows take all outputs of a panel at once, which reads it as one stream.
+constexpr int kTile = W == 16 ? 12 : W == 8 ? 6 : 2;
+constexpr int vectors_of(int rows) { return W == 16 ? 2 : W == 8 && rows > 2 ? 2 : 4; }
 constexpr int64_t kInputBlock = 2048;  // inputs whose part of a panel stays in the second cache
-
-// Inputs `input` and `input` + 1 of a panel for W outputs, in float32; `both`: the second exists.
-template <Type type>
-inline void two_inputs(const Product& p, int64_t panel, int64_t input, int64_t column, bool both, vf* out) {
-  constexpr int64_t size = bytes_of(type);
-  const char* from = (const char*)p.w + ((panel * p.inputs + input) * kPanel + column) * size;
-  __builtin_prefetch(from + kAhead, 0, 0);
-  if (size > 2) __builtin_prefetch(from + kAhead + kPanel * size, 0, 0);
-  out[0] = widened(from, type);
-  out[1] = both ? widened(from + kPanel * size, type) : vf{};
-}
 
 // The scales and zeros of a group for a panel's outputs; those of the last panel are padded.
 struct Groups {
@@ -45,31 +35,40 @@ struct Groups {
   }
 };
 
+// Reads weights of some outputs in float32: `one` those of an input, `two` those of two neighbours. `both`: the second
+// exists; else it is zeros.
 template <Type type>
 struct Reader {
-  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
-    for (int c = 0; c < kVectors; c++) {
-      vf pair[2];
-      two_inputs<type>(p, panel, input, column + c * W, both, pair);
-      out[0][c] = pair[0], out[1][c] = pair[1];
-    }
+  template <int vectors>
+  void one(const Product& p, int64_t panel, int64_t input, int column, vf* out) {
+    constexpr int64_t size = bytes_of(type);
+    const char* from = (const char*)p.w + ((panel * p.inputs + input) * kPanel + column) * size;
+    __builtin_prefetch(from + kAhead, 0, 0);
+    for (int c = 0; c < vectors; c++) out[c] = widened(from + c * W * size, type);
+  }
+  template <int vectors>
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[vectors]) {
+    one<vectors>(p, panel, input, column, out[0]);
+    if (both) return one<vectors>(p, panel, input + 1, column, out[1]);
+    for (int c = 0; c < vectors; c++) out[1][c] = vf{};
   }
 };
 
 template <>
 struct Reader<Type::CODES> {
   Groups groups;
-  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
+  template <int vectors>
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[vectors]) {
     const uint8_t* from = (const uint8_t*)p.w + (panel * ((p.inputs + 1) / 2) + input / 2) * kPanel + column;
-    vu codes[kVectors];
+    vu codes[vectors];
     groups.read(p, panel, input);
-    for (int c = 0; c < kVectors; c++) {
+    for (int c = 0; c < vectors; c++) {
       int g = column / W + c;
       codes[c] = wide(load_as<vu8>(from + c * W));
       out[0][c] = (to_float((vi)(codes[c] & 15)) - groups.zero[g]) * groups.scale[g];
     }
     if (both) groups.read(p, panel, input + 1);
-    for (int c = 0; c < kVectors; c++) {
+    for (int c = 0; c < vectors; c++) {
       int g = column / W + c;
       out[1][c] = both ? (to_float((vi)(codes[c] >> 4)) - groups.zero[g]) * groups.scale[g] : vf{};
     }
@@ -79,31 +78,27 @@ struct Reader<Type::CODES> {
 template <>
 struct Reader<Type::GROUPED> {
   Groups groups;
-  void two(const Product& p, int64_t panel, int64_t input, int column, bool both, vf (*out)[kVectors]) {
-    for (int i = 0; i < 2; i++) {
-      if (i == 1 && !both) {
-        for (int c = 0; c < kVectors; c++) out[1][c] = vf{};
-        return;
-      }
-      const char* from = (const char*)p.w + (panel * p.inputs + input + i) * kPanel + column;
-      __builtin_prefetch(from + kAhead, 0, 0);
-      groups.read(p, panel, input + i);
-      for (int c = 0; c < kVectors; c++) out[i][c] = widened(from + c * W, Type::S8) * groups.scale[column / W + c];
-    }
+  template <int vectors>
+  void one(const Product& p, int64_t panel, int64_t input, int column, vf* out) {
+    const char* from = (const char*)p.w + (panel * p.inputs + input) * kPanel + column;
+    __builtin_prefetch(from + kAhead, 0, 0);
+    groups.read(p, panel, input);
+    for (int c = 0; c < vectors; c++) out[c] = widened(from + c * W, Type::S8) * groups.scale[column / W + c];
   }
 };
 
 template <>
 struct Reader<Type::NVFP4> {
-  vf scale[kVectors];
-  void two(const Product& p, int64_t panel, int64_t input, int column, bool, vf (*out)[kVectors]) {
+  vf scale[kPanel / W];
+  template <int vectors>
+  void two(const Product& p, int64_t panel, int64_t input, int column, bool, vf (*out)[vectors]) {
     const uint8_t* from = (const uint8_t*)p.w + (panel * (p.inputs / 2) + input / 2) * kPanel + column;
     __builtin_prefetch(from + kAhead, 0, 0);
     if (input % 16 == 0) {
       const uint8_t* scales = p.group_zeros + (panel * (p.inputs / 16) + input / 16) * kPanel + column;
-      for (int c = 0; c < kVectors; c++) scale[c] = from_fp8(load_as<vu8>(scales + c * W));
+      for (int c = 0; c < vectors; c++) scale[c] = from_fp8(load_as<vu8>(scales + c * W));
     }
-    for (int c = 0; c < kVectors; c++) {
+    for (int c = 0; c < vectors; c++) {
       const vu codes = wide(load_as<vu8>(from + c * W));
       out[0][c] = from_e2m1(codes) * scale[c];  // exact in bfloat16 and float16 too
       out[1][c] = from_e2m1(codes >> 4) * scale[c];
@@ -111,26 +106,34 @@ struct Reader<Type::NVFP4> {
   }
 };
 
-// float32: words are numbers, two a step.
+// float32: words are numbers. A step has one input, or of codes, which lie in pairs, two.
 template <Type weights>
 struct Single {
   using word = float;
   static constexpr Type type = weights;
-  static constexpr int words = 2;
+  static constexpr int inputs = type == Type::CODES || type == Type::NVFP4 ? 2 : 1, words = inputs;
+  template <int vectors>
   struct Step {
-    vf w[2][kVectors];
+    vf w[inputs][vectors];
   };
-  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
-    reader.two(p, panel, input, column, input + 1 < p.inputs, step.w);
+  template <int vectors>
+  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column,
+                   Step<vectors>& step) {
+    if constexpr (inputs == 1) reader.template one<vectors>(p, panel, input, column, step.w[0]);
+    else reader.template two<vectors>(p, panel, input, column, input + 1 < p.inputs, step.w);
     // Dequantized weights of 4 bits are numbers of x's type; those of GROUPED are exact in float32, as they are in quads.
-    if (type == Type::CODES && p.x_type != Type::F32) {
-      for (int c = 0; c < kVectors; c++) step.w[0][c] = rounded_to(p.x_type, step.w[0][c]);
-      for (int c = 0; c < kVectors; c++) step.w[1][c] = rounded_to(p.x_type, step.w[1][c]);
-    }
+    if (type == Type::CODES && p.x_type != Type::F32)
+      for (int i = 0; i < inputs; i++)
+        for (int c = 0; c < vectors; c++) step.w[i][c] = rounded_to(p.x_type, step.w[i][c]);
   }
-  static void add(vf* sums, const float* x, int stride, const Step& step) {
-    for (int c = 0; c < kVectors; c++) sums[c] = fma(splat(x[0]), step.w[0][c], sums[c]);
-    for (int c = 0; c < kVectors; c++) sums[c] = fma(splat(x[stride]), step.w[1][c], sums[c]);
+  template <int rows, int vectors>
+  static void add(vf (*sums)[vectors], const float* x, const Step<vectors>& step) {
+#pragma GCC unroll 2
+    for (int i = 0; i < inputs; i++)
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < vectors; c++) sums[r][c] = fma(splat(x[i * rows + r]), step.w[i][c], sums[r][c]);
   }
   static float pack(const Product& p, int64_t row, int64_t input) {
     if (input >= p.inputs) return 0.0f;
@@ -147,33 +150,41 @@ template <Type weights>
 struct Pair {
   using word = uint32_t;
   static constexpr Type type = weights;
-  static constexpr int words = 1;
+  static constexpr int inputs = 2, words = 1;
+  template <int vectors>
   struct Step {
-    vu w[kVectors];
+    vu w[vectors];
   };
-  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column, Step& step) {
+  template <int vectors>
+  static void read(Reader<type>& reader, const Product& p, int64_t panel, int64_t input, int column,
+                   Step<vectors>& step) {
     if (type == Type::BF16 && input + 1 < p.inputs) {
       const uint16_t* from = (const uint16_t*)p.w + (panel * p.inputs + input) * kPanel + column;
       __builtin_prefetch((const char*)from + kAhead, 0, 0);
       __builtin_prefetch((const char*)from + kAhead + 64, 0, 0);
-      for (int c = 0; c < kVectors; c++) {
+      for (int c = 0; c < vectors; c++) {
         vu low = wide(load_as<vu16>(from + c * W));
         vu high = wide(load_as<vu16>(from + kPanel + c * W));
         step.w[c] = low | (high << 16);
       }
       return;
     }
-    vf both[2][kVectors];
+    vf both[2][vectors];
     reader.two(p, panel, input, column, input + 1 < p.inputs, both);
-    for (int c = 0; c < kVectors; c++) {
+    for (int c = 0; c < vectors; c++) {
       vf low = both[0][c], high = both[1][c];
       if (type == Type::CODES) low = rounded_bf16(low), high = rounded_bf16(high);
       step.w[c] = (bits(low) >> 16) | (bits(high) & 0xffff0000u);
     }
   }
-  static void add(vf* sums, const uint32_t* x, int, const Step& step) {
-    for (int c = 0; c < kVectors; c++)
-      sums[c] = (vf)_mm512_dpbf16_ps((__m512)sums[c], (__m512bh)_mm512_set1_epi32((int)x[0]), (__m512bh)step.w[c]);
+  template <int rows, int vectors>
+  static void add(vf (*sums)[vectors], const uint32_t* x, const Step<vectors>& step) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+      const __m512bh pair = (__m512bh)_mm512_set1_epi32((int)x[r]);
+      for (int c = 0; c < vectors; c++)
+        sums[r][c] = (vf)_mm512_dpbf16_ps((__m512)sums[r][c], pair, (__m512bh)step.w[c]);
+    }
   }
   static uint32_t pack(const Product& p, int64_t row, int64_t word) {
     const uint16_t* x = (const uint16_t*)p.x + row * p.inputs;
@@ -214,24 +225,24 @@ void pack_tile(const Product& p, int64_t tile, float* packed) {
 template <class Op, int rows>
 void add_tile(const Product& p, int64_t panel, int column, int64_t begin, int64_t end, const float* packed,
               float* sums) {
+  constexpr int vectors = vectors_of(rows);
   Reader<Op::type> reader;
-  typename Op::Step step;
-  vf sum[rows][kVectors];
+  typename Op::template Step<vectors> step;
+  vf sum[rows][vectors];
   for (int r = 0; r < rows; r++)
-    for (int c = 0; c < kVectors; c++) sum[r][c] = begin ? load(sums + r * kPanel + column + c * W) : vf{};
-  const auto* x = (const typename Op::word*)packed + begin / 2 * Op::words * rows;
-  for (int64_t input = begin; input < end; input += 2, x += Op::words * rows) {
-    Op::read(reader, p, panel, input, column, step);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) Op::add(sum[r], x + r, rows, step);
+    for (int c = 0; c < vectors; c++) sum[r][c] = begin ? load(sums + r * kPanel + column + c * W) : vf{};
+  const auto* x = (const typename Op::word*)packed + begin / Op::inputs * Op::words * rows;
+  for (int64_t input = begin; input < end; input += Op::inputs, x += Op::words * rows) {
+    Op::template read<vectors>(reader, p, panel, input, column, step);
+    Op::template add<rows, vectors>(sum, x, step);
   }
   for (int r = 0; r < rows; r++)
-    for (int c = 0; c < kVectors; c++) store(sums + r * kPanel + column + c * W, sum[r][c]);
+    for (int c = 0; c < vectors; c++) store(sums + r * kPanel + column + c * W, sum[r][c]);
 }
 
 template <class Op, int rows>
 void add_columns(const Product& p, int64_t panel, int64_t begin, int64_t end, const float* packed, float* sums) {
-  for (int column = 0; column < kPanel; column += kVectors * W)
+  for (int column = 0; column < kPanel; column += vectors_of(rows) * W)
     add_tile<Op, rows>(p, panel, column, begin, end, packed, sums);
 }
 

@@ -5,18 +5,13 @@
 
 namespace {
 
-constexpr int kAcross = W == 16 ? 4 : 2;  // rows and outputs of a tile of sums
+// A tile of sums has at most 4 rows and 4 outputs; AVX2 has registers for eight sums. More outputs of one row would be
+// more streams than the processor reads ahead: with eight, a row of bfloat16 took 1.4 times as long.
+constexpr int kRowsOfTile = W == 4 ? 2 : 4;
+constexpr int kOutputs = W == 4 ? 2 : 4;
+constexpr int across(int rows) { return W == 8 && rows == 4 ? 2 : kOutputs; }
 
-// W inputs of one row of weights, from input on; n of them exist.
-template <Type type>
-inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n) {
-  constexpr int64_t size = bytes_of(type);
-  const char* from = (const char*)p.w + (output * p.inputs + input) * size;
-  return n >= W ? widened(from, type) : widened_part(from, type, n);
-}
-
-template <>
-inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t input, int64_t n) {
+inline vf weights_of_mxfp4(const Product& p, int64_t output, int64_t input, int64_t n) {
   const uint8_t* from = (const uint8_t*)p.w + (output * p.inputs + input) / 2;
   alignas(64) uint8_t codes[W] = {};
   for (int i = 0; i < W / 2 && 2 * i < n; i++) codes[2 * i] = from[i] & 15, codes[2 * i + 1] = from[i] >> 4;
@@ -26,30 +21,46 @@ inline vf weights_of<Type::MXFP4>(const Product& p, int64_t output, int64_t inpu
   return from_e2m1(wide(load_as<vu8>(codes))) * (vf)raw;
 }
 
+// W inputs of one row of weights, from input on; n of them exist, or all, if `whole`.
+template <Type type, bool whole>
+inline vf weights_of(const Product& p, int64_t output, int64_t input, int64_t n) {
+  if constexpr (type == Type::MXFP4) return weights_of_mxfp4(p, output, input, n);
+  constexpr int64_t size = bytes_of(type);
+  const char* from = (const char*)p.w + (output * p.inputs + input) * size;
+  return whole ? widened(from, type) : widened_part(from, type, n);
+}
+
 // The rows of a tile lie one after the other: what is prefetched is the one stream that they are.
 inline void prefetch(const char* from, int64_t bytes) {
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line, 0, 0);
 }
 
-// float32: a step is W inputs. x is float32 too.
+// float32: a step is W inputs, or what is left of a row. x is float32 too.
+template <Type type, int rows, int outputs, bool whole>
+inline void add_inputs(const Product& p, int64_t row, int64_t output, int64_t input, vf (*sum)[outputs]) {
+  const int64_t n = p.inputs - input;
+  vf w[outputs];
+#pragma GCC unroll 8
+  for (int o = 0; o < outputs; o++) w[o] = weights_of<type, whole>(p, output + o, input, n);
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++) {
+    const float* from_x = (const float*)p.x + (row + r) * p.inputs + input;
+    vf x = whole ? load(from_x) : widened_rest(from_x, Type::F32, n);
+#pragma GCC unroll 8
+    for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
+  }
+}
+
 template <Type type, int rows, int outputs>
 inline void add_products(const Product& p, int64_t row, int64_t output, vf (*sum)[outputs]) {
   constexpr int64_t step = outputs * W * bytes_of(type) / (type == Type::MXFP4 ? 2 : 1);
   const char* from = (const char*)p.w + output * p.inputs * step / (outputs * W);
-  for (int64_t input = 0; input < p.inputs; input += W, from += step) {
-    int64_t n = p.inputs - input;
-    vf w[outputs];
+  int64_t input = 0;
+  for (; input + W <= p.inputs; input += W, from += step) {
     prefetch(from, step);
-#pragma GCC unroll 8
-    for (int o = 0; o < outputs; o++) w[o] = weights_of<type>(p, output + o, input, n);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-      const float* from_x = (const float*)p.x + (row + r) * p.inputs + input;
-      vf x = n >= W ? load(from_x) : widened_rest(from_x, Type::F32, n);
-#pragma GCC unroll 8
-      for (int o = 0; o < outputs; o++) sum[r][o] = fma(x, w[o], sum[r][o]);
-    }
+    add_inputs<type, rows, outputs, true>(p, row, output, input, sum);
   }
+  if (input < p.inputs) add_inputs<type, rows, outputs, false>(p, row, output, input, sum);
 }
 
 // One number of a type, in all lanes.
@@ -127,10 +138,13 @@ inline void dot_tile(const Product& p, int64_t row, int64_t output) {
 #endif
   if constexpr (type == Type::GROUPED) add_groups<rows, outputs>(p, row, output, sum);
   else add_products<type, rows, outputs>(p, row, output, sum);
+  static_assert(rows * outputs <= W);
+  vf all[W];
+  for (int i = 0; i < W; i++) all[i] = i < rows * outputs ? sum[i / outputs][i % outputs] : vf{};
+  alignas(64) float results[W];
+  store(results, sums(all));
   for (int r = 0; r < rows; r++) {
-    vf all[W];
-    for (int o = 0; o < W; o++) all[o] = o < outputs ? sum[r][o] : vf{};
-    vf result = sums(all);
+    vf result = widened_part(results + r * outputs, Type::F32, outputs);
     if (p.scales) result *= widened_part(p.scales + output, Type::F32, outputs);
     if (p.bias) result += widened_part((const char*)p.bias + output * bytes_of(p.bias_type), p.bias_type, outputs);
     char* to = (char*)p.out + ((row + r) * p.outputs + output) * bytes_of(p.out_type);
@@ -138,12 +152,18 @@ inline void dot_tile(const Product& p, int64_t row, int64_t output) {
   }
 }
 
+template <Type type, int rows, int outputs>
+inline void dot_tiles(const Product& p, int64_t row, int64_t output) {
+  constexpr int each = outputs == 1 ? 1 : across(rows);
+  for (int o = 0; o < outputs; o += each) dot_tile<type, rows, each>(p, row, output + o);
+}
+
 template <Type type, int outputs>
 inline void dot_rows(const Product& p, int64_t output) {
   int64_t row = 0;
-  for (; row + kAcross <= p.rows; row += kAcross) dot_tile<type, kAcross, outputs>(p, row, output);
-  for (; row + 2 <= p.rows; row += 2) dot_tile<type, 2, outputs>(p, row, output);
-  for (; row < p.rows; row++) dot_tile<type, 1, outputs>(p, row, output);
+  for (; row + kRowsOfTile <= p.rows; row += kRowsOfTile) dot_tiles<type, kRowsOfTile, outputs>(p, row, output);
+  for (; row + 2 <= p.rows; row += 2) dot_tiles<type, 2, outputs>(p, row, output);
+  for (; row < p.rows; row++) dot_tiles<type, 1, outputs>(p, row, output);
 }
 
 bool takes_float32(const Product& p) { return !pairs_of(p) || p.w_type != Type::BF16; }
@@ -157,7 +177,7 @@ void widen_row(const Product& p, int64_t row, float* to) {
 template <Type type>
 void outputs_of(const Product& p, int64_t first, int64_t last) {
   int64_t output = first;
-  for (; output + kAcross <= last; output += kAcross) dot_rows<type, kAcross>(p, output);
+  for (; output + kOutputs <= last; output += kOutputs) dot_rows<type, kOutputs>(p, output);
   for (; output < last; output++) dot_rows<type, 1>(p, output);
 }
 
