@@ -13,7 +13,7 @@ from benchmarks.real import text
 from benchmarks.real.processes import Q4_1, THREADS, Case, Running, jswa, llamacpp, running, transformers
 
 PROMPT, QUESTION = 512, 32  # tokens
-WARMING = 2  # turns of each engine that are not counted
+WARMING = 3  # turns of each engine that are not counted; after each it may compile what the turn wanted
 SETS: dict[str, tuple[Case, ...]] = {  # llama.cpp first: others are compared with it
     Q4_1: (llamacpp(Q4_1), jswa(Q4_1, "bfloat16"), jswa(Q4_1, "float32"), transformers()),
     "F16": (llamacpp("F16"), jswa("F16", "float16"), jswa("F16", "bfloat16")),
@@ -45,6 +45,8 @@ def _in_turns(engines: list[Running], rounds: int, steps: int) -> list[dict[str,
         for place in range(len(engines)):
             which = (place + index) % len(engines)  # each begins as often as the others
             turns[which].append(_turn(engines[which], fresh[index], steps))
+            if index < WARMING:
+                engines[which].call("rest")
     counted = [found[WARMING:] for found in turns]
     return [
         engine.case.row()

@@ -12,12 +12,14 @@ token ids, so that no difference comes from a tokenizer:
   of the prompt's beginning may be used.
 
 and `versions`, a dict. Only transformers' has `gap(ids, first, second)`: the difference of two logits after these ids.
+A call of `rest` waits until the process computes nothing, because jswa compiles beside its steps.
 """
 
 import importlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ def shared(held: list[int], wanted: list[int]) -> int:
     """Return how many ids two texts begin with in common."""
     different = (index for index, (one, other) in enumerate(zip(held, wanted, strict=False)) if one != other)
     return next(different, min(len(held), len(wanted)))
+
+
+def rest() -> None:
+    """Wait until the process has computed for less than a fifth of half a second."""
+    before = -1.0
+    while time.process_time() - before > 0.1:
+        before = time.process_time()
+        time.sleep(0.5)
 
 
 def reset_memory() -> None:
@@ -63,6 +73,9 @@ def main() -> None:
                 reply = memory()
             case "reset_memory":
                 reset_memory()
+                reply = None
+            case "rest":
+                rest()
                 reply = None
             case method:
                 reply = getattr(engine, method)(**call)

@@ -19,7 +19,9 @@ inline void finish(const Product& p, int64_t panel, int64_t row, int64_t count, 
       vf value = load(sums + c);
       if (p.scales) value *= widened_part(p.scales + at, Type::F32, n);
       if (p.bias) value += widened_part((const char*)p.bias + at * bytes_of(p.bias_type), p.bias_type, n);
-      store_part((char*)p.out + (row * p.outputs + at) * bytes_of(p.out_type), p.out_type, value, n);
+      char* to = (char*)p.out + (row * p.outputs + at) * bytes_of(p.out_type);
+      if (n >= W) store_whole(to, p.out_type, value);
+      else store_part(to, p.out_type, value, n);
     }
   }
 }

@@ -237,6 +237,13 @@ inline vf rounded_to(jswa::Type type, vf value) {
   return from_f16(narrow);
 }
 
+// As F32, BF16 or F16.
+inline void store_whole(void* to, jswa::Type type, vf value) {
+  if (type == jswa::Type::F32) store((float*)to, value);
+  else if (type == jswa::Type::BF16) store_bf16(to, value);
+  else store_f16(to, value);
+}
+
 // The first n ≤ W numbers, as F32, BF16 or F16.
 [[gnu::noinline]] void store_part(void* to, jswa::Type type, vf value, int64_t n) {
   if (type == jswa::Type::F32) {
