@@ -46,7 +46,7 @@ endef
 CLIENTS := sdk agents lm-eval guidellm aiperf routers tunix
 
 .PHONY: help run test test-kernels test-model test-engine test-text test-server test-tools test-types test-triton check package fmt pages docs nightly scale-test scale-test-short clients families parity parity-check parity-drafters real real-tokens tiny tiny-draft lock
-.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu
+.PHONY: nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu nightly-real
 .PHONY: bench coverage mutants gpu-compile gpu-compile-sample gpu gpu-rehearsal program-digests
 
 help:  ## list the targets
@@ -109,7 +109,7 @@ fmt: .venv/installed  ## format and apply the safe lint fixes
 
 # Each stage runs even if one before it has failed, unless it has passed on this commit tonight. The last lines name those
 # that failed. Once all have passed on one commit, tests/nightly.txt is written, which belongs into the next one.
-STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu scale-test families
+STAGES  := nightly-long nightly-property nightly-optimised nightly-types nightly-triton nightly-gpu nightly-real scale-test families
 NIGHTLY := $(STAGES)
 nightly: .venv/installed .venv-gpu/installed  ## more than an hour of what is too long for every change (NIGHTLY="stage ...")
 	@$(BIN)/python -m tools.nightly run $(NIGHTLY) --all $(STAGES)
@@ -206,6 +206,11 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 # Two weeks compile all steps and attention, and two nights all others.
 nightly-gpu: .venv-gpu/installed
 	$(call compile,$(shell expr $(NIGHT) % 14)/14,$(call half,$(AOT)))
+
+# Twenty minutes, and as long for llama.cpp where it is not there: one night of seven.
+REAL_NIGHT = $(filter 0,$(shell expr $(NIGHT) % 7))
+nightly-real: .venv/installed $(if $(REAL_NIGHT),.venv-real/installed)
+	$(if $(REAL_NIGHT),$(BIN)/python -m benchmarks.real.run --size 50000)
 
 gpu-compile-sample: .venv-gpu/installed  ## a few of the same, and the graphs of two decode steps
 	.venv-gpu/bin/python -m tools.aot.graph --model gpt-oss-20b gemma-3-27b --layers 4 6

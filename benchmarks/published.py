@@ -341,7 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
         *(recipes, whole),
     )
 } | {f"recipe-{page}": partial(recipe, page) for page in RECIPES}
-TABLES |= {f"real-{make.__name__}": partial(_real, make) for make in (real.tokens,)}
+TABLES |= {f"real-{make.__name__}": partial(_real, make) for make in (real.tokens, real.perplexity, real.speed)}
 
 
 def main() -> None:

@@ -23,5 +23,33 @@ def tokens(results: Results) -> Table:
     return head, rows
 
 
+def perplexity(results: Results) -> Table:
+    """Return the perplexity of a text by each engine and file."""
+    rows = [[*_case(row), f"{row['perplexity']:.2f}"] for row in results("cpu/real-perplexity")["rows"]]
+    return ("engine", "file", "options", "perplexity"), rows
+
+
+def speed(results: Results) -> Table:
+    """Return rates and times of each engine, and how they compare with llama.cpp's of the same rounds."""
+    head = (
+        "file", "engine", "options", "prefill, tokens/s", "decode, tokens/s", "first token of the second turn, s",
+        "most memory, MiB",
+    )  # fmt: skip
+    rows = []
+    for row in results("cpu/real-speed")["rows"]:
+        engine, file, options = _case(row)
+        figures = [_figure(row, name, digits) for name, digits in (("prefill", 0), ("decode", 1), ("second", 3))]
+        rows.append([file, engine, options, *figures, f"{row['memory']['peak']:.0f}"])
+    return head, rows
+
+
+def _figure(row: Mapping[str, Any], name: str, digits: int) -> str:
+    own = f"{row[name]['median']:.{digits}f}"
+    ratio = row[f"{name} ratio"]
+    if row["engine"] == "llamacpp":
+        return own
+    return f"{own}: {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
 def _case(row: Mapping[str, Any]) -> list[str]:
     return [_NAMES.get(row["engine"], row["engine"]), row["file"], row["options"]]

@@ -103,6 +103,7 @@ def learn(llm: jswa.LLM, actor: Any, mesh: Any, tokenizer: Any, seen: list[float
     learner = GRPOLearner(cluster, GRPOConfig(num_generations=TEXTS, beta=0.0), reward_fns=noted)
     learner.train([{"prompts": np.array(["Once upon a time"])} for _ in range(STEPS)])
     rollout = cluster.rollout
+    assert llm.tokenizer is not None
     texts = [np.array(llm.tokenizer.encode("Once upon a time there was a cat")), np.arange(20, 30)]
     padded = jnp.asarray([[0] * (PROMPT - 6) + list(text[:6]) for text in texts])
     behind = np.zeros((2, 8), np.int32)

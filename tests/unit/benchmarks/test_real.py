@@ -96,3 +96,15 @@ def test_tables_name_what_differs() -> None:
     found = {"prompts": 2, "steps": 3, "rows": [row | {"differences": [{"gap": 0.25}]}]}
     _, rows = tables.tokens(lambda name: found)
     assert rows == [["llama.cpp", "Q4_1", "kv=f16", "1", "0.25 (0.25)", "2"]]
+
+
+def test_tables_of_speed_compare_other_engines_with_llama_cpp() -> None:
+    spread = {"median": 2.0, "min": 1.0, "max": 4.0}
+    figures = {name: spread for figure in speed.FIGURES for name in (figure, f"{figure} ratio")}
+    row = {"engine": "jswa", "file": "F16", "options": "", "memory": {"peak": 9.6}, **figures}
+    _, rows = tables.speed(lambda name: {"rows": [row, row | {"engine": "llamacpp"}]})
+    ratio = "2.00 (1.00 to 4.00)"
+    assert rows == [
+        ["F16", "jswa", "", f"2: {ratio}", f"2.0: {ratio}", f"2.000: {ratio}", "10"],
+        ["F16", "llama.cpp", "", "2", "2.0", "2.000", "10"],
+    ]
