@@ -24,6 +24,9 @@ ALLOWED = {
     "_dequantize_one": "transformers unpacks a single tensor nowhere else; only for making fixtures",
     "_init_args_hst": "Triton's interpreter has no public way to take arrays that are not torch's",
     "_restore_args_dev": "Triton's interpreter has no public way to take arrays that are not torch's",
+    "_patch_lang": "Triton's interpreter prepares its language in each call, and has no public way to do it once",
+    "_LangPatchScope": "what `_patch_lang` returns",
+    "_get_key_and_transform_mapping": "tunix has its table of a checkpoint's names nowhere else",
 }
 # Folders that may hold more modules than others, with the reason.
 LARGE = {
