@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.parity.load import names
 from tests.support.shared_model import MODELS
 
 TIE, CLOSE = 1e-3, 1e-4  # docs/numerics.md
@@ -145,3 +146,29 @@ def assert_one_merge(facts: Facts) -> None:
     for layer, kind in enumerate(facts["kinds"]):
         inside = sorted(name for name, scope in facts["collectives"] if f"layer_{layer}" in scope.split("/"))
         assert inside == (["all-gather", *SUMS, "all-to-all"] if kind == "full" else SUMS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in names() if name.endswith("_base")])
+def test_a_family_whose_tokens_devices_share_has_the_texts_of_one_device(name: str) -> None:
+    """Arrivals in groups, in the smallest arena; a model that four devices cannot hold is refused by name."""
+    command = [sys.executable, "-m", "tests.support.shared_families", name]
+    environ = {**os.environ, "PJRT_NPROC": "16"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    if isinstance(found, dict):
+        assert "tensor_parallel_size" in found["refused"]
+        return
+    one, four = found
+    assert_same_rows(four, one)
+
+
+def assert_same_rows(rows: list[Any], expected: list[Any]) -> None:
+    """Assert that tokens are equal and log probabilities within `CLOSE`; a text may end at a tie."""
+    for row, other in zip(rows, expected, strict=True):
+        for (token, logprob, _), (wanted, known, margin) in zip(row, other, strict=True):
+            if token != wanted:
+                assert margin < TIE
+                break
+            assert abs(logprob - known) < CLOSE
