@@ -1,6 +1,6 @@
 """A program with four CPU devices, of which two share the tokens of full layers: the texts of one device, for a family.
 
-    python -m tests.support.shared_families FIXTURE
+    python -m tests.support.prefix.shared_families FIXTURE
 
 It gives the config of a fixture eight query heads and two KV heads, and random weights. Texts with common beginnings
 come in random groups, in the smallest arena that is accepted. It prints why, if four devices cannot hold the model.
