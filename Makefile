@@ -207,7 +207,7 @@ gpu-compile: .venv-gpu/installed  ## compile for an H200 without one, and check 
 nightly-gpu: .venv-gpu/installed
 	$(call compile,$(shell expr $(NIGHT) % 14)/14,$(call half,$(AOT)))
 
-# Twenty minutes, and as long for llama.cpp where it is not there: one night of seven.
+# Its parts took half an hour, and llama.cpp takes twenty minutes where it is not there: one night of seven.
 REAL_NIGHT = $(filter 0,$(shell expr $(NIGHT) % 7))
 nightly-real: .venv/installed $(if $(REAL_NIGHT),.venv-real/installed)
 	$(if $(REAL_NIGHT),$(BIN)/python -m benchmarks.real.run --size 50000)

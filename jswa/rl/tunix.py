@@ -157,7 +157,7 @@ class TunixSampler(BaseSampler):  # type: ignore[misc]
         return_logprobs: bool = True,
         eos_tokens: Sequence[int] | None = None,
     ) -> SamplerOutput:
-        """Sample `multi_sampling` texts behind each prompt: all of the first prompt, then those of the next.
+        """Sample `multi_sampling` texts after each prompt: all of the first prompt, then those of the next.
 
         Log probabilities are those that the tokens were drawn with. The last token is the end token, if there is one.
 
