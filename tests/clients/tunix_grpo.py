@@ -1,7 +1,7 @@
 """tunix's GRPO loop, unchanged, with the engine as its rollout worker, and the engine as one of its samplers.
 
-A random Qwen3 of two layers learns to write words that begin with a vowel, with the tokenizer of `tiny`. Run by clients.py, with the folder
-for its checkpoint.
+A random Qwen3 of two layers learns to write words that begin with a vowel, with the tokenizer of `tiny`. Run by
+clients.py, with the folder for its checkpoint.
 """
 
 import json
