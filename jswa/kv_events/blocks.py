@@ -1,12 +1,15 @@
 """vLLM's events about cached blocks, made from the notes of a journal.
 
+The tokens of an event are an array, which the publisher writes as a list: a list of Python integers costs as much as
+all else.
+
 A block is a whole page of tokens. Its digest continues that of the block before, so equal digests mean equal texts from
 the start, under the same salt and adapter, in every engine with the same block size. The form of the messages is that
 of vLLM 0.33 (distributed/kv_events.py; PR 42892 made its events maps).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, assert_never
 
 import numpy as np
@@ -44,41 +47,39 @@ class Blocks:
         """The digests that subscribers believe to be cached."""
         return {place: set(found.values()) for place, found in self._digests.items() if found}
 
-    def events(self, changes: Iterable[Change]) -> list[Event]:
-        """Return the events of changes, in order."""
-        found: list[Event] = []
+    def events(self, changes: Iterable[Change]) -> Iterator[Event]:
+        """Yield the events of changes, in order."""
         for change in changes:
             match change:
                 case Stored():
-                    found += self._stored(change)
+                    yield from self._stored(change)
                 case Removed():
-                    found += self._removed(change)
+                    yield from self._removed(change)
                 case Moved(medium, source, target):
                     table = self._digests.get((medium, "full"), {})
                     if source in table:
                         table[target] = table.pop(source)
                 case Cleared():
-                    found += self._cleared()
+                    yield self._cleared()
                 case _:
                     assert_never(change)
-        return found
 
     def digests(self, key: str, text: Int[np.ndarray, " T"]) -> list[int]:
         """Return the digests of the whole blocks of a text in the tree of a key."""
         _, adapter, salt = self._root(key)
         return self._chain(_seed(adapter, salt), text[: len(text) // self._page * self._page])
 
-    def _cleared(self) -> list[Event]:
+    def _cleared(self) -> Event:
         self._digests.clear()
-        return [{"type": "AllBlocksCleared"}]
+        return {"type": "AllBlocksCleared"}
 
-    def _stored(self, change: Stored) -> list[Event]:
+    def _stored(self, change: Stored) -> Iterator[Event]:
         version, adapter, salt = self._root(change.key)
-        found = []
         if version < self._version:
-            return []  # a row that began with earlier weights: no later request can use its text
+            return  # a row that began with earlier weights: no later request can use its text
         if version > self._version:
-            self._version, found = version, self._cleared()
+            self._version = version
+            yield self._cleared()
         if change.before is not None:
             parent = self._digests[change.medium, change.before[0]][change.before[1]]
         else:
@@ -92,7 +93,7 @@ class Blocks:
                 digests = chain[first + 1 : first + 1 + len(ids)]
                 table.update(zip(ids, digests, strict=True))
                 starts = begins and not first
-                tokens = change.tokens[first * self._page : (first + len(ids)) * self._page].tolist()
+                tokens = change.tokens[first * self._page : (first + len(ids)) * self._page]
                 event = {
                     "type": "BlockStored",
                     "block_hashes": digests,
@@ -103,8 +104,7 @@ class Blocks:
                     "medium": change.medium,
                     "lora_name": name,
                 }
-                found.append(event | self._described(kind, len(ids), name, salt if starts else None))
-        return found
+                yield event | self._described(kind, len(ids), name, salt if starts else None)
 
     def _described(self, kind: Kind, blocks: int, name: str | None, salt: str | None) -> Event:
         """Return the optional fields of stored blocks that are not None: vLLM leaves out the others."""
@@ -117,13 +117,12 @@ class Blocks:
             found["extra_keys"] = [first, *[later or None] * (blocks - 1)]
         return found
 
-    def _removed(self, change: Removed) -> list[Event]:
+    def _removed(self, change: Removed) -> Iterator[Event]:
         table = self._digests.get((change.medium, change.kind), {})
         digests = [table.pop(page) for page in change.ids.tolist() if page in table]
-        if not digests:
-            return []
-        group = _GROUPS[change.kind]
-        return [{"type": "BlockRemoved", "block_hashes": digests, "medium": change.medium, "group_idx": group}]
+        if digests:
+            group = _GROUPS[change.kind]
+            yield {"type": "BlockRemoved", "block_hashes": digests, "medium": change.medium, "group_idx": group}
 
     def _chain(self, digest: int, tokens: Int[np.ndarray, " n"]) -> list[int]:
         """Return the digests of successive blocks."""

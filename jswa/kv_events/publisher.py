@@ -9,17 +9,21 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 import zmq
 
 from jswa.errors import ConfigError
-from jswa.kv_events.blocks import Blocks
+from jswa.kv_events.blocks import Blocks, Event
 from jswa.kv_events.journal import Journal
 from jswa.kv_events.options import OPTION, KVEventsConfig
 
 _log = logging.getLogger("jswa")
 _END = (-1).to_bytes(8, "big", signed=True)
+_ARRAY32, _INT32 = b"\xdd", 0xD2  # msgpack's marks of a list with 32 bits of length, and of an integer of 32 bits
+_ITEM = np.dtype([("type", "u1"), ("value", ">i4")])
 _BATCH, _WAIT = 1024, 0.05  # notes in a batch, and seconds between looks at the requests for earlier batches
 
 
@@ -81,9 +85,10 @@ class Publisher:
             self._journal.closed = True
             self._context.destroy(linger=200)
 
-    def _publish(self, events: list[dict[str, object]]) -> None:
-        if events:
-            batch = msgspec.msgpack.encode([time.time(), events, 0])
+    def _publish(self, events: Iterable[Event]) -> None:
+        encoded = [msgspec.Raw(encode(event)) for event in events]  # one by one: few objects for the garbage collector
+        if encoded:
+            batch = encode([time.time(), encoded, 0])
             self._pub.send_multipart([self._config.topic.encode(), self._number.to_bytes(8, "big"), batch])
             self._kept.append((self._number, batch))
             self._number += 1
@@ -100,3 +105,14 @@ class Publisher:
                 if number >= first:
                     router.send_multipart([frames[0], b"", topic, number.to_bytes(8, "big"), batch])
             router.send_multipart([frames[0], b"", b"", _END, b""])
+
+
+def _list_of(tokens: object) -> msgspec.Raw:
+    """Return an array of token ids [n] as a list in msgpack, each id in 4 bytes (int32, big-endian)."""
+    assert isinstance(tokens, np.ndarray)
+    items = np.empty(len(tokens), _ITEM)
+    items["type"], items["value"] = _INT32, tokens
+    return msgspec.Raw(_ARRAY32 + len(tokens).to_bytes(4, "big") + items.tobytes())
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_list_of).encode

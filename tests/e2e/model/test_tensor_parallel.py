@@ -151,14 +151,14 @@ def assert_one_merge(facts: Facts) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in names() if name.endswith("_base")])
 def test_a_family_whose_tokens_devices_share_has_the_texts_of_one_device(name: str) -> None:
-    """Arrivals in groups, in the smallest arena; a model that four devices cannot hold is refused by name."""
+    """Arrivals in groups, in the smallest arena. A model that four devices cannot hold or share is refused by name."""
     command = [sys.executable, "-m", "tests.support.prefix.shared_families", name]
     environ = {**os.environ, "PJRT_NPROC": "16"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     if isinstance(found, dict):
-        assert "tensor_parallel_size" in found["refused"]
+        assert "tensor_parallel_size" in found["refused"] or "the model has no full layers" in found["refused"]
         return
     one, four = found
     assert_same_rows(four, one)

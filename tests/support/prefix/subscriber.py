@@ -10,6 +10,7 @@ from jswa.cache.prefix.notes import text_between
 from jswa.cache.prefix.radix import RadixTree
 from jswa.kv_events.blocks import Blocks
 from jswa.kv_events.journal import Journal, Medium
+from jswa.kv_events.publisher import encode
 
 Place = tuple[str, int, int]
 Text = tuple[str, tuple[int, ...]]  # salt and tokens
@@ -79,7 +80,7 @@ class Followed:
         """Assert that the subscriber knows exactly the whole pages of the tree, and the text of each."""
         while changes := self.journal.take(1000, 0):
             for event in self.blocks.events(changes):
-                self.subscriber.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(event)))
+                self.subscriber.apply(msgspec.msgpack.decode(encode(event)))
         there = self._whole_pages()
         assert self.subscriber.held == there.keys()
         for (_, _, block), text in there.items():
