@@ -33,7 +33,8 @@ def publish_kv_events(
     except ImportError as error:
         raise ConfigError(OPTION, option, f"needs pyzmq and msgspec: {install('server')}") from error
     journal = Journal(config.max_queue_size)
-    publisher = Publisher(config, journal, Blocks(cache.layout.page_size, spec_of(cache.layout), adapters, parts_of))
+    spec = spec_of(cache.layout, windows=config.windows)
+    publisher = Publisher(config, journal, Blocks(cache.layout.page_size, spec, adapters, parts_of))
     journal.put(Cleared())  # subscribers may know the blocks of an engine that has ended
     note(cache.prefix.tree, journal, "GPU")
     if cache.host is not None:
@@ -47,12 +48,17 @@ def note(tree: RadixTree, journal: Journal, medium: Medium) -> None:
     tree.notes = Notes(journal, medium, tree.page_size, told_by)
 
 
-def spec_of(layout: KVLayout) -> dict[Kind, tuple[str, int | None]]:
-    """Return by kind of page vLLM's name of its attention, and its window or chunk in tokens."""
+def spec_of(layout: KVLayout, *, windows: bool) -> dict[Kind, tuple[str, int | None]]:
+    """Return by kind of page to announce vLLM's name of its attention, and its window or chunk in tokens.
+
+    Full KV makes a hit, since a missing window is computed again. A router that takes all groups for one would believe
+    that a text has left the cache as soon as a window has moved on, so windows are announced only where they are all
+    that there is, or where the option asks for them.
+    """
     found: dict[Kind, tuple[str, int | None]] = {}
     if layout.full is not None:
         found["full"] = "full_attention", None
-    if layout.reach is not None:
+    if layout.reach is not None and (windows or layout.full is None):
         chunked = layout.reach.chunked
         found["local"] = "chunked_local_attention" if chunked else "sliding_window", layout.reach.span
     return found

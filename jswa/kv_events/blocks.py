@@ -26,7 +26,8 @@ class Blocks:
 
     Args:
         page: tokens of a block.
-        spec: by kind of page, vLLM's name for its attention, and its window or chunk in tokens; None: no window.
+        spec: by kind of page that is announced, vLLM's name for its attention, and its window or chunk in tokens;
+            None: no window.
         names: returns the digests of the loaded adapters by name.
         root: returns version, digest of the adapter, and salt of a tree's key.
     """
@@ -87,7 +88,7 @@ class Blocks:
         chain = [parent, *self._chain(parent, change.tokens)]
         begins = change.before is None and not len(change.text)
         name = None if adapter is None else next((n for n, own in self._names().items() if own == adapter), adapter)
-        for kind in _GROUPS:
+        for kind in self._spec:
             table = self._digests.setdefault((change.medium, kind), {})
             for first, ids in _runs(getattr(change, kind).tolist()):
                 digests = chain[first + 1 : first + 1 + len(ids)]

@@ -22,6 +22,8 @@ class KVEventsConfig(NamedTuple):
         hwm: batches that a slow subscriber may be behind before it loses some.
         max_queue_size: changes of the cache that may wait to be published; then the engine waits too.
         topic: of all messages.
+        windows: announce the KV of sliding windows and chunks too, as a group of its own. Models without full-attention
+            layers have no other group.
     """
 
     endpoint: str = "tcp://*:5557"
@@ -30,6 +32,7 @@ class KVEventsConfig(NamedTuple):
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
+    windows: bool = False
 
 
 _KNOWN = ("enable_kv_cache_events", "publisher", *KVEventsConfig._fields)
@@ -40,9 +43,7 @@ def parse(text: str | None) -> KVEventsConfig | None:
     if text is None:
         return None
     given = option_object(OPTION, text, _KNOWN)
-    enabled = given.get("enable_kv_cache_events", False)
-    if not isinstance(enabled, bool):
-        raise ConfigError(f"{OPTION}.enable_kv_cache_events", enabled, "must be true or false")
+    enabled = _flag(given, "enable_kv_cache_events")
     publisher = given.get("publisher") or ("zmq" if enabled else "null")
     if publisher not in ("zmq", "null"):
         raise ConfigError(f"{OPTION}.publisher", publisher, "must be zmq or null")
@@ -53,8 +54,16 @@ def parse(text: str | None) -> KVEventsConfig | None:
         _count(given, "hwm"),
         _count(given, "max_queue_size"),
         _text(given, "topic") or "",
+        _flag(given, "windows"),
     )
     return found if enabled and publisher == "zmq" else None
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{OPTION}.{name}", value, "must be true or false")
+    return value
 
 
 def _endpoint(given: Mapping[str, Any], name: str) -> str | None:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
 
 from jswa.llm import LLM
@@ -13,14 +14,19 @@ from tests.support.prefix.subscriber import Followed, Subscriber
 PAGE = 4
 
 
-def test_a_router_knows_which_prompts_are_cached(tmp_path: Path) -> None:
-    """After each answer the blocks of its text are known; nothing is after a flush; the address is free at the end."""
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_router_knows_which_prompts_are_cached(tmp_path: Path, windows: bool) -> None:
+    """After each answer the blocks of its text are known; nothing is after a flush; the address is free at the end.
+
+    Windows are announced only where the option asks for them: a router that does not tell groups apart would drop a
+    text whose window has moved on.
+    """
     address = f"ipc://{tmp_path}/events"
     context = zmq.Context()
     sub = context.socket(zmq.SUB)
     sub.connect(address)
     sub.setsockopt_string(zmq.SUBSCRIBE, "kv")
-    events = {"enable_kv_cache_events": True, "endpoint": address, "topic": "kv"}
+    events = {"enable_kv_cache_events": True, "endpoint": address, "topic": "kv", "windows": windows}
     options = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": PAGE}
     subscriber = Subscriber()
 
@@ -45,7 +51,7 @@ def test_a_router_knows_which_prompts_are_cached(tmp_path: Path) -> None:
         longest = max(subscriber.texts.values(), key=lambda one: len(one[1]))
         assert longest == ("", tuple(text[: (len(text) - 1) // PAGE * PAGE]))
         assert subscriber.groups[0] == ("full_attention", None)
-        assert subscriber.groups[1][0] == "sliding_window"
+        assert [subscriber.groups[group][0] for group in subscriber.groups if group] == ["sliding_window"] * windows
         llm.flush_cache()
         follow(None)
         assert not subscriber.held

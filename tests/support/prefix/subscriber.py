@@ -73,7 +73,7 @@ class Followed:
         self.tree, self.medium = tree, medium
         self.subscriber = Subscriber(knows_parents=tree.layout.full is not None)
         self.journal = Journal(1_000_000)
-        self.blocks = Blocks(tree.page_size, spec_of(tree.layout), dict, parts_of)
+        self.blocks = Blocks(tree.page_size, spec_of(tree.layout, windows=True), dict, parts_of)
         note(tree, self.journal, medium)
 
     def check(self) -> None:

@@ -23,6 +23,7 @@ from jswa.text.inputs import engine_config
             {"enable_kv_cache_events": True, "endpoint": "ipc:///a", "replay_endpoint": "tcp://*:1", "buffer_steps": 2},
             KVEventsConfig("ipc:///a", "tcp://*:1", 2),
         ),
+        ({"enable_kv_cache_events": True, "windows": True}, KVEventsConfig(windows=True)),
     ],
 )
 def test_the_fields_and_defaults_are_those_of_vllm(given: dict[str, Any], found: KVEventsConfig | None) -> None:
@@ -42,6 +43,7 @@ def test_the_fields_and_defaults_are_those_of_vllm(given: dict[str, Any], found:
         ({"hwm": True}, "hwm"),
         ({"max_queue_size": 10**9}, "max_queue_size"),
         ({"topic": "x" * 2000}, "topic"),
+        ({"windows": "all"}, "windows"),
         ({"ports": 1}, "ports"),
     ],
 )
