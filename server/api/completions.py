@@ -110,7 +110,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def _begin(reply: CompletionReply, request: Request) -> tuple[Job, list[Echo]]:
     """Queue the prompts. Return the job, and the echo of each text. Raises ApiError."""
     service, body = reply.service, reply.body
-    prompts = await _prompts(service, body, service.run_for(request))
+    prompts = await prompts_of(service, body, service.run_for(request))
     form = form_of(body)
     spec = None if form is None else await service.compiled(Asked(form.spec), key_of(request), form.field)
     params = await _params(service, body, prompts, spec)
@@ -192,7 +192,8 @@ def counts_usage(body: Generation) -> bool:
     return options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats)
 
 
-async def _prompts(service: Service, body: CompletionRequest, run: Run) -> list[Prompt]:
+async def prompts_of(service: Service, body: CompletionRequest, run: Run) -> list[Prompt]:
+    """Return the prompts of a request. Raises ApiError, also for those without room for an answer."""
     parts = await split_off_loop(body.prompt, run)
     check_texts(len(parts), body.n or 1)
     texts = [part for part in parts if isinstance(part, str)]

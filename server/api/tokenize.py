@@ -74,11 +74,16 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         return Response(status_code=499)
     images = service.engine.images
     ids = shown(prompts[0].ids, None if images is None else images.tokens)
-    fields = {"tokens": listed(await gathered(([part] for part in _numbers(ids)), len(ids)))}
+    fields = {"tokens": await ids_in_json(ids)}
     if body.return_token_strs:
         fields["token_strs"] = listed(await gathered(([part] for part in _strings(ids, tokenizer)), len(ids)))
     found = {"count": len(ids), "max_model_len": service.max_model_len}
     return service.answer(request, with_fields(found, fields))
+
+
+async def ids_in_json(ids: Int[np.ndarray, " T"]) -> list[bytes]:
+    """Return a list of token ids in JSON, in pieces."""
+    return listed(await gathered(([part] for part in _numbers(ids)), len(ids)))
 
 
 def _numbers(ids: Int[np.ndarray, " T"]) -> Iterator[bytes]:

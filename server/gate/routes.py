@@ -14,6 +14,7 @@ from ..api.anthropic import count_tokens, messages
 from ..api.chat import chat_completions
 from ..api.completions import completions
 from ..api.embeddings import embeddings, pooling, score
+from ..api.render import render_chat, render_completions
 from ..api.responses import response, responses
 from ..api.tokenize import detokenize, tokenize, tokenizer_info
 from ..http.status import health, load, model, models, openapi, ready, version
@@ -94,6 +95,11 @@ ROUTES = (
     ),
     Route("/v1/models/{model:path}", _GET, model, "one of these models", options=_answers(400, 401, 404)),
     Route("/tokenize", _POST, tokenize, "`{prompt}` or `{messages}` to `{tokens}`, as in vLLM", options=_GENERATE),
+    Route(
+        "/v1/completions/render", _POST, render_completions,
+        "`token_ids` of each prompt, for routers ([kv-events.md](kv-events.md))", options=_GENERATE,
+    ),
+    Route("/v1/chat/completions/render", _POST, render_chat, "the same of a chat", options=_GENERATE),
     Route("/detokenize", _POST, detokenize, "`{tokens}` to `{prompt}`", options=_GENERATE),
     Route("/tokenizer_info", _GET, tokenizer_info, "the tokenizer and the chat template", options=_answers(401, 404)),
     Route(
