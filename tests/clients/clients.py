@@ -47,9 +47,9 @@ def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapp
 
 
 @contextmanager
-def tiny() -> Iterator[Process]:
+def tiny(*options: str) -> Iterator[Process]:
     """`jswa serve tiny`."""
-    with started(["-m", "jswa", "serve", "tiny", "--port", "0"], environ={"JSWA_CHECK": "1"}) as process:
+    with started(["-m", "jswa", "serve", "tiny", "--port", "0", *options], environ={"JSWA_CHECK": "1"}) as process:
         yield process
 
 
@@ -269,8 +269,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def router(name: str, workers: list[str], folder: Path) -> Iterator[str]:
-    """Run a router in front of some servers; yield its URL."""
+def router(name: str, workers: list[str], folder: Path, policy: str = "cache_aware", *more: str) -> Iterator[str]:
+    """Run a router in front of some servers; yield its URL. `more`: arguments."""
     port, own = free_port(), free_port()
     command = [str(ROOT / ".venv-clients" / "routers" / "bin" / name), *(["launch"] if name == "smg" else [])]
     command += [
@@ -283,7 +283,7 @@ def router(name: str, workers: list[str], folder: Path) -> Iterator[str]:
         "--prometheus-port",
         str(own),
     ]
-    command += ["--worker-urls", *workers, "--policy", "cache_aware"]
+    command += ["--worker-urls", *workers, "--policy", policy, *more]
     with (folder / "router.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -349,6 +349,32 @@ def test_routers(name: str, url: str, tmp_path: Path) -> None:
         assert found.count(200) >= len(found) - 16, found
         assert second.wait(60) == 0
         assert complete(front, SHORT).status_code == 200
+
+
+def test_a_router_follows_events_about_cached_kv_and_outlives_a_server(tmp_path: Path) -> None:
+    """A prompt goes to the server that has it, though the router has never sent it; after a kill the other answers."""
+    ports = [(free_port(), free_port()) for _ in range(2)]
+    known = {"enable_kv_cache_events": True}
+    configs = [{**known, "endpoint": f"tcp://*:{a}", "replay_endpoint": f"tcp://*:{b}"} for a, b in ports]
+    options = [("--block-size", "16", "--kv-events-config", json.dumps(config)) for config in configs]
+    with tiny(*options[0]) as first, tiny(*options[1]) as second:
+        servers = [first, second]
+        more = ["--kv-event-block-size", "16", "--kv-event-model", "tiny"]
+        for server, (events, replay) in zip(servers, ports, strict=True):
+            more += ["--kv-event-source", f"{server.url}=tcp://127.0.0.1:{events}"]
+            more += ["--kv-event-replay-source", f"{server.url}=tcp://127.0.0.1:{replay}"]
+        with router("vllm-router", [first.url, second.url], tmp_path, "kv_aware", *more) as front:
+            for number in range(8):
+                prompt = f"{number} knows nothing but its own story. " * 20
+                complete(servers[number % 2].url, prompt)
+                time.sleep(0.5)  # until the router has the events
+                usage = complete(front, prompt + "More?").json()["usage"]
+                assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 24
+            with ThreadPoolExecutor(16) as pool:
+                more_texts = [pool.submit(complete, front, f"{number} again", max_tokens=30) for number in range(200)]
+                time.sleep(0.2)
+                second.process.kill()
+                assert [one.result().status_code for one in more_texts] == [200] * 200
 
 
 def test_routers_manifest(tmp_path: Path) -> None:
