@@ -160,8 +160,9 @@ class LLM:
 
         Args:
             source: a tree of arrays (dict, nnx state, …), or an iterable of (name, array), with the names of a Hugging
-                Face checkpoint or the decoder's own; or a checkpoint folder. Arrays on devices are converted there,
-                without the host. They are float32, bfloat16 or float16, and not used afterwards.
+                Face checkpoint or the decoder's own; or a checkpoint folder; or the file of arrays that another process
+                hands over (`jswa.rl.trainer.handed_over`). Arrays on devices are converted there, without the host.
+                They are float32, bfloat16 or float16, and not used afterwards.
             in_flight: unfinished requests go on with the new weights and the KV that they have ("continue"; `versions`
                 of an output says which weights each token comes from), end at once ("abort"), or run to their end with
                 the old weights while new requests wait ("finish"; the call waits too).

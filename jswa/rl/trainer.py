@@ -13,7 +13,10 @@ from jswa.model.attention import Attend
 from jswa.model.binding import bind
 from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
+from jswa.running.handed_over import handed_over
 from jswa.storage.hub import find_model
+
+__all__ = ["dense_attend", "handed_over", "logprobs", "parameters", "visible_keys"]
 
 
 def parameters(model: str | Path = "tiny", dtype: str = "float32") -> Params:

@@ -1,7 +1,8 @@
 """New weights, checked and in the form in which the engine holds its parameters, before anything of it changes.
 
 A source is a tree of arrays, or an iterable of (name, array), with the names of a Hugging Face checkpoint or the
-decoder's own; or a checkpoint folder. Arrays on devices are converted there: they never pass through the host.
+decoder's own; or a checkpoint folder; or a file of arrays that another process hands over. Arrays on devices are
+converted there: they never pass through the host.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from jswa.model.weights.formats import QuantizationMode, reformat
 from jswa.model.weights.load import load_checkpoint
 from jswa.model.weights.placement import Placement
 from jswa.running.assembly import assemble_arrays, put_whole
+from jswa.running.handed_over import read_handed_over
 from pallas_kernels import Linear
 from pallas_kernels.experts.api import Implementation
 
@@ -69,7 +71,9 @@ class WeightsStager:
         """
         try:
             if isinstance(source, str | Path):
-                return self._require_held(self._read(Path(source)))
+                if not Path(source).is_file():
+                    return self._require_held(self._read(Path(source)))
+                source = _handed_over(Path(source))
             return self._require_held(dict(self._converted(dict(_named_arrays(source)))))
         except Exception as error:
             if not is_out_of_memory(error):
@@ -183,6 +187,14 @@ def held_shapes(params: Mapping[str, Array]) -> dict[str, jax.ShapeDtypeStruct]:
         name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)  # type: ignore[no-untyped-call]
         for name, value in base.items()
     }
+
+
+def _handed_over(file: Path) -> dict[str, Any]:
+    """Return the arrays of a file. Raises WeightsError."""
+    try:
+        return dict(read_handed_over(file))
+    except CheckpointError as error:
+        raise WeightsError("weights", str(file), str(error)) from error
 
 
 def _named_arrays(source: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
