@@ -2,8 +2,9 @@
 
     python -m tests.support.prefix.shared_families FIXTURE
 
-It gives the config of a fixture eight query heads and two KV heads, and random weights. Texts with common beginnings
-come in random groups, in the smallest arena that is accepted. It prints why, if four devices cannot hold the model.
+It gives the config of a fixture eight query heads, two KV heads, eight experts if any, and random weights. Texts with
+common beginnings come in random groups, in the smallest arena that is accepted. It prints why, if four devices cannot
+hold the model.
 """
 
 import json
@@ -34,22 +35,24 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def with_few_heads(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config, or the text part in it, with eight query heads and two KV heads."""
+def for_four_devices(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with eight query heads, two KV heads and eight experts, also in the parts of it."""
     found = dict(config)
     for key, value in config.items():
-        if key == "num_attention_heads":
+        if key in ("num_attention_heads", "num_sliding_attention_heads", "num_experts", "num_local_experts"):
             found[key] = 2 * DEVICES
+        elif key == "num_attention_heads_per_layer":
+            found[key] = [2 * DEVICES] * len(value)
         elif key == "num_key_value_heads" and value is not None:
             found[key] = DEVICES // SHARING
-        elif key == "text_config":
-            found[key] = with_few_heads(value)
+        elif isinstance(value, dict):  # the text part, or a layer's own fields
+            found[key] = for_four_devices(value)
     return found
 
 
 def write(name: str, folder: Path) -> int:
     """Write the checkpoint; return the size of its vocabulary."""
-    config = with_few_heads(read_config(name))
+    config = for_four_devices(read_config(name))
     model = parse_config(config)
     shapes = {part.key: part.shape for source in sources(model).values() for part in source.parts}
     means = {key: 1.0 for key in shapes if "norm" in key and "gemma" not in name}
