@@ -25,6 +25,7 @@ OTHERS = {
     "--enable-unified-memory": "SGLang",
     "--from-literal": "kubectl",
     "--hypothesis-seed": "pytest",
+    "--kv-aware-session-affinity-ttl-secs": "vllm-router",
     "--machine": "benchmarks.predict.report",
     "--predicted": "benchmarks.predict.report",
     "--prefix-cache-retention-interval": "vLLM",

@@ -5,6 +5,7 @@ decoder's own; or a checkpoint folder; or a file of arrays that another process 
 converted there: they never pass through the host.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ class WeightsStager:
         """
         try:
             if isinstance(source, str | Path):
-                if not Path(source).is_file():
+                if not os.path.isfile(source):  # false for names that no file can have
                     return self._require_held(self._read(Path(source)))
                 source = _handed_over(Path(source))
             return self._require_held(dict(self._converted(dict(_named_arrays(source)))))
