@@ -39,7 +39,7 @@ _PAGE, _PORTS = 16, 15_600
 _AT_ONCE = 8
 _MEMORY = 24  # MiB of KV in a replica
 _POOL = 2 * _MEMORY * 2**20 // 3072  # tokens of both on all layers: 6 layers, keys and values of 2 x 32 float32
-_IDS = 1_000  # of the vocabulary, behind 10 special ones
+_IDS = 1_000  # token ids, after 10 special ones
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ async def drive(url: str, requests: list[TraceRequest], names: str) -> tuple[int
             if before is not None:
                 await before
             prompt = (10 + request.prompt % _IDS).tolist()
-            # The router looks up no prompt whose body has a field that it does not know, as `request_id`.
+            # The router looks up no prompt whose body has a field that it does not know, such as `request_id`.
             headers = {"x-request-id": f"{names}-{index}", "x-session-id": request.session}
             answer = await client.post("/v1/completions", json=_body(prompt), headers=headers)
             answer.raise_for_status()
