@@ -237,7 +237,7 @@ class Decoder(nnx.Module):
                 tap(index, x)
             own = run if routed is None else run._replace(routed=partial(routed, index))
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, index, own)
+                x = apart(layer(x, index, own), self.sums)
         if tap is not None:
             tap(len(self.layers), x)
         if config.tail == len(config.layers) and select is not None:

@@ -56,6 +56,7 @@ def test_scores_have_the_bits_of_the_rollout(name: str, tmp_path: Path) -> None:
         "max_num_batched_tokens": 16,
         "block_size": 8,
         "deterministic": True,
+        "language_model_only": True,  # of a tower, fixtures have a tensor or two
     }
     with jswa.LLM(tmp_path, dtype="float32", **options) as llm:
         rollouts = generate(llm, PROMPTS, n=2, max_tokens=16, temperature=1.0, ignore_eos=True)

@@ -180,8 +180,8 @@ def _require_finite(adapter: Adapter, values: Mapping[str, Pair], dtype: jnp.dty
 
 def _stack_pair(
     updates: Mapping[str, Update], values: Mapping[str, Pair], sides: tuple[int, int, int], dtype: np.dtype
-) -> tuple[Shaped[np.ndarray, "E K r"], Shaped[np.ndarray, "E r C"]]:
-    """Return A and B of all experts of a stack [E, K, C]; B is 0 at the outputs of other modules.
+) -> tuple[Shaped[np.ndarray, "E inputs ranks"], Shaped[np.ndarray, "E ranks outputs"]]:
+    """Return A and B of all experts of a stack [E, inputs, outputs]; B is 0 at the outputs of other modules.
 
     Modules of the same outputs share ranks, also if some experts have fewer.
     """
