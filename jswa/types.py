@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jswa.errors import GenerationError, InvalidSampling
 
@@ -17,6 +17,7 @@ MissReason = Literal[
 Pooling = Literal["last", "mean"]
 
 MAX_LOGPROBS = 20  # most likely tokens with log probabilities, at most
+MAX_SAMPLING_MASK = 1_024  # tokens of a sampling mask, at most
 MAX_LOGIT_BIAS = 1_024  # entries of a logit_bias, at most
 FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")  # of StructuredOutputsParams
 
@@ -101,6 +102,8 @@ class SamplingParams:
         logprobs: return log probabilities of the chosen token and of this many most likely tokens, as the model gives
             them: before temperature, penalties and masks.
         prompt_logprobs: return the same for the tokens of the prompt.
+        return_sampling_mask: return the ids of the tokens from which each token was drawn, after penalties, masks and
+            limits (`CompletionOutput.sampling_mask`). Its size is bounded: temperature 0, or a top_k of 1 to 1,024.
         pooling: return the final hidden state of the prompt's last token ("last"), or the mean over all its tokens
             ("mean"), as `RequestOutput.pooled`. It needs max_tokens = 1; the token means nothing.
         ignore_eos: continue after the model's end tokens.
@@ -129,6 +132,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_sampling_mask: bool = False
     pooling: Pooling | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -175,8 +179,10 @@ class SamplingParams:
         _check("logit_bias", self.logit_bias, bias, "a mapping of token ids to numbers in [-100, 100]")
         entries = len(self.logit_bias or ())
         _check("logit_bias", f"{entries} entries", entries <= MAX_LOGIT_BIAS, f"at most {MAX_LOGIT_BIAS} entries")
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "skip_reading_prefix_cache"):
+        for name in _SWITCHES:
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        bounded = not self.return_sampling_mask or self.temperature == 0 or 1 <= self.top_k <= MAX_SAMPLING_MASK
+        _check("top_k", self.top_k, bounded, f"from 1 to {MAX_SAMPLING_MASK:,} with return_sampling_mask")
         pooling = self.pooling
         _check("pooling", pooling, pooling in (None, *get_args(Pooling)), "None, 'last' or 'mean'")
         _check("max_tokens", self.max_tokens, pooling is None or self.max_tokens == 1, "1 with pooling")
@@ -286,6 +292,7 @@ class CompletionOutput:
         events: what the new text of an `LLM.chat` adds to the answer: reasoning, content, tool calls.
         message: in the last item of an `LLM.chat`, the whole answer in OpenAI's form: role, content, reasoning_content
             and tool_calls, whose arguments are JSON in a string.
+        sampling_mask: of each token of `token_ids` the ids from which it was drawn (`return_sampling_mask`).
         versions: the version of the weights that each token of `token_ids` was sampled with (`LLM.update_weights`).
         drafts: at the end of a text, what speculative decoding has drafted of it; None without, and if a stop string
             has ended the text.
@@ -296,6 +303,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    sampling_mask: list[Int[np.ndarray, " n"]] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     events: list[AnswerEvent] = field(default_factory=list)
@@ -326,6 +334,10 @@ class RequestOutput:
 
 
 _INT32 = 2**31 - 1
+_SWITCHES = (
+    "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "skip_reading_prefix_cache",
+    "return_sampling_mask",
+)  # fmt: skip
 _REAL_RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),

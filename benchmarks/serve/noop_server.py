@@ -47,7 +47,7 @@ class Letters(AnsweredStep):
         if self.plan.variant == PLAIN:
             return None
         of_all = {"logprobs": _table(self.plan.num_tokens)[:5]} if VARIANTS[self.plan.variant].every else {}
-        return StepResults(_table(self.plan.num_rows)[:5], of_all)
+        return StepResults({"logprobs": _table(self.plan.num_rows)[:5]}, of_all)
 
 
 def _table(count: int) -> LogprobTable:

@@ -141,6 +141,6 @@ class Pending:
         """Return what the step gives besides tokens, None if ribs ask for nothing of it; wait for the step."""
         assert self._outputs is not None, "only half of the step has been launched"
         _, drawn, forwarded, *experts = self._outputs
-        if drawn is None and not forwarded:
+        if not drawn and not forwarded:
             return None
         return StepResults(*jax.tree.map(np.asarray, (drawn, forwarded, *experts)))

@@ -128,7 +128,8 @@ class PromptTexts:
         answering = options.answering
         prefix = "" if answering is None else answering.prefix(shown)
         table = StopTable(params.stop_strings())
-        interval = None if options.whole and answering is None and not params.wants_logprobs else 1
+        watched = params.wants_logprobs or params.return_sampling_mask
+        interval = None if options.whole and answering is None and not watched else 1
         self.unfinished: dict[str, _Text] = {}
         for index, request in enumerate(self.requests):
             text = generated_text(
@@ -181,6 +182,7 @@ class PromptTexts:
             tokens,
             cumulative_logprob=None if logprobs is None else logprobs.logprob,
             logprobs=None if logprobs is None else [self._logprobs(logprobs, self._params.logprobs)],
+            sampling_mask=None if event.sampling_mask is None else [event.sampling_mask],
             finish_reason=text.finish_reason,
             stop_reason=text.stop_reason,
             events=list(part.events),
@@ -242,6 +244,8 @@ class Joined:
             if so_far.logprobs is not None and new.logprobs is not None:
                 so_far.logprobs += new.logprobs
                 so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + (new.cumulative_logprob or 0.0)
+            if so_far.sampling_mask is not None and new.sampling_mask is not None:
+                so_far.sampling_mask += new.sampling_mask
             so_far.finish_reason, so_far.stop_reason, so_far.message = new.finish_reason, new.stop_reason, new.message
             so_far.drafts = new.drafts
         if last is not None:
@@ -265,8 +269,9 @@ class Joined:
         assert self._last is not None
         text = self._text(self._last.outputs[0].index)
         logprobs = None if text.logprobs is None else list(text.logprobs)
+        masks = None if text.sampling_mask is None else list(text.sampling_mask)
         tokens, versions, events = list(text.token_ids), list(text.versions), list(text.events)
-        text = replace(text, token_ids=tokens, versions=versions, events=events, logprobs=logprobs)
+        text = replace(text, token_ids=tokens, versions=versions, events=events, logprobs=logprobs, sampling_mask=masks)
         return replace(self._last, outputs=[text])
 
     def _text(self, index: int) -> CompletionOutput:

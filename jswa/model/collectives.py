@@ -22,6 +22,15 @@ def pmax(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
     return x if devices == 1 else lax.pmax(x, AXIS)  # type: ignore[no-untyped-call]
 
 
+def sum_before(x: Shaped[Array, "..."], devices: int) -> Shaped[Array, "..."]:
+    """Return the sum over the devices before this one."""
+    if devices == 1:
+        return jnp.zeros_like(x)
+    of_all: Array = lax.all_gather(x, AXIS)
+    earlier = jnp.arange(devices, dtype=jnp.int32) < lax.axis_index(AXIS)
+    return jnp.where(earlier.reshape(-1, *[1] * x.ndim), of_all, 0).sum(axis=0, dtype=x.dtype)
+
+
 def true_on_all(x: Bool[Array, "..."], devices: int) -> Bool[Array, "..."]:
     """Return whether x is true on all devices."""
     return x if devices == 1 else psum((~x).astype(jnp.int32), devices) == 0

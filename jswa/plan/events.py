@@ -66,7 +66,9 @@ class TokenEvent(NamedTuple):
 
     The event of the first token also has `prompt_logprobs` (an entry for each prompt token but the first),
     `first_scheduled_time` (when its first step was planned, in seconds of `time.monotonic`) and its prefix cache hit.
-    `pooled` comes with the token of a request that asks for its pooled hidden state, and is that.
+    `pooled` comes with the token of a request that asks for its pooled hidden state, and is that. `sampling_mask`: the
+    ids of the tokens from which the token was drawn, ascending, if the request asks for them; none if they were more
+    than `MAX_SAMPLING_MASK`.
     `error` says why there is no token if `finish_reason` is "error". `drafts` counts those so far: it comes with the
     end, and with each token of a step with drafts if a stop string may end the text.
     An event with a `version` has nothing else: the request's next tokens come from weights of that version.
@@ -83,6 +85,7 @@ class TokenEvent(NamedTuple):
     error: GenerationError | None = None
     version: int | None = None
     pooled: Float[np.ndarray, " M"] | None = None
+    sampling_mask: Int[np.ndarray, " n"] | None = None
     drafts: DraftCounts | None = None
 
     @property
@@ -145,13 +148,13 @@ class StepResults(NamedTuple):
     """What a step that is not plain gives besides tokens, as the hooks of its rib return it, in arrays of numpy.
 
     Attributes:
-        drawn: of each token drawn, in the order of the step's rows; None if no rib asks for it.
+        drawn: of each token drawn, in the order of the step's rows, by the rib's name.
         forwarded: of each token or row of the step, by the rib's name; empty unless the variant has `every`.
         experts, prompt_experts: those of the token before each one drawn, and of each token of the step, in each layer
             with experts; None if the engine does not return them.
     """
 
-    drawn: Any
+    drawn: Mapping[str, Any] = {}
     forwarded: Mapping[str, Any] = {}
     experts: Int[np.ndarray, "N L k"] | None = None
     prompt_experts: Int[np.ndarray, "T L k"] | None = None

@@ -68,16 +68,17 @@ class Hooks(NamedTuple):
 
     Attributes:
         forwarded: by the rib's name; empty unless the variant has `every`.
-        drawn: of at most one rib.
-        top: how many of the most likely tokens the sampling kernels return beside the draw; then these compute `drawn`.
+        drawn: by the rib's name.
+        top: by the name of a rib whose `drawn` the sampling kernels compute themselves: how many of the most likely
+            tokens they return beside the draw.
     """
 
     forwarded: Mapping[str, Forwarded]
-    drawn: Drawn | None = None
-    top: int = 0
+    drawn: Mapping[str, Drawn] = {}
+    top: Mapping[str, int] = {}
 
     def beside(self, other: "Hooks") -> "Hooks":
-        """Return the hooks of a variant of both; only one of them may have `drawn`."""
-        assert self.drawn is None or other.drawn is None, "only one rib may compute something of draws"
-        forwarded = {**self.forwarded, **other.forwarded}
-        return Hooks(forwarded, self.drawn or other.drawn, max(self.top, other.top))
+        """Return the hooks of a variant of both."""
+        assert len(self.top) + len(other.top) <= 1, "the sampling kernels serve one rib"
+        forwarded, drawn = {**self.forwarded, **other.forwarded}, {**self.drawn, **other.drawn}
+        return Hooks(forwarded, drawn, {**self.top, **other.top})

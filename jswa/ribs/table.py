@@ -10,15 +10,18 @@ from jswa.ribs.images.host import IMAGES
 from jswa.ribs.logprobs.host import LOGPROBS
 from jswa.ribs.pooling.host import POOLING
 from jswa.ribs.rib import NO_NEEDS, Known, Needs, Rib, RibRows, Section, Variant
+from jswa.ribs.sampling_mask.host import SAMPLING_MASK
 from jswa.types import SamplingParams
 
 RIBS: Sequence[Rib] = [
     LOGPROBS,
     POOLING,
+    SAMPLING_MASK,
     IMAGES,
 ]
 _BETWEEN = "+"  # in the name of a variant of several ribs
-_OPTIONAL = ("logprobs", "prompt_logprobs", "pooling")  # sampling parameters that a rib must serve
+# Sampling parameters that a rib must serve, unless they have the value that asks for nothing.
+_OPTIONAL = {"logprobs": None, "prompt_logprobs": None, "pooling": None, "return_sampling_mask": False}
 _SERVED = frozenset(field for rib in RIBS for field in rib.fields)
 
 
@@ -28,14 +31,15 @@ def needs_of(params: SamplingParams, *, images: bool = False) -> Needs:
     Args:
         images: whether its prompt has images.
     """
-    asked = [name for name in _OPTIONAL if getattr(params, name) is not None]
+    asked = [name for name, off in _OPTIONAL.items() if getattr(params, name) is not off]
     if images and "images" not in _SERVED:
         raise RequestError("images", images, "must be none: this engine was built without them")
     if not asked and not images:
         return NO_NEEDS
     for name in asked:
         if name not in _SERVED:
-            raise RequestError(name, getattr(params, name), "must be None: this engine was built without it")
+            limit = f"must be {_OPTIONAL[name]}: this engine was built without it"
+            raise RequestError(name, getattr(params, name), limit)
     return _joined([rib.needs(params, images) for rib in RIBS])
 
 

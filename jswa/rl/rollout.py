@@ -29,6 +29,7 @@ class Completion(NamedTuple):
         finish_reason: "stop", "length", or "abort".
         experts: those that the routers chose for the token before each of the tokens, in the layers with experts; −1
             where a layer has fewer than k. None unless the engine has `enable_return_routed_experts`.
+        sampling_mask: the ids of the tokens from which each token was drawn (`return_sampling_mask`); otherwise None.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -37,6 +38,7 @@ class Completion(NamedTuple):
     versions: Int[np.ndarray, " T"]
     finish_reason: FinishReason
     experts: Int[np.ndarray, "T L k"] | None = None
+    sampling_mask: list[Int[np.ndarray, " n"]] | None = None
 
 
 class Rollout(NamedTuple):
@@ -55,6 +57,7 @@ class _Text:
     logprobs: list[float] = field(default_factory=list)
     drawn: list[float] = field(default_factory=list)
     experts: list[bytes] = field(default_factory=list)
+    masks: list[Int[np.ndarray, " n"]] = field(default_factory=list)
     error: GenerationError | None = None
 
     def take(self, event: TokenEvent) -> None:
@@ -67,6 +70,8 @@ class _Text:
             self.drawn.append(event.logprobs.drawn)
             if event.logprobs.experts is not None:
                 self.experts.append(event.logprobs.experts)
+            if event.sampling_mask is not None:
+                self.masks.append(event.sampling_mask)
         if event.finish_reason is not None:
             self.text.push(event)
             self.error = event.error
@@ -81,7 +86,8 @@ class _Text:
         experts = None
         if shape is not None:
             experts = np.frombuffer(b"".join(self.experts), np.int16).reshape(len(tokens), *shape)
-        return Completion(tokens, logprobs, drawn, versions, self.text.finish_reason, experts)
+        masks = self.masks if self.request.params.return_sampling_mask else None
+        return Completion(tokens, logprobs, drawn, versions, self.text.finish_reason, experts, masks)
 
 
 def generate(

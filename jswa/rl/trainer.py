@@ -1,5 +1,6 @@
 """The decoder as a trainer runs it: whole texts, dense attention, gradients. For models that one device trains."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from jswa.model.transformer import Params
 from jswa.model.weights.load import load_checkpoint
 from jswa.running.handed_over import handed_over
 from jswa.storage.hub import find_model
+from jswa.types import MAX_SAMPLING_MASK
 
-__all__ = ["dense_attend", "handed_over", "logprobs", "parameters", "visible_keys"]
+__all__ = ["dense_attend", "handed_over", "logprobs", "parameters", "sampling_masks", "visible_keys"]
 
 
 def parameters(model: str | Path = "tiny", dtype: str = "float32") -> Params:
@@ -28,22 +30,62 @@ def parameters(model: str | Path = "tiny", dtype: str = "float32") -> Params:
 
 
 @partial(jax.jit, static_argnums=0)
-def logprobs(model: ModelConfig, params: Params, texts: Int[Array, "B T"]) -> Float[Array, "B T1"]:
+def logprobs(
+    model: ModelConfig,
+    params: Params,
+    texts: Int[Array, "B T"],
+    masks: Int[Array, "B T1 n"] | None = None,
+    temperature: float = 1.0,
+) -> Float[Array, "B T1"]:
     """Return the log probability of each token but the first, given those before it; differentiable in `params`.
 
     `score` computes the same by other programs, so the two differ by rounding. Tokens behind the end of a text change
     nothing before them. Memory grows with T². The model is `llm.engine.model`, the parameters those of `parameters`.
+
+    Args:
+        masks: the ids of the tokens from which each token was drawn (`sampling_masks`): probabilities are shared among
+            these alone, as in the rollout (DeepSeek-V3.2, §3.1). Negative ids are none; a token without ids has the
+            whole vocabulary.
+        temperature: of the rollout.
     """
     with jax.default_matmul_precision("highest"):
         decoder = bind(model, params)
 
-        def one(tokens: Int[Array, " T"]) -> Float[Array, " T1"]:
+        def one(tokens: Int[Array, " T"], mask: Int[Array, "T1 n"] | None) -> Float[Array, " T1"]:
             hidden = decoder(tokens, jnp.arange(len(tokens), dtype=jnp.int32), dense_attend(model))
-            table = jax.nn.log_softmax(decoder.logits(hidden[:-1]), axis=-1)
-            return jnp.take_along_axis(table, tokens[1:, None], axis=-1)[:, 0]
+            logits = decoder.logits(hidden[:-1]) / temperature
+            total = jax.nn.logsumexp(logits, axis=-1)
+            if mask is not None:
+                kept = jnp.where(mask >= 0, jnp.take_along_axis(logits, jnp.maximum(mask, 0), axis=-1), -jnp.inf)
+                some = (mask >= 0).any(axis=-1)
+                # The gradient of the branch that is not chosen must be finite too.
+                among = jax.nn.logsumexp(jnp.where(some[:, None], kept, 0.0), axis=-1)
+                total = jnp.where(some, among, total)
+            return jnp.take_along_axis(logits, tokens[1:, None], axis=-1)[:, 0] - total
 
-        found: Float[Array, "B T1"] = jax.vmap(one)(texts)
+        found: Float[Array, "B T1"] = jax.vmap(one, in_axes=(0, None if masks is None else 0))(texts, masks)
         return found
+
+
+def sampling_masks(
+    kept: Sequence[Int[np.ndarray, " n"]], begin: int, length: int, width: int = MAX_SAMPLING_MASK
+) -> Int[np.ndarray, "T1 width"]:
+    """Return the masks of a text for `logprobs`, of its tokens from the second on.
+
+    Args:
+        kept: a completion's `sampling_mask`.
+        begin: tokens of the prompt.
+        length: of the text with what pads it, T.
+        width: ids of a token at most.
+
+    Raises ValueError if a token has more ids, or the text is longer than `length`.
+    """
+    if begin + len(kept) > length or max((len(ids) for ids in kept), default=0) > width:
+        raise ValueError(f"length = {length}, width = {width}: must have room for the text and for every mask")
+    found = np.full((length - 1, width), -1, np.int32)
+    for place, ids in enumerate(kept, start=begin - 1):
+        found[place, : len(ids)] = ids
+    return found
 
 
 def dense_attend(model: ModelConfig) -> Attend:

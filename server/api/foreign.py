@@ -63,8 +63,8 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     (
         "token ids and inner values are not part of the answer",
         """return_token_ids return_tokens_as_token_ids return_tokens return_prompt_token_ids return_prompt_text
-        return_hidden_states return_routed_experts return_meta_info return_text_in_logprobs return_full_text
-        response_fields include""",
+        return_hidden_states return_routed_experts return_sampling_mask return_meta_info return_text_in_logprobs
+        return_full_text response_fields include""",
         _OFF,
     ),
     (

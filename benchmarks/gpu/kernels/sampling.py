@@ -108,7 +108,8 @@ def _draw(
     rows, at = Sampling.of(columns), jnp.broadcast_to(position, len(logits))
     if implementation == "triton":
         finite, top = jnp.ones(len(logits), bool), MAX_LOGPROBS if logprobs else None
-        return kernels.sample(logits, at, rows, logits_state, finite, top=top)
+        found = kernels.sample(logits, at, rows, logits_state, finite, top=top)
+        return found.tokens, found.logprobs
     tokens = xla.sample(logits, at, rows, logits_state, few=xla.few_rows(len(logits)))
     if not logprobs:
         return tokens, None

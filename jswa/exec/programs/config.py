@@ -57,7 +57,7 @@ class StepConfig:
     def drawing(self) -> Hooks | None:
         """The hooks of a variant that computes something of draws; None of any other."""
         hooks = HOOKS.get(self.variant)
-        return None if hooks is None or hooks.drawn is None else hooks
+        return hooks if hooks is not None and hooks.drawn else None
 
     @property
     def placed(self) -> Placed | None:

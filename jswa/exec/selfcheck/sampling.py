@@ -45,7 +45,7 @@ def _sampling_results(rows: int, vocab: int) -> tuple[Int[Array, " R"], Int[Arra
     @jax.jit
     def draw(logits: Array, own: Sampling, at: Array) -> tuple[Int[Array, " R"], Float[Array, "R V"]]:
         noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32))(row_keys(own.keys, at))
-        return kernels.sample(logits, at, own, init_logits_state(1, vocab), jnp.ones(rows, bool))[0], noise
+        return kernels.sample(logits, at, own, init_logits_state(1, vocab), jnp.ones(rows, bool)).tokens, noise
 
     found, noise = draw(jnp.asarray(logits), own, at)
     expected = [

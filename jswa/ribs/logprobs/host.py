@@ -80,7 +80,7 @@ class LogprobRows:
         """
         params = landed.request.params
         if results is not None and params.logprobs is not None:
-            table = LogprobTable(*results.drawn)._replace(experts=results.experts)
+            table = LogprobTable(*results.drawn[NAME])._replace(experts=results.experts)
             events = [
                 event if event.token is None else event._replace(logprobs=table.row(landed.place + at, event.token))
                 for at, event in enumerate(events)

@@ -106,6 +106,6 @@ def _most_likely(
 
 
 HOOKS = {
-    SAMPLED: Hooks({}, drawn, MAX_LOGPROBS),
-    PROMPT: Hooks({NAME: forwarded}, drawn, MAX_LOGPROBS),
+    SAMPLED: Hooks({}, {NAME: drawn}, {NAME: MAX_LOGPROBS}),
+    PROMPT: Hooks({NAME: forwarded}, {NAME: drawn}, {NAME: MAX_LOGPROBS}),
 }

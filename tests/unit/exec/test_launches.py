@@ -90,7 +90,7 @@ def test_a_step_in_two_halves_has_its_drafts_before_its_tokens_and_of_its_own_ro
 
     def finish(masks: tuple[RowMask, ...]) -> StepOutputs:
         given.append(masks)
-        return StepOutputs(jnp.arange(10, 14), None)
+        return StepOutputs(jnp.arange(10, 14))
 
     step = Pending(plan, None, finish, jnp.arange(12).reshape(4, 3))
     assert step.drafts().tolist() == [[0, 1, 2], [3, 4, 5]]

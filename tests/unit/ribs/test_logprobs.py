@@ -61,7 +61,7 @@ def test_entries_of_a_prompt_are_kept_once_and_come_with_the_first_token() -> No
     rows, notes, asked = LogprobRows(ROWS), dict[str, Any](), request(prompt_logprobs=0)
     for start, count in ((0, 3), (0, 3), (3, 2)):
         landed = Landed(asked, notes, _plan(start, count), 1, 1, 0)
-        assert rows.applied(landed, StepResults(table(2), {"logprobs": table(2 + count)}), []) == []
+        assert rows.applied(landed, StepResults({"logprobs": table(2)}, {"logprobs": table(2 + count)}), []) == []
     (event,) = rows.applied(landed._replace(generated=1), None, [TokenEvent("r", 9)])
     kept = event.prompt_logprobs
     assert isinstance(kept, PromptLogprobs)
@@ -75,7 +75,7 @@ def test_a_token_has_the_entry_of_its_place_and_an_error_has_none() -> None:
     rows, failed = LogprobRows(ROWS), GenerationError("no")
     landed = Landed(request(logprobs=1, prompt_logprobs=0), {}, _plan(5, 1), 1, 2, 1)
     events = [TokenEvent("r", 7), TokenEvent("r", 8), TokenEvent("r", None, "error", error=failed)]
-    first, second, error = rows.applied(landed, StepResults(table(5)), events)
+    first, second, error = rows.applied(landed, StepResults({"logprobs": table(5)}), events)
     assert first.logprobs is not None
     assert second.logprobs is not None
     assert [(one.token, one.logprob) for one in (first.logprobs, second.logprobs)] == [(7, -2.0), (8, -3.0)]

@@ -27,7 +27,7 @@ def request(pooling: Any, length: int = 5) -> Request:
 def results(last: list[float], total: list[float]) -> StepResults:
     """What a step of two rows gives, of which the second is ours."""
     rows = (np.array([[9.0] * len(last), last], np.float32), np.array([[9.0] * len(total), total], np.float32))
-    return StepResults(None, {"pooling": rows})
+    return StepResults({}, {"pooling": rows})
 
 
 def landed(asked: Request, notes: dict[str, Any], start: int, count: int) -> Landed:
@@ -56,7 +56,7 @@ def test_rows_of_two_ribs_run_in_a_variant_of_both() -> None:
     """And a row of one rib alone in a variant of that."""
     rows = Rows(ROWS)
     scored = SamplingParams(prompt_logprobs=0)
-    logprobs, pooling, _ = rows.ribs
+    logprobs, pooling, *_ = rows.ribs
     pooling.begins(0, request("last"))
     logprobs.begins(1, Request("s", np.arange(5, dtype=np.int32), scored, frozenset(), (0, 0), 100))
     rows.asking = 2

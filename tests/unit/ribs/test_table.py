@@ -1,5 +1,6 @@
 """An engine without a rib works, and refuses what the rib served."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -22,9 +23,9 @@ llm = LLM("tiny", **ONE_SHAPE)
 (output,) = llm.generate("Once upon a time", max_tokens=12, temperature=0, use_tqdm=False)
 print([rib.name for rib in RIBS])
 print(repr(output.outputs[0].text))
-for asked in ({"logprobs": 1}, {"prompt_logprobs": 0}, {"pooling": "last"}):
+for asked in ({"logprobs": 1}, {"prompt_logprobs": 0}, {"pooling": "last"}, {"return_sampling_mask": True}):
     try:
-        llm.generate("a", max_tokens=1, use_tqdm=False, **asked)
+        llm.generate("a", max_tokens=1, top_k=2, use_tqdm=False, **asked)
     except RequestError as error:
         print(error)
 llm.engine.check()
@@ -32,21 +33,22 @@ llm.engine.check()
 
 
 def test_each_variant_has_hooks_and_those_of_two_ribs_have_both() -> None:
-    """Log probabilities of a prompt and of text, a prompt that is pooled, and both in one step."""
+    """Log probabilities of a prompt and of text, sampling masks, a prompt that is pooled; and several in one step."""
     assert set(HOOKS) == set(VARIANTS) - {PLAIN}
     halves = {half for own in VARIANTS.values() for half in (own.forward, own.finish)}
     assert halves <= set(VARIANTS)
-    own = [name for rib in RIBS for name in rib.variants]
+    names = [(PLAIN, *rib.variants) for rib in RIBS]
+    assert set(VARIANTS) == {joined_name(*one) for one in itertools.product(*names)}
     both = joined_name("prompt_logprobs", "pooling")
-    texts = {*own, both, joined_name("logprobs", "pooling")} - {"images"}
-    assert set(HOOKS) == texts | {joined_name(name, "images") for name in (PLAIN, *texts)}
     assert VARIANTS[both] == Variant(both, "logprobs", every=True, asked=True)
     assert VARIANTS["images"] == Variant("images", embeds=True, asked=True)
     assert VARIANTS["logprobs+images"] == Variant("images", "logprobs", embeds=True, asked=True)
     assert set(HOOKS[both].forwarded) == {"logprobs", "pooling"}
-    assert HOOKS[both].drawn is HOOKS["logprobs"].drawn
+    assert HOOKS[both].drawn == HOOKS["logprobs"].drawn
+    assert set(HOOKS["logprobs+sampling_mask"].drawn) == {"logprobs", "sampling_mask"}
+    assert HOOKS["logprobs+sampling_mask"].top == HOOKS["logprobs"].top
     assert set(HOOKS[joined_name("logprobs", "pooling")].forwarded) == {"pooling"}
-    assert HOOKS["pooling"].drawn is None
+    assert not HOOKS["pooling"].drawn
     assert WIDEST == "prompt_logprobs", "an engine measures no program that it compiles only when asked"
 
 
@@ -79,8 +81,13 @@ def test_an_engine_without_a_rib_generates_and_refuses(rib: str, whole: list[str
     own = next(one for one in RIBS if one.name == rib)
     assert names == str([one.name for one in RIBS if one is not own])
     assert refusals == [
-        f"{field} = {value!r}: must be None: this engine was built without it"
-        for field, value in (("logprobs", 1), ("prompt_logprobs", 0), ("pooling", "last"))
+        f"{field} = {value!r}: must be {off}: this engine was built without it"
+        for field, value, off in (
+            ("logprobs", 1, None),
+            ("prompt_logprobs", 0, None),
+            ("pooling", "last", None),
+            ("return_sampling_mask", True, False),
+        )
         if field in own.fields
     ]
     assert whole == [str([one.name for one in RIBS]), text]

@@ -77,7 +77,8 @@ def compile_call(rows: int, vocab: int) -> Found:
     def sample(
         logits: jax.Array, positions: jax.Array, columns: jax.Array, logits_state: Any, finite: jax.Array
     ) -> Any:
-        return kernels.sample(logits, positions, Sampling.of(columns), logits_state, finite, top=MAX_LOGPROBS)
+        found = kernels.sample(logits, positions, Sampling.of(columns), logits_state, finite, top=MAX_LOGPROBS)
+        return found.tokens, found.logprobs
 
     with triton.compiling_for(card) as sharding:
 

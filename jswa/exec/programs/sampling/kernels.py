@@ -7,7 +7,7 @@ from jswa.exec.programs.logits_state import LogitsState, banned_tokens
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from pallas_kernels.sampling import api
-from pallas_kernels.sampling.arguments import OPTIONS, Codes, Logprobs, SamplingRows, Tables
+from pallas_kernels.sampling.arguments import OPTIONS, Codes, Drawn, SamplingRows, Tables
 
 _CODES = Codes(NOT_FINITE, NOTHING_ALLOWED)
 
@@ -21,7 +21,7 @@ def sample(
     drafts: Int[Array, "R K"] | None = None,
     *,
     top: int | None = None,
-) -> tuple[Int[Array, " R"], Logprobs | None]:
+) -> Drawn:
     """Sample a token per row; arguments as of `xla.sample`.
 
     `top`: return its log probabilities too, and so many of the most likely tokens; None: without.
@@ -44,5 +44,4 @@ def sample(
     ahead = None if drafts is None else state["ahead"]
     tables = Tables(state["seen"], state["mask"], ahead, state["bias_ids"], state["bias"])
     top = None if top is None else min(top, logits.shape[1])
-    drawn = api.sample(logits, own, tables, _CODES, top)
-    return drawn.tokens, drawn.logprobs
+    return api.sample(logits, own, tables, _CODES, top)

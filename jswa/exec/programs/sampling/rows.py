@@ -43,14 +43,14 @@ class StepOutputs(NamedTuple):
     Attributes:
         tokens: [R], or, of a step with drafts, [R, 1 + drafts + 2]: behind the tokens drawn, how many of them count,
             and how many drafts there were. In a step without drafts PAST_LIMIT is the token of a row that ran nothing.
-        drawn: of each token drawn, in the order of `tokens`; None if no rib asks for it.
+        drawn: of each token drawn, in the order of `tokens`, by the rib's name; empty if no rib asks for anything.
         forwarded: of each token or row of the step, by the rib's name; empty unless its variant has `every`.
         experts, prompt_experts: of the token before each one drawn, and of each token of the step, in the L layers with
             experts; −1 where a layer has fewer than k.
     """
 
     tokens: Int[Array, " R"] | Int[Array, "R n"]
-    drawn: Any
+    drawn: Mapping[str, Any] = {}
     forwarded: Mapping[str, Any] = {}
     experts: Int[Array, "N L k"] | None = None
     prompt_experts: Int[Array, "T L k"] | None = None

@@ -4,7 +4,7 @@ A draw is a function of the request's key, the position and the logits. So the t
 step before has sampled it or this one verifies a draft of it: drafts change no text, only how many tokens a step adds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +25,10 @@ LOGITS = 2**26  # numbers of the logits that exist at the same time, unless one 
 
 
 class Draws(NamedTuple):
-    """What is drawn at S places of R rows: the tokens, and what a rib's hook returns, in the order of the rows."""
+    """What is drawn at S places of R rows, in their order: the tokens, and what the hook of each rib returns."""
 
     tokens: Int[Array, "R S"]
-    beside: Any
+    beside: Mapping[str, Any]
 
 
 def logits_at_once(rows: int, places: int, vocab: int, tokens: int) -> int:
@@ -92,18 +92,21 @@ def draw(
         ahead = drafted if places > 1 else None
         with jax.named_scope("logits"):
             scores = logits(vectors)
-        if sampler == "triton":
-            with jax.named_scope("sampling"):
-                top = None if hooks is None else hooks.top
-                return Draws(*kernels.sample(scores, positions, own, state, whole, ahead, top=top))
+        asked, reach, done = Hooks({}) if hooks is None else hooks, None, dict[str, Any]()
         with jax.named_scope("sampling"):
-            few = 0 if deterministic else few_rows(len(positions))
-            tokens = sample(scores, positions, own, state, devices, whole, few, ahead, sums)
-        if hooks is None:
-            return Draws(tokens, None)
-        random, limited = limits_of(scores, positions, own, state, devices, ahead, sums)
-        assert hooks.drawn is not None
-        return Draws(tokens, hooks.drawn(scores, tokens, random, limited, devices, sums))
+            if sampler == "triton":
+                top = next(iter(asked.top.values()), None)
+                tokens, reach, _, beside = kernels.sample(scores, positions, own, state, whole, ahead, top=top)
+                done = dict.fromkeys(asked.top, beside)
+            else:
+                few = 0 if deterministic else few_rows(len(positions))
+                tokens = sample(scores, positions, own, state, devices, whole, few, ahead, sums)
+        hooks_left = {name: hook for name, hook in asked.drawn.items() if name not in done}
+        if not hooks_left:
+            return Draws(tokens, done)
+        random, limited = limits_of(scores, positions, own, state, devices, ahead, sums, reach)
+        found = {name: hook(scores, tokens, random, limited, devices, sums) for name, hook in hooks_left.items()}
+        return Draws(tokens, done | found)
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):
         flat = jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts)

@@ -31,6 +31,7 @@ from pallas_kernels.elementwise.sums import Implementation as Sums
 from pallas_kernels.elementwise.sums import apart, row_sums, softmax, sums_from
 
 _TINY = 2.0**-126  # smallest normal float32
+_NEAR = 1 + 2.0**-20  # a kernel may round the distance of the last token that it keeps otherwise
 
 
 def sample(
@@ -87,8 +88,12 @@ def limits_of(
     devices: int = 1,
     drafts: Int[Array, "R K"] | None = None,
     sums: Sums = "xla",
+    reach: Float[Array, " R"] | None = None,
 ) -> tuple[Bool[Array, " R"], Callable[[], Float[Array, "R V"]]]:
-    """Return which rows `sample` draws at random, and a function that returns the logits from which it draws them."""
+    """Return which rows `sample` draws at random, and a function that returns the logits from which it draws them.
+
+    `reach`: how far from the largest the limits keep logits by temperature, if kernels have drawn (`arguments.Drawn`).
+    """
     random, constrained = rows.temperature > 0, rows.logits_state < len(state["seen"])
 
     def limited() -> Float[Array, "R V"]:
@@ -98,7 +103,10 @@ def limits_of(
             lambda take: apply_constraints(logits, positions, rows, state, constrained, devices, drafts),
             0,
         )
-        return _kept(changed, rows, random, devices, 0, sums)
+        if reach is None:
+            return _kept(changed, rows, random, devices, 0, sums)
+        scaled = _scaled(changed, rows, random, devices)
+        return jnp.where(scaled >= -reach[:, None] * _NEAR, scaled, -jnp.inf)
 
     return random, limited
 
@@ -213,15 +221,21 @@ def _kept(
     logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int, few: int, sums: Sums
 ) -> Float[Array, "R V"]:
     """Return the logits of the random rows by temperature, -inf for tokens that the limits do not keep."""
-    # Shift the largest logit to 0 first, so that a temperature near 0 does not overflow.
-    most = pmax(logits.max(axis=-1, keepdims=True), devices)
-    scaled = (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
+    scaled = _scaled(logits, rows, random, devices)
     limited = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0) | (rows.top_n_sigma > 0.0))
 
     def cut(take: _Take) -> Float[Array, "n V"]:
         return jnp.where(within_limits(take(scaled), take(rows), devices, sums), take(scaled), -jnp.inf)
 
     return _for_rows(limited, scaled, cut, few)
+
+
+def _scaled(
+    logits: Float[Array, "R V"], rows: Sampling, random: Bool[Array, " R"], devices: int
+) -> Float[Array, "R V"]:
+    """Return logits by temperature, the largest 0: it is subtracted first, so that no low temperature overflows."""
+    most = pmax(logits.max(axis=-1, keepdims=True), devices)
+    return (logits - most) / jnp.where(random, rows.temperature, 1.0)[:, None]
 
 
 def within_limits(

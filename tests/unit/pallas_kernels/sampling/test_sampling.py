@@ -18,6 +18,7 @@ from jswa.exec.programs.sampling import kernels, xla
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.plan import NOT_FINITE, NOTHING_ALLOWED
 from jswa.ribs.logprobs import traced as logprobs
+from jswa.ribs.sampling_mask import traced as sampling_mask
 from jswa.types import MAX_LOGPROBS
 from pallas_kernels.errors import NoSamplingKernel
 from pallas_kernels.sampling import api
@@ -87,8 +88,8 @@ def by_kernels(
 ) -> tuple[list[int], Logprobs | None]:
     """Return the tokens and log probabilities of the kernels."""
     at, finite = jnp.full(len(logits), POSITION, jnp.int32), jnp.ones(len(logits), bool)
-    tokens, beside = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite, drafts, **options)
-    return tokens.tolist(), beside
+    found = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite, drafts, **options)
+    return found.tokens.tolist(), found.logprobs
 
 
 def drawn(logits: Float[np.ndarray, "R V"], rows: Sampling, tuning: Tuning) -> Drawn:
@@ -185,6 +186,26 @@ def test_the_reach_and_the_mass_are_those_of_the_kept_tokens(interpreter: Any) -
 
 
 @pytest.mark.triton
+def test_the_tokens_that_may_be_drawn_are_listed_as_by_xla(interpreter: Any) -> None:
+    """By how far the kernels say that the limits reach, beside penalties, bias and masks."""
+    cases = [Row(kind, temperature, 40, 0.9) for kind in ("wide", "flat", "ties") for temperature in (0.0, 0.7, 1.5)]
+    penalties: dict[str, Any] = {"repetition": np.full(len(cases), 1.2, np.float32)}
+    logits, rows = make(cases, logits_state=np.arange(len(cases)) % (TABLE + 1), **penalties)
+    logits_state, at = constraints(0), jnp.full(len(cases), POSITION, jnp.int32)
+    drafts, finite, scores = jnp.full((len(cases), DRAFTS), -3), jnp.ones(len(cases), bool), jnp.asarray(logits)
+    found = kernels.sample(scores, at, rows, logits_state, finite, drafts)
+    limits = [
+        xla.limits_of(scores, at, rows, logits_state, drafts=drafts, reach=reach) for reach in (found.reach, None)
+    ]
+    own, reference = (sampling_mask.drawn(scores, found.tokens, *one) for one in limits)
+    random = np.asarray(rows.temperature) > 0
+    assert (own.ids == reference.ids).all()
+    assert own.size.tolist() == reference.size.tolist()
+    assert own.size[~random].tolist() == [1] * (~random).sum()
+    assert max(own.size.tolist()) > 1
+
+
+@pytest.mark.triton
 def test_the_second_reading_reads_only_blocks_with_tokens_that_can_be_drawn(interpreter: Any) -> None:
     """Of a row with one likely token one block; of a greedy row nothing."""
     drawn(*make([Row("peaked", top_p=0.9), Row("peaked", 0.0)]), LISTS)
@@ -207,7 +228,7 @@ def test_rows_that_are_broken_or_may_have_no_token_say_so(interpreter: Any) -> N
     at, logits_state = jnp.full(5, POSITION, jnp.int32), init_logits_state(1, VOCAB)
     logits_state = {**logits_state, "mask": jnp.zeros_like(logits_state["mask"])}
     finite = jnp.array([False, False, True, True, False])
-    tokens, _ = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite)
+    tokens = kernels.sample(jnp.asarray(logits), at, rows, logits_state, finite).tokens
     assert tokens.tolist() == [NOT_FINITE, NOT_FINITE, int(tokens[2]), NOTHING_ALLOWED, NOT_FINITE]
     assert tokens[2] >= 0
 
