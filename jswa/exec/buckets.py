@@ -14,6 +14,9 @@ GPU_ROWS = 8  # programs on a GPU have a multiple of this many rows; see `bucket
 # in place of 1,024 save 14 %. Up to 512 tokens of prompts wait for weights: 384 in place of 512 save a millisecond once
 # in a prompt. From 1,024 tokens on a step takes as long as it has tokens, and such a size saves a quarter.
 _ROWS_BETWEEN, _TOKENS_BETWEEN = 96, 1_536  # the first sizes between powers of two
+# A CPU computes padding as it computes tokens. The question of a second turn, often some thirty tokens, took a step of
+# 64: twice its time. Programs of these sizes are compiled once steps want them.
+_FEWEST_TOKENS = 32
 
 
 @dataclass(frozen=True, order=True)
@@ -68,7 +71,7 @@ def in_units(rows: int, unit: int = GPU_ROWS) -> int:
 
 
 def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bool = False) -> tuple[Bucket, ...]:
-    """Return all buckets, smallest first: powers of two, and on a GPU large sizes between them (`_ROWS_BETWEEN`).
+    """Return all buckets, smallest first: powers of two, and sizes between them: on a GPU large ones (`_ROWS_BETWEEN`).
 
     On a GPU all have a multiple of `GPU_ROWS` rows, and with drafts at least so many places: of fewer rows XLA makes a
     product of a matrix and a vector, for which it writes the output matrix in float32 in every step.
@@ -98,7 +101,7 @@ def bucket_table(limits: Limits, *, on_gpu: bool, fewest_rows: int = 1, tail: bo
         tokens = _ladder(128, limits.max_tokens, _TOKENS_BETWEEN)
     else:
         rows = _ladder(fewest_rows, max(fewest_rows, limits.max_rows))
-        tokens = _ladder(min(64, limits.max_tokens), limits.max_tokens)
+        tokens = _ladder(min(_FEWEST_TOKENS, limits.max_tokens), limits.max_tokens, _FEWEST_TOKENS)
     decode = [Bucket(n, n, decode=True) for n in rows]
     for drafts in programs:
         powers = [1 << n for n in range(limits.max_rows.bit_length())]
