@@ -4,6 +4,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO
 
 import numpy as np
@@ -216,7 +217,8 @@ class Engine:
         """
         if self.sight is None:
             raise RequestError("images", len(pictures), "must be none: this engine reads no images")
-        return tuple(ImageRows(picture.digest, self.sight.encoder.encode(picture, salt)) for picture in pictures)
+        encode = partial(self.sight.encoder.encode, salt=salt, busy=self.has_work)
+        return tuple(ImageRows(picture.digest, encode(picture)) for picture in pictures)
 
     def adapter_digest(self, lora: str | None) -> str | None:
         """Return the digest of a loaded LoRA adapter; None without an adapter. Raises UnknownAdapter."""

@@ -1,9 +1,12 @@
-"""The vision tower as an engine holds it: one program, and a cache of the images that it has encoded."""
+"""The vision tower as an engine holds it: its programs, and a cache of the images that it has encoded."""
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,21 +21,27 @@ from jswa.images.tokens import ImageInput
 from jswa.model.binding import bound, run_dtype
 from jswa.model.transformer import Params
 from jswa.model.vision.config import VisionConfig
-from jswa.model.vision.gemma4 import PADDING, Tower
+from jswa.model.vision.gemma4 import PADDING, Layer, Tower
 
 SoftTokens = Float[np.ndarray, "tokens M"]
 Key = tuple[str, bytes]  # salt and digest
 
 
 class Program(NamedTuple):
-    """A compiled tower: a function of padded patches and positions that waits for soft tokens, and its temporaries."""
+    """A compiled tower, and the bytes of its temporaries.
 
-    run: Callable[[UInt8[np.ndarray, "N P"], Int32[np.ndarray, "N 2"]], Float[np.ndarray, "S M"]]
+    `run` gets padded patches and positions, and waits for soft tokens. After each layer it calls its last argument with
+    the seconds that the layer took.
+    """
+
+    run: Callable[
+        [UInt8[np.ndarray, "N P"], Int32[np.ndarray, "N 2"], Callable[[float], object]], Float[np.ndarray, "S M"]
+    ]
     scratch_bytes: int
 
 
 def compiled_tower(config: VisionConfig, params: Params, most_tokens: int, mesh: Mesh | None = None) -> Program:
-    """Compile the tower for images of `most_tokens` soft tokens.
+    """Compile the tower for images of `most_tokens` soft tokens: what comes first, one layer for all, and the end.
 
     Args:
         params: as `load_tower` returns them. The program keeps them.
@@ -40,26 +49,51 @@ def compiled_tower(config: VisionConfig, params: Params, most_tokens: int, mesh:
     """
     dtype = jnp.dtype(run_dtype(params))
 
-    def soft_tokens(
-        params: Params, patches: UInt8[Array, "N P"], positions: Int32[Array, "N 2"]
-    ) -> Float[Array, "S M"]:
-        return bound(lambda: Tower(config, dtype), params)(patches, positions)
+    def enter(params: Params, patches: UInt8[Array, "N P"], positions: Int32[Array, "N 2"]) -> Float[Array, "N W"]:
+        return bound(lambda: Tower(config, dtype), params).enter(patches, positions)
+
+    def layer(params: Params, x: Float[Array, "N W"], positions: Int32[Array, "N 2"]) -> Float[Array, "N W"]:
+        return bound(lambda: Layer(config, dtype), params)(x, positions)
+
+    def leave(params: Params, x: Float[Array, "N W"], positions: Int32[Array, "N 2"]) -> Float[Array, "S M"]:
+        return bound(lambda: Tower(config, dtype), params).leave(x, positions)
 
     whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
     count = most_tokens * config.pooling**2
     patches = jax.ShapeDtypeStruct((count, 3 * config.patch**2), np.uint8, sharding=whole)  # type: ignore[no-untyped-call]
     positions = jax.ShapeDtypeStruct((count, 2), np.int32, sharding=whole)  # type: ignore[no-untyped-call]
-    program = jax.jit(soft_tokens, out_shardings=whole).lower(params, patches, positions).compile()
-    memory = program.memory_analysis()
-    scratch = 0 if memory is None else int(memory.temp_size_in_bytes + memory.output_size_in_bytes)
-    return Program(lambda patches, positions: np.asarray(program(params, patches, positions)), scratch)
+    x = jax.ShapeDtypeStruct((count, config.width), dtype, sharding=whole)  # type: ignore[no-untyped-call]
+    prefixes = [f"blocks.{number}." for number in range(config.layers)]
+    layers = [
+        {name.removeprefix(own): value for name, value in params.items() if name.startswith(own)} for own in prefixes
+    ]
+    first, each, last = (
+        jax.jit(part, out_shardings=whole).lower(own, read, positions).compile()
+        for part, own, read in ((enter, params, patches), (layer, layers[0], x), (leave, params, x))
+    )
+
+    def run(
+        patches: UInt8[np.ndarray, "N P"], positions: Int32[np.ndarray, "N 2"], rest: Callable[[float], object]
+    ) -> Float[np.ndarray, "S M"]:
+        x = first(params, patches, positions)
+        for own in layers:
+            begin = time.monotonic()
+            x = each(own, x, positions).block_until_ready()
+            rest(time.monotonic() - begin)
+        return np.asarray(last(params, x, positions))
+
+    found = [one.memory_analysis() for one in (first, each, last)]
+    scratch = max(
+        (int(one.temp_size_in_bytes + one.output_size_in_bytes) for one in found if one is not None), default=0
+    )
+    return Program(run, scratch + (math.prod(x.shape) * x.dtype.itemsize if scratch else 0))
 
 
 class ImageEncoder:
     """Encodes images, one at a time, in any thread and beside the engine's steps.
 
-    It owns the tower's parameters and its compiled program. All images are padded to one size, so that there is one
-    program; it is compiled when the encoder is made.
+    It owns the tower's parameters and its compiled programs. All images are padded to one size, so that there is one
+    set of programs; they are compiled when the encoder is made.
 
     Laws (`check`): the cache has at most `most_bytes`, and drops the image that was asked for longest ago; no image is
     computed twice at the same time.
@@ -107,7 +141,7 @@ class ImageEncoder:
         """Bytes in the cache."""
         return self._bytes
 
-    def encode(self, picture: Picture, salt: str = "") -> SoftTokens:
+    def encode(self, picture: Picture, salt: str = "", *, busy: Callable[[], bool] = lambda: False) -> SoftTokens:
         """Return the soft tokens of an image, read-only, on the host, in the type of the activations.
 
         The same image is not computed again while it is in the cache or another thread computes it; this thread then
@@ -115,6 +149,7 @@ class ImageEncoder:
 
         Args:
             salt: images are found under the same salt only: its time would tell other tenants what images there were.
+            busy: whether others want the device. While they do, it rests after each layer for as long as that took.
         """
         key = salt, picture.digest
         with self._lock:
@@ -131,7 +166,7 @@ class ImageEncoder:
         if running is not None:
             return running.result()
         try:
-            rows = self._computed(picture)
+            rows = self._computed(picture, busy)
         except BaseException as error:
             with self._lock:
                 del self._running[key]
@@ -161,7 +196,7 @@ class ImageEncoder:
             _, oldest = self._held.popitem(last=False)
             self._bytes -= oldest.nbytes
 
-    def _computed(self, picture: Picture) -> SoftTokens:
+    def _computed(self, picture: Picture, busy: Callable[[], bool]) -> SoftTokens:
         count, pooling = len(picture.patches), self._config.pooling
         assert picture.tokens <= self.most_tokens, f"{picture.tokens} tokens, at most {self.most_tokens}"
         assert count == len(picture.positions) == picture.tokens * pooling**2, f"{count} patches are no whole squares"
@@ -174,9 +209,15 @@ class ImageEncoder:
         positions = np.full((size, 2), PADDING, np.int32)
         patches[:count], positions[:count] = picture.patches, picture.positions
         with self._device:
-            rows = self._program.run(patches, positions)[: picture.tokens].copy()
+            rows = self._program.run(patches, positions, partial(_rest, busy))[: picture.tokens].copy()
         rows.flags.writeable = False
         return rows
+
+
+def _rest(busy: Callable[[], bool], seconds: float) -> None:
+    """Leave the device to others for so many seconds, if they want it."""
+    if busy():
+        time.sleep(seconds)
 
 
 class Sight(NamedTuple):

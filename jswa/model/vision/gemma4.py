@@ -100,15 +100,23 @@ class Layer(nnx.Module):
         self.up = ClippedLinear(config, config.width, config.mlp, dtype)
         self.down = ClippedLinear(config, config.mlp, config.width, dtype)
 
-    def __call__(self, x: Float[Array, "N W"], turn: _Turn, seen: Bool[Array, " N"]) -> Float[Array, "N W"]:
-        """Return the hidden states after the layer."""
+    def __call__(self, x: Float[Array, "N W"], positions: Int[Array, "N 2"]) -> Float[Array, "N W"]:
+        """Return the hidden states after the layer; positions as of `Tower`."""
+        turn, seen = _turning(self.attention.config, positions), positions[:, 0] != PADDING
         x = x + self.post_attn(self.attention(self.pre_attn(x), turn, seen))
         read = self.pre_mlp(x)
         return x + self.post_mlp(self.down(glu(self.unit, self.gate(read), self.up(read))))
 
 
 class Tower(nnx.Module):
-    """The tower, and the projection of its soft tokens to the width of the text model."""
+    """The tower, and the projection of its soft tokens to the width of the text model.
+
+    It is called in parts, between which others may use the device: `enter`, each of `blocks`, `leave`.
+
+    Shapes: patches [N, P], the numbers of each patch's pixels; positions [N, 2], x and y of each patch, `PADDING` of
+    padding, whose patches do not matter. The patches of an image are a whole rectangle, whose sides are multiples of
+    `pooling`, in any order.
+    """
 
     def __init__(self, config: VisionConfig, dtype: jnp.dtype) -> None:
         self.config, self.dtype, width = config, dtype, config.width
@@ -120,23 +128,19 @@ class Tower(nnx.Module):
         self.norm = Normalize(_norm(config, weighted=False), width, dtype)
         self.project = zeros(width, config.out, dtype=dtype)
 
-    def __call__(self, patches: UInt8[Array, "N P"], positions: Int[Array, "N 2"]) -> Float[Array, "S M"]:
-        """Return the soft tokens of an image, row by row from its top left; S = N / pooling².
-
-        Those behind the image's last are of no use.
-
-        Args:
-            patches: the numbers of each patch's pixels; those of padding do not matter.
-            positions: x and y of each patch, `PADDING` of padding. The patches of an image are a whole rectangle, whose
-                sides are multiples of `pooling`, in any order.
-        """
-        seen, places = positions[:, 0] != PADDING, jnp.maximum(positions, 0)
+    def enter(self, patches: UInt8[Array, "N P"], positions: Int[Array, "N 2"]) -> Float[Array, "N W"]:
+        """Return the hidden states before the first layer."""
+        places = jnp.maximum(positions, 0)
         numbers = 2 * (patches.astype(jnp.float32) / 255) - 1
         x = linear(numbers.astype(self.dtype), self.pixels, None)
-        x = x + self.places[0, places[:, 0]] + self.places[1, places[:, 1]]
-        turn = _turning(self.config, positions)
-        for block in self.blocks:
-            x = block(x, turn, seen)
+        return x + self.places[0, places[:, 0]] + self.places[1, places[:, 1]]
+
+    def leave(self, x: Float[Array, "N W"], positions: Int[Array, "N 2"]) -> Float[Array, "S M"]:
+        """Return the soft tokens of an image, row by row from its top left; S = N / pooling².
+
+        Those after the image's last are of no use.
+        """
+        seen, places = positions[:, 0] != PADDING, jnp.maximum(positions, 0)
         pooled = _pooled(jnp.where(seen[:, None], x.astype(jnp.float32), 0), places, self.config.pooling)
         pooled = pooled * math.sqrt(self.config.width)
         if self.shift is not None and self.factor is not None:

@@ -39,8 +39,9 @@ class MadeUp:
         self.begun, self.go, self.calls, self.failing = threading.Semaphore(0), threading.Event(), 0, False
         self.go.set()
 
-    def __call__(self, patches: Any, positions: Any) -> Any:
+    def __call__(self, patches: Any, positions: Any, rest: Any) -> Any:
         self.calls += 1
+        rest(0.01)
         self.begun.release()
         assert self.go.wait(60)
         if self.failing:
@@ -101,6 +102,17 @@ def test_an_image_is_encoded_once(encoder: ImageEncoder) -> None:
     first = encoder.encode(PICTURES[1])
     assert encoder.encode(PICTURES[1]) is first
     assert (encoder.encoded, encoder.hits, encoder.held_bytes) == (1, 1, 2 * ROW)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_it_rests_while_others_want_the_device(
+    busy: bool, encoder: ImageEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as a layer took, which is 0.01 s here."""
+    slept = list[float]()
+    monkeypatch.setattr("jswa.model.vision.encoder.time.sleep", slept.append)
+    encoder.encode(PICTURES[1], busy=lambda: busy)
+    assert slept == [0.01] * busy
 
 
 def test_what_was_asked_for_longest_ago_is_dropped(encoder: ImageEncoder) -> None:

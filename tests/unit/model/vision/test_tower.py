@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Float
 
-from jswa.model.binding import bound
 from jswa.model.transformer import Params
 from jswa.model.vision.config import VisionConfig, vision_config_of
-from jswa.model.vision.gemma4 import PADDING, Tower
+from jswa.model.vision.encoder import compiled_tower
+from jswa.model.vision.gemma4 import PADDING
 from jswa.model.vision.weights import load_tower
 from tests.parity.images.load import MOST_TOKENS, DrawnPicture, ImageFixture, load_images, names
 from tests.parity.weights import write_checkpoint
@@ -35,9 +34,8 @@ def encoded(
     padding = tokens * config.pooling**2 - len(picture.patches)
     patches = np.pad(picture.patches, ((0, padding), (0, 0)), constant_values=fill)
     positions = np.pad(picture.positions, ((0, padding), (0, 0)), constant_values=PADDING)
-    dtype = jnp.dtype(params["pixels"].dtype)
-    run = jax.jit(lambda params, *rest: bound(lambda: Tower(config, dtype), params)(*rest))
-    return np.asarray(run(params, patches, positions))[: picture.tokens]
+    run = compiled_tower(config, params, tokens).run
+    return run(patches, positions, lambda seconds: None)[: picture.tokens]
 
 
 @pytest.mark.parametrize("name", names())
@@ -46,6 +44,15 @@ def test_soft_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> Non
     config, params = loaded(fixture, tmp_path)
     for picture, expected in zip(fixture.pictures, fixture.soft_tokens, strict=True):
         np.testing.assert_allclose(encoded(config, params, picture), expected, rtol=0, atol=2e-5)
+
+
+def test_others_get_a_turn_after_each_layer(tmp_path: Path) -> None:
+    (config, params), turns = loaded(load_images("clipped"), tmp_path), list[float]()
+    patches = np.zeros((MOST_TOKENS * config.pooling**2, 3 * config.patch**2), np.uint8)
+    positions = np.full((len(patches), 2), PADDING, np.int32)
+    compiled_tower(config, params, MOST_TOKENS).run(patches, positions, turns.append)
+    assert len(turns) == config.layers
+    assert min(turns) > 0
 
 
 @pytest.mark.parametrize("name", names())
