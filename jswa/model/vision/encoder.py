@@ -83,10 +83,8 @@ def compiled_tower(config: VisionConfig, params: Params, most_tokens: int, mesh:
         return np.asarray(last(params, x, positions))
 
     found = [one.memory_analysis() for one in (first, each, last)]
-    scratch = max(
-        (int(one.temp_size_in_bytes + one.output_size_in_bytes) for one in found if one is not None), default=0
-    )
-    return Program(run, scratch + (math.prod(x.shape) * x.dtype.itemsize if scratch else 0))
+    takes = [int(one.temp_size_in_bytes + one.output_size_in_bytes) for one in found if one is not None]
+    return Program(run, max(takes) + math.prod(x.shape) * x.dtype.itemsize if takes else 0)
 
 
 class ImageEncoder:
