@@ -161,7 +161,7 @@ def _draw(logits: Any, at: Any, rows: Sampling, implementation: str) -> Any:
     logits_state = init_logits_state(1, logits.shape[1])
     if implementation == "xla":
         return jax.jit(xla.sample)(logits, at, rows, logits_state)
-    return jax.jit(kernels.sample)(logits, at, rows, logits_state, jnp.ones(len(logits), bool))[0]
+    return jax.jit(kernels.sample)(logits, at, rows, logits_state, jnp.ones(len(logits), bool)).tokens
 
 
 def uniform_of(keys: Any, vocab: int) -> Any:
