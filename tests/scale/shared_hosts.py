@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import ask, checkpoint, load
 
@@ -25,3 +26,4 @@ def main(folder: Path, name: str, devices: int, nodes: int, rank: int, address: 
 if __name__ == "__main__":
     devices, nodes, rank = map(int, sys.argv[3:6])
     main(Path(sys.argv[1]), sys.argv[2], devices, nodes, rank, sys.argv[6])
+    leave()

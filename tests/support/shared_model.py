@@ -45,6 +45,7 @@ from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_m
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.checkpoints.sharded_tiles import check_blocks, check_fp8, check_tiles
 from tests.support.drafts.drawn import Drawn
+from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tools.aot.measures.programs import collectives
 
@@ -374,3 +375,4 @@ if __name__ == "__main__":
         check_placed(Path(sys.argv[1]), sys.argv[2], 8)
     else:
         main(Path(sys.argv[1]), sys.argv[2], [int(number) for number in sys.argv[3:]])
+    leave()

@@ -23,6 +23,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import sample
 from jswa.ribs.logprobs.traced import LogprobRows, logprob_rows
 from tests.support.builders import sampling_columns
+from tests.support.leaving import leave
 
 ROWS = 6
 
@@ -64,3 +65,4 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # type: ignore[no-untyped-call]
     size, *counts = map(int, sys.argv[1:])
     print(json.dumps([main(size, devices) for devices in counts]))
+    leave()

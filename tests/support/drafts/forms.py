@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 
+from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import DRAFTS, ask, checkpoint, load
 
@@ -31,3 +32,4 @@ def main(folder: Path, name: str, devices: int, method: str) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # type: ignore[no-untyped-call]
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    leave()

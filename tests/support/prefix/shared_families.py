@@ -23,6 +23,7 @@ from jswa.model.hf.tensor_map import sources
 from jswa.types import SamplingParams
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
+from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import greedy
 
@@ -117,3 +118,4 @@ def main(name: str) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", DEVICES)  # type: ignore[no-untyped-call]
     main(sys.argv[1])
+    leave()

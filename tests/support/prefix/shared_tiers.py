@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jswa.llm import LLM
+from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import ASKED, OPTIONS, checkpoint, greedy
 
@@ -62,3 +63,4 @@ def main(folder: Path, name: str) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", devices_of(sys.argv[2]))  # type: ignore[no-untyped-call]
     main(Path(sys.argv[1]), sys.argv[2])
+    leave()
