@@ -36,16 +36,16 @@ def publish_kv_events(
     spec = spec_of(cache.layout, windows=config.windows)
     publisher = Publisher(config, journal, Blocks(cache.layout.page_size, spec, adapters, parts_of))
     journal.put(Cleared())  # subscribers may know the blocks of an engine that has ended
-    note(cache.prefix.tree, journal, "GPU")
+    note(cache.prefix.tree, journal, "GPU", windows="local" in spec)
     if cache.host is not None:
-        note(cache.host.tier.prefix.tree, journal, "CPU")
+        note(cache.host.tier.prefix.tree, journal, "CPU", windows="local" in spec)
     return publisher.close
 
 
-def note(tree: RadixTree, journal: Journal, medium: Medium) -> None:
-    """Let a tree note its changes in a journal."""
+def note(tree: RadixTree, journal: Journal, medium: Medium, *, windows: bool) -> None:
+    """Let a tree note its changes in a journal. `windows`: those of local pages too."""
     told_by: Kind = "local" if tree.layout.full is None else "full"
-    tree.notes = Notes(journal, medium, tree.page_size, told_by)
+    tree.notes = Notes(journal, medium, tree.page_size, told_by, windows)
 
 
 def spec_of(layout: KVLayout, *, windows: bool) -> dict[Kind, tuple[str, int | None]]:

@@ -23,7 +23,7 @@ class Stored(NamedTuple):
         before: kind and id of the page before the first one, whose digest theirs continue; None: `text` has it.
         text: tokens before the first page, if no page tells their digest.
         tokens: of the pages.
-        full, local: ids of the pages by position; 0 where there is none.
+        full, local: ids of the pages by position; 0 where there is none. No local ones unless windows are announced.
     """
 
     medium: Medium

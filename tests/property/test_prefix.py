@@ -119,15 +119,18 @@ class PrefixMachine(RuleBasedStateMachine):
         slabs=st.sampled_from([12, 40, 4000]),
         interval=st.sampled_from([None, 7]),
         policy=st.sampled_from([*POLICIES.values(), AnyVictim]),
+        windows=st.booleans(),
     )
-    def start(self, data: st.DataObject, slabs: int, interval: int | None, policy: MakePolicy) -> None:
+    def start(
+        self, data: st.DataObject, slabs: int, interval: int | None, policy: MakePolicy, *, windows: bool
+    ) -> None:
         page_size, reach = data.draw(st.sampled_from(self.shapes))
         layout = make_layout(page_size, reach, num_full=self.layers[0], num_local=self.layers[1])
         self.layout: KVLayout = layout
         width = math.ceil(LONGEST / page_size)
         self.manager = CacheManager(layout, 1 + slabs, width, 64, interval=interval, policy=policy)
         self.memory = Memory(self.manager)
-        self.followed = Followed(self.manager.prefix.tree)
+        self.followed = Followed(self.manager.prefix.tree, windows=windows)
         self.rows: list[Row] = []
         self.texts: list[tuple[str, list[int]]] = []
         self.written: list[tuple[str, list[int]]] = []  # what the cache may have besides

@@ -12,6 +12,7 @@ from jswa.cache.prefix.edges import Node
 from jswa.kv_events.journal import Journal, Kind, Medium, Moved, Removed, Stored
 
 _NO_TEXT = np.zeros(0, np.int32)
+_NO_PAGES = np.zeros(0, np.intp)
 
 
 class Notes(NamedTuple):
@@ -21,12 +22,14 @@ class Notes(NamedTuple):
         medium: where the tree's pages are.
         page: tokens of a page.
         told_by: kind of the pages that tell the text before a page: full ones, if there are any.
+        windows: whether local pages are noted.
     """
 
     journal: Journal
     medium: Medium
     page: int
     told_by: Kind
+    windows: bool
 
     def stored(
         self,
@@ -55,13 +58,14 @@ class Notes(NamedTuple):
                 _NO_TEXT if before or not begin else text_between(node, 0, begin),
                 tokens[: count * page] if whole else text_between(node, begin, begin + count * page),
                 full[:count].copy(),
-                local[:count].copy(),
+                local[:count].copy() if self.windows else _NO_PAGES,
             )
         )
 
     def removed(self, kind: Kind, ids: Int[np.ndarray, " pages"]) -> None:
         """Note pages that left the tree; they may be partly filled ones."""
-        self.journal.put(Removed(self.medium, kind, ids.copy()))
+        if kind == "full" or self.windows:
+            self.journal.put(Removed(self.medium, kind, ids.copy()))
 
     def moved(self, source: int, target: int) -> None:
         """Note that a full page has another id."""

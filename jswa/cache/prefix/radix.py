@@ -204,7 +204,7 @@ class RadixTree:
         ids = ids.astype(np.intp)
         self.pool.cache_local(ids)
         self.local_slot[ids], self._local_place[ids] = node.slot, index + node.start // self.page_size
-        if self.notes is not None:
+        if self.notes is not None and self.notes.windows:
             adopted = np.zeros(int(index[-1] - index[0]) + 1, np.intp)
             adopted[index - index[0]] = ids
             first = node.start // self.page_size + int(index[0])

@@ -67,14 +67,15 @@ class Subscriber:
 
 
 class Followed:
-    """A tree, and a subscriber that follows it."""
+    """A tree, and a subscriber that follows it: its local pages too, if `windows`, or if it has no others."""
 
-    def __init__(self, tree: RadixTree, medium: Medium = "GPU") -> None:
+    def __init__(self, tree: RadixTree, medium: Medium = "GPU", *, windows: bool = True) -> None:
         self.tree, self.medium = tree, medium
         self.subscriber = Subscriber(knows_parents=tree.layout.full is not None)
-        self.journal = Journal(1_000_000)
-        self.blocks = Blocks(tree.page_size, spec_of(tree.layout, windows=True), dict, parts_of)
-        note(tree, self.journal, medium)
+        self.journal, spec = Journal(1_000_000), spec_of(tree.layout, windows=windows)
+        self.kinds = spec.keys()
+        self.blocks = Blocks(tree.page_size, spec, dict, parts_of)
+        note(tree, self.journal, medium, windows=windows)
 
     def check(self) -> None:
         """Assert that the subscriber knows exactly the whole pages of the tree, and the text of each."""
@@ -92,7 +93,9 @@ class Followed:
         for node in self.tree.nodes():
             text = text_between(node, 0, node.end)
             digests, salt = self.blocks.digests(node.salt, text), parts_of(node.salt)[2]
-            for group, ids in enumerate((node.full, node.local)):
+            for group, (kind, ids) in enumerate((("full", node.full), ("local", node.local))):
+                if kind not in self.kinds:
+                    continue
                 for place, one in enumerate(ids.tolist(), node.start // page):
                     if one and place < len(digests):
                         found[self.medium, group, digests[place]] = salt, tuple(text[: (place + 1) * page].tolist())
