@@ -20,8 +20,8 @@ GROUPS = {
     "Load": ("num_prompts", "warmup", "request_rate", "max_concurrency", "seed"),
     "Prompts": ("prompts", "input_words", "prefix_words", "output_tokens"),
     "Conversations": (
-        "clients", "rounds", "min_rounds", "sub_question", "range_ratio", "agentic", "enable_round_barrier",
-        "ready_queue_policy",
+        "clients", "rounds", "min_rounds", "sub_question", "range_ratio", "agentic", "max_model_len",
+        "enable_round_barrier", "ready_queue_policy",
     ),
     "Report": ("goodput", "json", "plot"),
 }  # fmt: skip

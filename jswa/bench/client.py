@@ -15,11 +15,19 @@ from jswa.errors import ConfigError
 
 
 class Server(NamedTuple):
-    """A server under load: the open client, the path of the requests, and the fields that all requests have."""
+    """A server under load.
+
+    Attributes:
+        http: the open client.
+        path: of the requests.
+        shared: the fields that all requests have.
+        max_model_len: most tokens of a request with its answer; None if the server does not say.
+    """
 
     http: httpx2.AsyncClient
     path: str
     shared: dict[str, Any]
+    max_model_len: int | None
 
 
 @asynccontextmanager
@@ -30,9 +38,10 @@ async def connected(config: BenchConfig) -> AsyncIterator[Server]:
     async with httpx2.AsyncClient(
         base_url=api_address(config.base_url), headers=headers, timeout=config.timeout, limits=limits
     ) as http:
-        shared = {"model": config.model or await _first_model(http), "ignore_eos": True, "stream": True}
+        model, longest = await _model(http, config.model)
+        shared = {"model": model, "ignore_eos": True, "stream": True}
         shared |= {"stream_options": {"include_usage": True}}
-        yield Server(http, "/chat/completions" if config.endpoint == "chat" else "/completions", shared)
+        yield Server(http, "/chat/completions" if config.endpoint == "chat" else "/completions", shared, longest)
 
 
 async def warm_up(server: Server, body: dict[str, Any], config: BenchConfig) -> None:
@@ -62,15 +71,20 @@ async def send[Record: RequestRecord](server: Server, body: dict[str, Any], reco
     return record
 
 
-async def _first_model(http: httpx2.AsyncClient) -> str:
+async def _model(http: httpx2.AsyncClient, name: str | None) -> tuple[str, int | None]:
+    """Return the named model, or else the first that the server lists; and its `max_model_len` if the list has it."""
     try:
         response = await http.get("/models")
-        return str(response.raise_for_status().json()["data"][0]["id"])
-    except httpx2.HTTPStatusError as error:
-        limit = f"answers GET /models with status {error.response.status_code}"
-        raise ConfigError("base_url", str(http.base_url), limit) from error
+        cards = response.raise_for_status().json()["data"]
+        name = name or str(cards[0]["id"])
+        return name, {card["id"]: card.get("max_model_len") for card in cards}.get(name)
     except (httpx2.HTTPError, LookupError, ValueError) as error:
-        raise ConfigError("base_url", str(http.base_url), f"lists no model: {type(error).__name__}") from error
+        if name is not None:
+            return name, None  # a server need not list its models
+        limit = f"lists no model: {type(error).__name__}"
+        if isinstance(error, httpx2.HTTPStatusError):
+            limit = f"answers GET /models with status {error.response.status_code}"
+        raise ConfigError("base_url", str(http.base_url), limit) from error
 
 
 def _add_event(record: RequestRecord, event: dict[str, Any], now: float) -> None:

@@ -9,7 +9,8 @@ from jswa.errors import ConfigError
 
 # Options of conversations alone, and of single requests alone.
 _OF_TURNS = (
-    "rounds", "min_rounds", "sub_question", "range_ratio", "agentic", "enable_round_barrier", "ready_queue_policy",
+    "rounds", "min_rounds", "sub_question", "range_ratio", "agentic", "max_model_len", "enable_round_barrier",
+    "ready_queue_policy",
 )  # fmt: skip
 _OF_REQUESTS = ("num_prompts", "prompts")
 
@@ -48,6 +49,8 @@ class BenchConfig:
             Default: 1; with --agentic 0.5.
         agentic: Hold conversations as agents do: a long prefix that all share (instructions and tools), many turns,
             short messages (results of tools) and short answers.
+        max_model_len: Most tokens of a request with its answer. A conversation ends before a request that might have
+            more; its history is never cut. Default: what the server's list of models says, or else no limit.
         enable_round_barrier: Begin each round together: when all clients have ended the one before.
         ready_queue_policy: Which client sends next if several are ready; fifo is the one that has waited longest.
         goodput: Latency limits in milliseconds, such as ttft:500, tpot:50 or e2el:2000. Goodput counts the requests
@@ -76,6 +79,7 @@ class BenchConfig:
     sub_question: int | None = None
     range_ratio: float | None = None
     agentic: bool = False
+    max_model_len: int | None = None
     enable_round_barrier: bool = False
     ready_queue_policy: Literal["random", "fifo"] = "random"
     goodput: tuple[str, ...] = ()
@@ -87,7 +91,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         least = {"warmup": 0, "prefix_words": 0}
         least |= dict.fromkeys(("num_prompts", "max_concurrency", "input_words", "output_tokens", "clients"), 1)
-        least |= dict.fromkeys(("rounds", "min_rounds", "sub_question"), 1)
+        least |= dict.fromkeys(("rounds", "min_rounds", "sub_question", "max_model_len"), 1)
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:

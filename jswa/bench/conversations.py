@@ -1,5 +1,6 @@
 """Random words for a load, and conversations whose requests repeat all that was said. No HTTP, and no clock."""
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -46,6 +47,7 @@ class Conversation:
         turns: one for each round.
         messages: all that was said, as chat messages; the shared prefix is the system's.
         rounds: the number of answers so far.
+        limit: most tokens of a request with its answer, if they are known.
     """
 
     def __init__(self, number: int, prefix: str, turns: Sequence[Turn]) -> None:
@@ -53,11 +55,26 @@ class Conversation:
         self.turns = turns
         self.messages = [{"role": "system", "content": prefix}] if prefix else []
         self.rounds = 0
+        self.limit: int | None = None
+        self._prefix_words = len(prefix.split())
+        self._tokens = 0  # of all that was said
+        self._rate = 1.0  # the most tokens that a word has had; a word has at least one
 
     @property
     def ended(self) -> bool:
-        """Whether all turns have their answers."""
-        return self.rounds == len(self.turns)
+        """Whether all turns have their answers, or the next one might exceed the limit."""
+        return self.rounds == len(self.turns) or self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether there is a next turn, and its request might exceed the limit."""
+        return self.limit is not None and self.rounds < len(self.turns) and self.next_tokens > self.limit
+
+    @property
+    def next_tokens(self) -> int:
+        """About how many tokens the next request has, with its answer. Before the first answer: at least how many."""
+        added = math.ceil(self._rate * self._words(self.rounds))
+        return self._tokens + added + self.turns[self.rounds].output_tokens
 
     def ask(self, endpoint: Literal["completions", "chat"]) -> dict[str, Any]:
         """Say the next message. Return the fields of the request: the whole conversation, and its `max_tokens`."""
@@ -72,6 +89,18 @@ class Conversation:
         assert self.messages[-1]["role"] == "user", "nothing was asked"
         self.messages.append({"role": "assistant", "content": text})
         self.rounds += 1
+
+    def count(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """Take the server's counts of the last request and of its answer, for the size of the next one.
+
+        What a template adds to a message counts as part of its words.
+        """
+        self._rate = max(self._rate, (prompt_tokens - self._tokens) / self._words(self.rounds - 1))
+        self._tokens = prompt_tokens + answer_tokens
+
+    def _words(self, number: int) -> int:
+        """Return the words that a turn adds; the first one adds the prefix, too."""
+        return len(self.turns[number].message.split()) + (0 if number else self._prefix_words)
 
 
 def words(chance: random.Random, count: int) -> str:

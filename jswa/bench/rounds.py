@@ -50,9 +50,14 @@ def figures(turns: Sequence[TurnRecord]) -> dict[str, Any]:
 
 def summary(turns: Sequence[TurnRecord], talks: Sequence[Conversation]) -> dict[str, Any]:
     """Return what conversations have beside the figures of single requests; `rounds` has those of each round."""
+    full = [talk for talk in talks if talk.full]
+    beyond = sum(len(talk.turns) - talk.rounds for talk in full)
     return {
         "turns": sum(len(talk.turns) for talk in talks),
-        "turns_without_answer": sum(len(talk.turns) - talk.rounds for talk in talks),
+        "max_model_len": talks[0].limit,
+        "full_conversations": len(full),
+        "turns_beyond_context": beyond,
+        "turns_without_answer": sum(len(talk.turns) - talk.rounds for talk in talks) - beyond,
         "short_answers": sum(turn.error is None and turn.completion_tokens < turn.asked_tokens for turn in turns),
         "repeated_tokens": figures(turns)["repeated_tokens"],
         "rounds": [{"round": number, **figures(some)} for number, some in _by_round(turns).items()],
@@ -66,11 +71,16 @@ def report(turns: Sequence[TurnRecord], found: Mapping[str, Any]) -> list[str]:
     by_round = _by_round(turns)
     size = math.ceil(len(by_round) / _MOST_LINES)
     for group in itertools.batched(by_round, size) if by_round else ():
-        name = f"{group[0]}-{group[-1]}" if size > 1 else f"{group[0]}"
+        name = f"{group[0]}-{group[-1]}" if len(group) > 1 else f"{group[0]}"
         lines.append(_row(name, figures([turn for number in group for turn in by_round[number]])))
     lines.append(_row("all", figures(turns)))
     if found["short_answers"]:
         lines.append(f"{found['short_answers']} answers are shorter than asked: does the server know ignore_eos?")
+    if found["full_conversations"]:
+        lines.append(
+            f"{found['full_conversations']} conversations ended early, {found['turns_beyond_context']} of "
+            f"{found['turns']} turns were not sent: the next request might exceed {found['max_model_len']} tokens"
+        )
     if found["turns_without_answer"]:
         lines.append(
             f"{found['turns_without_answer']} of {found['turns']} turns have no answer: "

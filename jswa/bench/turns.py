@@ -9,14 +9,17 @@ from jswa.bench.client import Server, connected, send, warm_up
 from jswa.bench.config import BenchConfig
 from jswa.bench.conversations import REQUESTS, Conversation, conversations
 from jswa.bench.rounds import TurnRecord
+from jswa.errors import ConfigError
 
 
 async def converse(config: BenchConfig, talks: Sequence[Conversation]) -> tuple[list[TurnRecord], float]:
     """Hold the conversations. Return the records of their turns, and the seconds that the run took.
 
-    The warm-up says something else, so that it caches nothing of them. Raises ConfigError if it fails.
+    The warm-up says something else, so that it caches nothing of them. Raises ConfigError if it fails, or if a first
+    request cannot fit the context.
     """
     async with connected(config) as server:
+        _set_limit(talks, config.max_model_len, server.max_model_len)
         lengths = REQUESTS._replace(input_words=config.lengths.input_words, output_tokens=config.lengths.output_tokens)
         for other in conversations(config.warmup, lengths, f"warm-up {config.seed}"):
             await warm_up(server, other.ask(config.endpoint), config)
@@ -24,12 +27,23 @@ async def converse(config: BenchConfig, talks: Sequence[Conversation]) -> tuple[
         return await _measured(server, talks, config, begin), time.perf_counter() - begin
 
 
+def _set_limit(talks: Sequence[Conversation], given: int | None, served: int | None) -> None:
+    if given is not None and served is not None and given > served:
+        raise ConfigError("max_model_len", given, f"must be at most the server's, {served}")
+    limit, least = given or served, max(talk.next_tokens for talk in talks)
+    if limit is not None and least > limit:
+        why = "a first request and its answer have so many words and tokens: lower prefix_words, request or output"
+        raise ConfigError("max_model_len", limit, f"must be at least {least}, since {why}")
+    for talk in talks:
+        talk.limit = limit
+
+
 async def _measured(
     server: Server, talks: Sequence[Conversation], config: BenchConfig, begin: float
 ) -> list[TurnRecord]:
     """Send a turn when its client is ready, fewer than the most requests are in flight, and its arrival is due.
 
-    A conversation ends with its last turn, or at its first error.
+    A conversation ends with its last turn, before a request that might exceed the context, or at its first error.
     """
     order, gaps = random.Random(config.seed), random.Random(config.seed)
     ready, ended = list(talks), list[Conversation]()  # ended: clients that have ended a round
@@ -67,6 +81,7 @@ async def _turn(
     await send(server, body, record, start)
     if record.error is None:
         talk.answer(record.text)
+        talk.count(record.prompt_tokens, record.completion_tokens)
         if before is not None:
             record.repeated_tokens = min(record.prompt_tokens, before.prompt_tokens + before.completion_tokens)
     return record

@@ -84,6 +84,48 @@ def test_a_client_asks_once_and_is_answered_once() -> None:
         talk.answer("once more")
 
 
+@given(st.integers(1, 5), st.integers(0, 20), st.integers(1, 9), st.integers(20, 200))
+def test_a_conversation_ends_before_the_first_request_that_exceeds_its_limit(
+    tokens_per_word: int, prefix: int, output: int, limit: int
+) -> None:
+    """The server counts the same tokens for each word. The first request is sent in any case: its size is not known."""
+    (talk,) = conversations(1, Lengths(prefix, 9, output, 30, 5, range_ratio=0.3), 2)
+    talk.limit = limit
+    said, sizes = 0, []
+    for number, turn in enumerate(talk.turns):
+        prompt = said + tokens_per_word * (len(turn.message.split()) + (0 if number else prefix))
+        if number == 0:
+            assert talk.next_tokens <= prompt + turn.output_tokens, "at least one token for each word"
+        sizes.append(prompt + turn.output_tokens)
+        if number and sizes[-1] > limit:
+            break
+        assert number == 0 or not talk.ended
+        talk.ask("chat")
+        talk.answer("yes")
+        talk.count(prompt, turn.output_tokens)
+        said = sizes[-1]
+    assert talk.ended
+    assert talk.full == (talk.rounds < len(talk.turns))
+    assert all(size <= limit for size in sizes[1 : talk.rounds])
+
+
+def test_what_a_template_adds_counts_as_part_of_the_words() -> None:
+    talk = Conversation(0, "", [Turn("one two", 3)] * 3)
+    talk.ask("chat")
+    talk.answer("yes")
+    talk.count(10, 3)
+    assert talk.next_tokens == 13 + 10 + 3
+    talk.ask("chat")
+    talk.answer("yes")
+    talk.count(15, 3)
+    assert talk.next_tokens == 18 + 10 + 3, "the most tokens of a word count, not the last ones"
+    talk.limit = 31
+    assert not talk.full
+    talk.limit = 30
+    assert talk.full
+    assert talk.ended
+
+
 @pytest.mark.parametrize(
     ("options", "lengths"),
     [
@@ -107,6 +149,8 @@ def test_sizes_have_the_defaults_of_their_load(options: dict[str, Any], lengths:
         ({"agentic": True}, "agentic = True: needs clients"),
         ({"clients": 1, "num_prompts": 5}, "num_prompts = 5: is not for clients"),
         ({"clients": 1, "sub_question": 0}, "sub_question = 0: must be at least 1"),
+        ({"max_model_len": 100}, "max_model_len = 100: needs clients"),
+        ({"clients": 1, "max_model_len": 0}, "max_model_len = 0: must be at least 1"),
         ({"clients": 1, "range_ratio": 1.5}, "range_ratio = 1.5: must be between 0 and 1"),
         ({"clients": 1, "min_rounds": 11}, "min_rounds = 11: must be at most rounds, 10"),
     ],

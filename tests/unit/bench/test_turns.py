@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jswa.bench import cli
 from jswa.bench.config import BenchConfig
 from jswa.bench.conversations import conversations
+from jswa.errors import ConfigError
 from tests.support.server.fake_engine import FakeEngine
 from tests.support.server.harness import Client, serving
 
@@ -231,6 +232,37 @@ def test_a_conversation_ends_at_its_error_and_the_others_go_on(
     assert "error: status 503" in printed
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_conversation_ends_before_the_limit_of_the_options_or_of_the_server(
+    given: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Log()
+    with serving(FakeEngine(max_model_len=4096 if given else 90), wrap=log.wrap) as client:
+        run = Run(log, client)
+        found = run.main(tmp_path / "f", *(["--max-model-len", "90"] if given else []))
+        sent = [len(numbers) for numbers in run.talks()]
+    assert sent == [2] * CLIENTS
+    assert all(1 + len(body["prompt"]) + 6 <= 90 for body in log.bodies)
+    assert (found["failed"], found["turns_without_answer"], found["max_model_len"]) == (0, 0, 90)
+    assert (found["full_conversations"], found["turns_beyond_context"]) == (CLIENTS, CLIENTS)
+    assert "the next request might exceed 90 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-model-len", "5k"], "max_model_len = 5000: must be at most the server's, 4096"),
+        (["--prefix-words", "5000"], "max_model_len = 4096: must be at least 5011"),
+    ],
+)
+def test_limits_that_no_conversation_can_keep_are_refused(
+    run: Run, flags: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run.main(tmp_path / "f", *flags)
+    assert not run.log.bodies
+
+
 def test_the_warm_up_says_nothing_that_a_conversation_says(run: Run, tmp_path: Path) -> None:
     run.main(tmp_path / "f", "--prefix-words", "3", warmup=2)
     warm, measured = run.log.bodies[:2], run.log.bodies[2:]
@@ -250,6 +282,26 @@ async def other_server(scope: Scope, receive: Receive, send: Send) -> None:
     body = json.dumps({"data": [{"id": "m"}]}) if scope["method"] == "GET" else events
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body.encode()})
+
+
+async def unlisted_server(scope: Scope, receive: Receive, send: Send) -> None:
+    """The same server without a list of models."""
+    if scope["type"] == "http" and scope["method"] == "GET":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await other_server(scope, receive, send)
+
+
+def test_a_server_need_not_list_a_model_that_is_named(tmp_path: Path) -> None:
+    log = Log()
+    with serving(wrap=lambda app: log.wrap(unlisted_server)) as client:
+        run = Run(log, client)
+        with pytest.raises(ConfigError, match="answers GET /models with status 404"):
+            run.main(tmp_path / "f")
+        found = run.main(tmp_path / "f", "--endpoint", "chat", "--model", "m")
+    assert (found["requests"], found["failed"], found["max_model_len"]) == (12, 0, None)
+    assert {body["model"] for body in log.bodies} == {"m"}
 
 
 def test_a_server_that_counts_no_hits_has_unknown_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
