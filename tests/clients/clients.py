@@ -24,16 +24,23 @@ import pytest
 import yaml
 
 import jswa
-from jswa.text.tokenizer import Tokenizer
+from tests.clients.lm_eval_tasks import (
+    SHORT,
+    SHOTS,
+    TINY,
+    extracted,
+    gsm8k_figures,
+    own_answers,
+    problem,
+    tokens,
+    write_gsm8k,
+    write_tasks,
+)
 from tests.support.server.harness import until
 from tests.support.server.processes import ROOT, Process, started
 
 HERE = Path(__file__).parent
-TINY = ROOT / "jswa" / "assets" / "tiny"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
-SHORT = "Once upon a time there was a cat."
-LONG = "One day the dog went to the park. " * 500  # longer than the context
-QUESTIONS = [("Once upon a", [" time", " zqx"], 0), ("The dog was very", [" kxz", " happy"], 1)]
 
 
 def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapping[str, str] = OFFLINE) -> str:
@@ -131,51 +138,16 @@ def test_simonw_llm(url: str, tmp_path: Path) -> None:
         assert printed.strip() == wanted.strip()
 
 
-def write_tasks(folder: Path, answer: str) -> None:
-    """Write small tasks for lm-eval, one of each kind and one longer than the context."""
-    rows: dict[str, list[dict[str, Any]]] = {
-        "multiple_choice": [{"q": q, "c": c, "a": a} for q, c, a in QUESTIONS],
-        "generate_until": [{"q": "Once upon a time", "a": answer}],
-        "loglikelihood_rolling": [{"text": SHORT}],
-        "long": [{"text": LONG}],
-    }
-    rolling = 'doc_to_text: ""\ndoc_to_target: "{{text}}"\nmetric_list: [{metric: bits_per_byte}]\n'
-    forms = {
-        "multiple_choice": 'doc_to_text: "{{q}}"\ndoc_to_choice: "{{c}}"\ndoc_to_target: a\n'
-        "metric_list: [{metric: acc}]\n",
-        "generate_until": 'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\nmetric_list: [{metric: exact_match}]\n'
-        'generation_kwargs: {until: ["."], max_gen_toks: 24, temperature: 0}\n',
-        "loglikelihood_rolling": rolling,
-        "long": rolling,
-    }
-    for name, form in forms.items():
-        data = folder / f"{name}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
-        kind = "loglikelihood_rolling" if name == "long" else name
-        (folder / f"{name}.yaml").write_text(
-            f"task: jswa_{name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\n"
-            f"test_split: test\noutput_type: {kind}\n{form}"
-        )
-
-
 def evaluate(url: str, folder: Path, model: str, tasks: str, **arguments: object) -> dict[str, dict[str, float]]:
-    """Run lm-eval and return its results by task."""
+    """Run lm-eval and return its results by task; it logs samples, too."""
     given = ",".join(f"{name}={value}" for name, value in {"model": "tiny", "num_concurrent": 2, **arguments}.items())
     path = "chat/completions" if "chat" in model else "completions"
     command = ["--model", model, "--model_args", f"{given},base_url={url}/v1/{path}", "--tasks", tasks]
-    command += ["--include_path", str(folder), "--output_path", str(folder / "out")]
+    command += ["--include_path", str(folder), "--output_path", str(folder / "out"), "--log_samples"]
     client("lm-eval", "lm_eval", *command, *(["--apply_chat_template"] if "chat" in model else []), folder=folder)
     (file,) = folder.glob("out/**/results_*.json")
     results: dict[str, dict[str, float]] = json.loads(file.read_text())["results"]
     return results
-
-
-def tokens(text: str) -> list[int]:
-    """Return the tokens of a text, without BOS."""
-    tokenizer = Tokenizer.load(TINY)
-    assert tokenizer is not None
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).tolist()
-    return ids
 
 
 def greedy(prompt: str, begins: list[int]) -> str:
@@ -219,6 +191,31 @@ def test_lm_eval_chats(url: str, tmp_path: Path) -> None:
     write_tasks(tmp_path, answer)
     found = evaluate(url, tmp_path, "local-chat-completions", "jswa_generate_until")
     assert found["jswa_generate_until"]["exact_match,none"] == 1
+
+
+@pytest.mark.parametrize("model", ["local-completions", "local-chat-completions"])
+def test_lm_eval_gsm8k(model: str, url: str, tmp_path: Path) -> None:
+    """Accuracy and invalid rate are those of the engine's own greedy answers to the prompts that lm-eval logs.
+
+    Left alone, `tiny` writes no "####". With a form that has it, a few of the answers are right by chance.
+    """
+    chat, form = "chat" in model, {"regex": r" [0-9] \+ [0-9] = [0-9]\n#### [0-9]( or [0-9])?"}
+    write_gsm8k(tmp_path, {} if chat else {"structured_outputs": form})
+    found = evaluate(url, tmp_path, model, "jswa_gsm8k", **({} if chat else {"tokenizer": TINY}))["jswa_gsm8k"]
+    (file,) = tmp_path.glob("out/**/samples_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    firsts = {sample["doc_id"]: sample for sample in samples}
+    given = [firsts[number]["arguments"]["gen_args_0"]["arg_0"] for number in sorted(firsts)]
+    prompts = [chats for (chats,) in given] if chat else given
+    answers = [problem(SHOTS + number)["answer"] for number in range(len(prompts))]
+    texts = own_answers(prompts, None if chat else form)
+    for sample in samples:
+        text = texts[sample["doc_id"]]
+        assert (sample["resps"], sample["filtered_resps"]) == ([[text]], [extracted(text, sample["filter"])])
+    wanted = gsm8k_figures(texts, answers)
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
+    rates = {wanted["invalid,flexible-extract"]} if chat else {wanted["exact_match,strict-match"]}
+    assert 0 < rates.pop() < 1, "rates of 0 and 1 would show little"
 
 
 @pytest.mark.parametrize("profile", ["kind=synchronous", "kind=concurrent,streams=4"])
