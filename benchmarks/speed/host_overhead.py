@@ -24,6 +24,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,8 +76,11 @@ class Steps:
         self.scheduler.add(Request(name, prompt, params, frozenset([7]), (0, self._added), len(prompt) + tokens))
         self._added += 1
 
-    def step(self) -> tuple[StepPlan | None, list[float]]:
-        """Run a step; return its plan, and the µs of plan, pack, the work beside the device, and apply."""
+    def step(self, wait: Callable[[], None] = lambda: None) -> tuple[StepPlan | None, list[float]]:
+        """Run a step; return its plan, and the µs of plan, pack, the work beside the device, and apply.
+
+        `wait` is called once the step is packed and the work beside the device is done.
+        """
         times = [time.thread_time()]
         plan = self.scheduler.plan()
         times.append(time.thread_time())
@@ -84,6 +88,7 @@ class Steps:
             pack(plan, self._specs[pick_bucket(self._buckets, plan)])
         times.append(time.thread_time())
         self.scheduler.tidy()
+        wait()
         times.append(time.thread_time())
         if self._pending is not None:
             events = self.scheduler.apply(self._pending, np.ones(self._pending.num_rows, np.int32))

@@ -156,7 +156,7 @@ class StepPrograms:
         if not on_gpu:
             return largest
         begin = sorted({*largest, *(number for family in first for number in self._decoding(family)[:1])})
-        sizes, often = self._by_use(first), self.families({*_FINISH, SPLIT})
+        sizes, often = self._by_use(first), [f for f in self.families({*_FINISH, SPLIT}) if not _is_asked(f)]
         early = [number for family in often for number in self.largest(family)]
         later = dict.fromkeys((*sizes[:_EARLY], *early, *sizes[_EARLY:], *every))
         self.later = [number for number in later if number not in begin]

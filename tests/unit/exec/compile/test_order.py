@@ -10,6 +10,7 @@ from jswa.exec.compile.steps import StepPrograms
 from jswa.exec.programs.state import state_shapes
 from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
+from jswa.ribs.table import VARIANTS
 from jswa.speculation import Speculation
 from tests.support.oracles import small_model
 
@@ -49,6 +50,7 @@ def test_the_others_follow_the_most_useful_first() -> None:
     early = {("step", "logprobs"), ("finish", "none"), ("finish", "logprobs"), ("forward", "none")}
     assert {size[:2] for size in later[2:8]} == early
     assert {size[2] for size in later[2:8]} == {64, 512}
+    assert not any(VARIANTS[size[1]].asked for size in later)
     assert len({*programs.later, *begin}) == len(programs.later) + len(begin)
     whole = [size for size in [*later, *sizes_of(programs, begin)] if size[:2] == ("step", "none")]
     assert len(whole) == len(programs.buckets) >= len(plain)
