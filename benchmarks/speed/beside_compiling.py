@@ -1,10 +1,13 @@
 """How evenly steps follow one another while programs are compiled for an H200 beside them, on a machine without a GPU.
 
     .venv-gpu/bin/python -m benchmarks.speed.beside_compiling [--model gpt-oss-20b] [--device 7] [--repeats 3]
+        [--own-core] [--json FILE]
 
 The host's part of a step is real: plan, pack and apply of 64 rows that decode, with one step in flight. The device is a
 clock: a step ends so many ms (--device) after the one before it. A second thread compiles decode steps of the model as
-an engine does beside its steps. It traces, lowers and compiles each; it loads none, for want of a GPU.
+an engine does beside its steps. It traces, lowers and compiles each; it loads none, for want of a GPU. With --own-core
+the steps' thread has real-time priority (Linux, root): as on a machine that has cores to spare, only Python's lock can
+hold it up.
 
 Prints the time between the ends of two steps: median, 90th and 99th percentile, and the longest, alone and beside, in
 turns; then the ratio of the 99th percentiles. Each turn compiles the same programs anew.
@@ -30,6 +33,7 @@ from jswa.config import Limits
 _ROWS = 64
 _CONTEXT = 2_000
 _SIZES = (8, 16, 32, 64)  # rows of the programs that are compiled
+_ALONE = 20.0  # seconds of a turn in which nothing is compiled
 _SWITCH = 2e-4  # seconds: as the server's
 
 
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="the first layers of the model; all if not given")
     parser.add_argument("--device", type=float, default=7.0, help="ms of a step on the device")
     parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--own-core", action="store_true", help="give the steps' thread real-time priority")
     parser.add_argument("--json", type=Path, help="result file to write")
     args = parser.parse_args()
     sys.setswitchinterval(_SWITCH)
@@ -47,21 +52,23 @@ def main() -> None:
     steps, device = decoding(), args.device / 1e3
     gc.collect()
     gc.freeze()  # as the server does once it is ready
+    if args.own_core:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     rows, ratios = [], []
     for repeat in range(args.repeats):
         thread = threading.Thread(target=compile_all)
         thread.start()
-        beside = intervals(steps, device, thread.is_alive)
-        end = time.monotonic() + 20
-        alone = intervals(steps, device, lambda end=end: time.monotonic() < end)
+        beside = quantiles(intervals(steps, device, thread.is_alive))
+        alone = quantiles(intervals(steps, device, for_seconds(_ALONE)))
         for name, found in (("alone", alone), ("beside", beside)):
-            rows.append({"repeat": repeat, "case": name, "steps": len(found), **quantiles(found)})
+            rows.append({"repeat": repeat, "case": name, **found})
             print(rows[-1], flush=True)
-        ratios.append(rows[-1]["p99"] / rows[-2]["p99"])
+        ratios.append(beside["p99"] / alone["p99"])
     ratios.sort()
     print(f"ratio of p99 {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
     if args.json:
-        result_file.write(args.json, {"model": args.model, "device_ms": args.device, "rows": rows, "ratios": ratios})
+        about = {"model": args.model, "device_ms": args.device, "own_core": args.own_core}
+        result_file.write(args.json, {**about, "rows": rows, "ratios": ratios})
 
 
 def compiler(model: str, layers: int | None) -> Callable[[], None]:
@@ -84,6 +91,8 @@ def compiler(model: str, layers: int | None) -> Callable[[], None]:
     given = [prepared(default_spec(model, layers, rows)) for rows in _SIZES]
 
     def compile_all() -> None:
+        if hasattr(os, "sched_setscheduler"):  # threads take the priority of the one that begins them
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         jax.clear_caches()  # type: ignore[no-untyped-call]
         with triton.compiling_for(gpu("h200")):
             for one in given:
@@ -120,10 +129,16 @@ def intervals(steps: Steps, device: float, runs: Callable[[], bool]) -> list[flo
     return [1e3 * (end - begin) for begin, end in itertools.pairwise(times)]
 
 
+def for_seconds(seconds: float) -> Callable[[], bool]:
+    """Return a function that is true for so many seconds."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
+
+
 def quantiles(found: list[float]) -> dict[str, float]:
-    """Return the median, the 90th and 99th percentile, and the longest."""
+    """Return the number of times, their median, 90th and 99th percentile, and the longest."""
     cuts = statistics.quantiles(found, n=100)
-    return {"median": cuts[49], "p90": cuts[89], "p99": cuts[98], "longest": max(found)}
+    return {"steps": len(found), "median": cuts[49], "p90": cuts[89], "p99": cuts[98], "longest": max(found)}
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ from tests.support.checkpoints.expert_adapters import random_expert_lora, write_
 from tests.support.checkpoints.packed_integers import Case, held_numbers, pack_model
 from tests.support.checkpoints.quantized import experts_in_blocks, mxfp4, write
 from tests.support.checkpoints.sharded_tiles import check_blocks, check_fp8, check_tiles
+from tests.support.commands.leaving import leave
 from tests.support.drafts.drawn import Drawn
-from tests.support.leaving import leave
 from tests.support.oracles import quick_compiles
 from tools.aot.measures.programs import collectives
 

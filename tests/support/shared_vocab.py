@@ -23,7 +23,7 @@ from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.xla import sample
 from jswa.ribs.logprobs.traced import LogprobRows, logprob_rows
 from tests.support.builders import sampling_columns
-from tests.support.leaving import leave
+from tests.support.commands.leaving import leave
 
 ROWS = 6
 

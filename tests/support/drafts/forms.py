@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from tests.support.leaving import leave
+from tests.support.commands.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import DRAFTS, ask, checkpoint, load
 

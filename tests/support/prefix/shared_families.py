@@ -23,7 +23,7 @@ from jswa.model.hf.tensor_map import sources
 from jswa.types import SamplingParams
 from tests.parity.load import read_config
 from tests.parity.weights import random_weights, write_checkpoint
-from tests.support.leaving import leave
+from tests.support.commands.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import greedy
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jswa.llm import LLM
-from tests.support.leaving import leave
+from tests.support.commands.leaving import leave
 from tests.support.oracles import quick_compiles
 from tests.support.shared_model import ASKED, OPTIONS, checkpoint, greedy
 

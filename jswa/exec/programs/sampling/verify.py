@@ -110,9 +110,8 @@ def draw(
 
     if places == 1 or (not deterministic and logits_at_once(rows, places, vocab, room) > rows * vocab):
         flat = jax.tree.map(lambda array: array.reshape(rows * places, *array.shape[2:]), parts)
-        drawn = (
-            _of_some(block, flat, (runs[:, None] & ~dead).reshape(-1), room) if room < rows * places else block(flat)
-        )
+        live = (runs[:, None] & ~dead).reshape(-1)
+        drawn = _of_some(block, flat, live, room) if room < rows * places else block(flat)
         return drawn._replace(tokens=drawn.tokens.reshape(rows, places))
     return _by_place(block, parts, places, loop=deterministic)
 
