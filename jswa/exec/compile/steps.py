@@ -233,10 +233,12 @@ class StepPrograms:
     def _drafting(self, rows: int, tokens: int, *, split: bool, variant: str) -> dict[int, tuple[int, ...]]:
         """Return the programs of the size of a step by their number of drafts; arguments as in `lengths`."""
         # The rows that want the variant, or have late masks, need not be among those of the step.
-        variants = dict.fromkeys((PLAIN, variant))
-        families: list[Family] = [("step", name) for name in variants]
+        names = dict.fromkeys((PLAIN, variant))
+        families: list[Family] = [("step", name) for name in names]
         if split:
-            families += [_DRAFTS, ("forward", PLAIN), *(("finish", name) for name in variants)]
+            variants = [VARIANTS[name] for name in names]
+            families += [_DRAFTS, *dict.fromkeys(("forward", own.forward) for own in variants)]
+            families += dict.fromkeys(("finish", own.finish) for own in variants)
         best: dict[int, tuple[int, ...]] = {}
         most_tokens = self.buckets[-1].tokens
         for bucket in self.buckets:

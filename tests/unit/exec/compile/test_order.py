@@ -74,3 +74,12 @@ def test_one_batch_shape_begins_with_its_halves() -> None:
     programs = programs_of(one_bucket=True)
     begin = programs.first(all_at_start=False, on_gpu=True)
     assert {size[:2] for size in sizes_of(programs, begin)} == {("forward", "none"), ("finish", "none")}
+
+
+@pytest.mark.parametrize("variant", [name for name, own in VARIANTS.items() if not own.every])
+@pytest.mark.parametrize("tokens", [0, 100])
+def test_drafts_of_every_variant_have_programs(variant: str, tokens: int) -> None:
+    """Of decode steps and of steps with prompts, whole and in halves: what a step would run in is wanted."""
+    programs = programs_of(drafts=True)
+    first = VARIANTS[variant].finish if not tokens else variant
+    assert programs.lengths(4, tokens=tokens, split=True, variant=first) == ()
