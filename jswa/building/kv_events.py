@@ -1,6 +1,6 @@
 """Publishes an engine's events about cached KV, if its options ask for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from jswa.cache.keys import parts_of
 from jswa.cache.layout import KVLayout
@@ -36,16 +36,16 @@ def publish_kv_events(
     spec = spec_of(cache.layout, windows=config.windows)
     publisher = Publisher(config, journal, Blocks(cache.layout.page_size, spec, adapters, parts_of))
     journal.put(Cleared())  # subscribers may know the blocks of an engine that has ended
-    note(cache.prefix.tree, journal, "GPU", windows="local" in spec)
+    note(cache.prefix.tree, journal, "GPU", spec)
     if cache.host is not None:
-        note(cache.host.tier.prefix.tree, journal, "CPU", windows="local" in spec)
+        note(cache.host.tier.prefix.tree, journal, "CPU", spec)
     return publisher.close
 
 
-def note(tree: RadixTree, journal: Journal, medium: Medium, *, windows: bool) -> None:
-    """Let a tree note its changes in a journal. `windows`: those of local pages too."""
+def note(tree: RadixTree, journal: Journal, medium: Medium, kinds: Container[Kind]) -> None:
+    """Let a tree note its changes in a journal. `kinds`: of the pages that are announced (`spec_of`)."""
     told_by: Kind = "local" if tree.layout.full is None else "full"
-    tree.notes = Notes(journal, medium, tree.page_size, told_by, windows)
+    tree.notes = Notes(journal, medium, tree.page_size, told_by, "local" in kinds)
 
 
 def spec_of(layout: KVLayout, *, windows: bool) -> dict[Kind, tuple[str, int | None]]:

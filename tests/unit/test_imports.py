@@ -44,14 +44,14 @@ for name in {NO_JAX}:
 
 
 def test_a_step_imports_kernels_only_where_it_chooses_them() -> None:
-    """What a reader of the step must know is at most 99 modules; implementations of its calls are not among them."""
+    """What a reader of the step must know is at most 101 modules; implementations of its calls are not among them."""
     program = """
 import sys, jswa.exec.programs.step
 ours = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] in ("jswa", "pallas_kernels")}
 files = [name for name, module in ours.items() if not hasattr(module, "__path__")]
 chosen = [name for name in files if name.split(".")[-1] in ("call", "reference", "kernel", "triton")]
 assert not chosen, chosen
-assert 50 < len(files) <= 99, (len(files), sorted(files))
+assert 50 < len(files) <= 101, (len(files), sorted(files))
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

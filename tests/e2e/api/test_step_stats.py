@@ -60,17 +60,17 @@ def test_steps_run_in_the_largest_programs_until_the_others_are_compiled(monkeyp
         plain: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "use_tqdm": False}
         (before,) = llm.generate("The cat", **plain)
         engine.prepare(SamplingParams())
-        assert len(engine.runner.compiled) == len(engine.runner.buckets) == 4
+        assert len(engine.runner.compiled) == len(engine.runner.buckets) == 6
         (after,) = llm.generate("The cat", **plain)
         assert before.outputs[0].token_ids == after.outputs[0].token_ids
         params = SamplingParams(logprobs=1, temperature=0, max_tokens=4)
         engine.prepare(params, fewest=True)
-        assert engine.step_stats().compiled_beside == 2 + 2
+        assert engine.step_stats().compiled_beside == 4 + 2
         (few,) = llm.generate("The cat", params, use_tqdm=False)
         engine.prepare(params, stop=lambda: True)
-        assert engine.step_stats().compiled_beside == 2 + 2
+        assert engine.step_stats().compiled_beside == 4 + 2
         engine.prepare(params)
-        assert engine.step_stats().compiled_beside == 2 + 4
+        assert engine.step_stats().compiled_beside == 4 + 6
         (all_there,) = llm.generate("The cat", params, use_tqdm=False)
         assert engine.step_stats().compiled_in_steps == 0
         assert few.outputs[0].token_ids == all_there.outputs[0].token_ids

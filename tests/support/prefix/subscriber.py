@@ -75,7 +75,7 @@ class Followed:
         self.journal, spec = Journal(1_000_000), spec_of(tree.layout, windows=windows)
         self.kinds = spec.keys()
         self.blocks = Blocks(tree.page_size, spec, dict, parts_of)
-        note(tree, self.journal, medium, windows=windows)
+        note(tree, self.journal, medium, spec)
 
     def check(self) -> None:
         """Assert that the subscriber knows exactly the whole pages of the tree, and the text of each."""
