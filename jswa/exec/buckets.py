@@ -126,10 +126,11 @@ def pick_bucket(buckets: tuple[Bucket, ...], plan: StepPlan) -> Bucket:
     Args:
         buckets: smallest first.
     """
-    rows, tokens, drafts = plan.num_rows, plan.num_places, plan.drafts
+    rows, places, tokens, drafts = plan.num_rows, plan.num_places, plan.num_tokens, plan.drafts
     prompts = drafts > 0 and plan.runs_prompts  # without drafts the number of tokens says it
-    for bucket in buckets[bisect.bisect_left(buckets, tokens, key=attrgetter("tokens")) :]:
-        if bucket.holds(rows, tokens, drafts, prompts=prompts):
+    for bucket in buckets[bisect.bisect_left(buckets, places, key=attrgetter("tokens")) :]:
+        # Only in a decode bucket does the device share the tokens of rows that may run more drafts than others.
+        if bucket.holds(rows, places if bucket.decode else tokens, drafts, prompts=prompts):
             return bucket
     raise EngineError(f"no bucket holds a plan of {rows} rows and {tokens} tokens")
 

@@ -150,6 +150,37 @@ def test_rows_share_the_tokens_of_a_decode_step() -> None:
     assert not any(bucket.shared for bucket in table)
 
 
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=20), st.sampled_from([1, 3]), st.booleans(), st.data())
+def test_drafts_fit_into_whatever_is_compiled(
+    counts: list[int], drafts: int, on_gpu: bool, data: st.DataObject
+) -> None:
+    """Rows that share the drafts of a decode step may run more than the program has places for; others may not.
+
+    A program that is not compiled yet is left out: a plan of 8 rows with 3 drafts each, of which some run 7, had its
+    tokens packed into a step of 32 tokens, where only the program of 16 rows and the one of 32 tokens were there.
+    """
+    limits = Limits(10_000, 20, 300, 16, speculation=Speculation("ngram", 7).of_length(10_000))
+    table = bucket_table(limits, on_gpu=on_gpu)
+    there = [bucket for bucket in table if bucket == table[-1] or data.draw(st.booleans())]
+    plan = make_plan(np.arange(len(counts)), 0, counts, samples=counts, drafts=drafts)
+    bucket = pick_bucket(tuple(there), plan)
+    assert bucket.rows >= plan.num_rows
+    assert bucket.tokens >= (plan.num_places if bucket.decode else plan.num_tokens)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_rows_with_more_drafts_than_others_run_in_a_larger_step(on_gpu: bool) -> None:
+    """If the decode step of their number is not compiled; the mixed step of as many places has no room for them."""
+    limits = Limits(10_000, 64, 1_024, 16, speculation=Speculation("ngram", 7).of_length(10_000))
+    table = bucket_table(limits, on_gpu=on_gpu)
+    rows = 32 if on_gpu else 8
+    counts = [8] * (rows // 2) + [1] * (rows // 2)
+    plan = make_plan(np.arange(rows), 0, counts, samples=counts, drafts=3)
+    own, later = pick_bucket(table, plan), tuple(b for b in table if b != Bucket.verifying(rows, 3, 7))
+    assert own == Bucket.verifying(rows, 3, 7)
+    assert pick_bucket(later, plan) == Bucket.verifying(2 * rows, 3, 7)
+
+
 def test_a_plan_beyond_the_limits_is_an_engine_error() -> None:
     """Only a broken scheduler makes such a plan, so the engine stops."""
     table = (Bucket(4, 4, decode=True), Bucket(8, 4, decode=False))
