@@ -12,8 +12,8 @@ else runs on the machine matters little.
 * arrivals: `plan` while requests come and end and the prefix cache is full, and `tidy`, which runs while the device
   works: median and 99th percentile of each.
 
-With `--kv-events` only arrivals of 256 rows, with and without events that are published, in turns: the mean of a step.
-The thread sleeps 5 ms in each, as it waits for a device: then the publisher's thread runs.
+With `--kv-events` only arrivals of 256 rows, with and without events that are published, step by step in turns: the
+mean of a step. The thread sleeps 5 ms after each, as it waits for a device: then the publisher's thread runs.
 
 The baseline of the same run is a loop that appends each row to a list: it shows how fast the machine is at the time.
 """
@@ -24,7 +24,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,26 +139,9 @@ def burst(requests: int) -> float:
     return statistics.median(found)
 
 
-def arrivals(rows: int, events: str | None = None, pause: float = 0.0) -> dict[str, float]:
-    """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full.
-
-    Args:
-        events: the option `kv_events_config`.
-        pause: seconds to sleep in each step.
-    """
-    rng = np.random.default_rng(0)
-    steps = Steps(Limits(2**18, rows, 2048, PAGE, num_slabs=rows * 130))
-    close = publish_kv_events(steps.scheduler.cache, dict, events)
-    samples: list[list[float]] = []
-    while len(samples) < 10 * STEPS:
-        while steps.scheduler.stats().waiting < 2:
-            steps.add(rng.integers(0, 200_000, rng.integers(300, 2500)).astype(np.int32), int(rng.integers(100, 400)))
-        times = steps.step()[1]
-        time.sleep(pause)
-        if steps.scheduler.cache.prefix.retention.evictions:
-            samples.append(times)
-    if close is not None:
-        close()
+def arrivals(rows: int) -> dict[str, float]:
+    """Return µs of `plan` and of the work beside the device while requests come and end and the cache is full."""
+    samples = list(itertools.islice(arriving(rows), 10 * STEPS))
     plan, beside = (sorted(sample[part] for sample in samples) for part in (0, 2))
     return {
         "mean": statistics.fmean(map(sum, samples)),
@@ -169,15 +152,52 @@ def arrivals(rows: int, events: str | None = None, pause: float = 0.0) -> dict[s
     }
 
 
-def cost_of_events(repeats: int = 5) -> None:
-    """Print the mean µs of a step without and with events, and the median of their ratios."""
+def arriving(rows: int, events: str | None = None) -> Generator[list[float]]:
+    """Yield the µs of the parts of each step once the cache is full, without end; each time the same requests come.
+
+    `events`: the option `kv_events_config`.
+    """
+    rng = np.random.default_rng(0)
+    steps = Steps(Limits(2**18, rows, 2048, PAGE, num_slabs=rows * 130))
+    close = publish_kv_events(steps.scheduler.cache, dict, events)
+    try:
+        while True:
+            while steps.scheduler.stats().waiting < 2:
+                prompt = rng.integers(0, 200_000, rng.integers(300, 2500)).astype(np.int32)
+                steps.add(prompt, int(rng.integers(100, 400)))
+            times = steps.step()[1]
+            if steps.scheduler.cache.prefix.retention.evictions:
+                yield times
+    finally:
+        if close is not None:
+            close()
+
+
+def cost_of_events(turns: int = 20) -> None:
+    """Print the mean µs of a step without and with events, and the median of the ratios of so many turns.
+
+    Two schedulers run the same steps, one after the other and each first in turn: the speed of the machine, which
+    varies from minute to minute, is the same for both.
+    """
     with tempfile.TemporaryDirectory() as folder:
         option = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"})
-        pairs = [(arrivals(256, None, _DEVICE)["mean"], arrivals(256, option, _DEVICE)["mean"]) for _ in range(repeats)]
-    for without, with_events in pairs:
-        print(f"without {without:.1f}, with {with_events:.1f} µs a step")
-    ratios = sorted(with_events / without for without, with_events in pairs)
-    print(f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+        both = arriving(256), arriving(256, option)
+        for steps in both:
+            next(steps)
+        times = []
+        for number in range(turns * STEPS):
+            pair = [0.0, 0.0]
+            for place in (0, 1) if number % 2 else (1, 0):
+                pair[place] = sum(next(both[place]))
+                time.sleep(_DEVICE)
+            times.append(pair)
+        for steps in both:
+            steps.close()
+    sums = [[sum(column) for column in zip(*turn, strict=True)] for turn in itertools.batched(times, STEPS)]
+    ratios = sorted(with_events / without for without, with_events in sums)
+    without, with_events = (sum(column) / len(times) for column in zip(*sums, strict=True))
+    print(f"without {without:.1f}, with {with_events:.1f} µs a step, ratio {with_events / without:.3f}")
+    print(f"in turns of {STEPS} steps: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 def baseline(rows: int) -> float:
