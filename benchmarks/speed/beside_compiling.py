@@ -5,9 +5,9 @@
 
 The host's part of a step is real: plan, pack and apply of 64 rows that decode, with one step in flight. The device is a
 clock: a step ends so many ms (--device) after the one before it. A second thread compiles decode steps of the model as
-an engine does beside its steps. It traces, lowers and compiles each; it loads none, for want of a GPU. With --own-core
-the steps' thread has real-time priority (Linux, root): as on a machine that has cores to spare, only Python's lock can
-hold it up.
+an engine does beside its steps, with a rest after each. It traces, lowers and compiles each; it loads none, for want of
+a GPU. With --own-core the steps' thread has real-time priority (Linux, root): as on a machine that has cores to spare,
+only Python's lock can hold it up.
 
 Prints the time between the ends of two steps: median, 90th and 99th percentile, and the longest, alone and beside, in
 turns; then the ratio of the 99th percentiles. Each turn compiles the same programs anew.
@@ -81,6 +81,7 @@ def compiler(model: str, layers: int | None) -> Callable[[], None]:
     import jax
 
     from jswa.exec.compile.program import jit_step
+    from jswa.exec.compile.steps import REST
     from jswa.exec.compile.store import compiled
     from tools.aot import triton
     from tools.aot.graph import default_spec
@@ -96,7 +97,9 @@ def compiler(model: str, layers: int | None) -> Callable[[], None]:
         jax.clear_caches()  # type: ignore[no-untyped-call]
         with triton.compiling_for(gpu("h200")):
             for one in given:
+                begin = time.monotonic()
                 compiled(None, "", jit_step(one.config, one.params, one.state), one.arguments)
+                time.sleep(REST * (time.monotonic() - begin))
 
     return compile_all
 

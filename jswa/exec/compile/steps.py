@@ -40,6 +40,7 @@ _NAMES: Mapping[Part, str] = {
     "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
 }  # fmt: skip
 _EARLY = 2  # sizes that a GPU gets before the other families: one of decode steps and one of prompts
+REST = 0.25  # of the time that a program took: so long nothing is compiled after it, unless plans want it
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
 
 
@@ -285,12 +286,9 @@ class StepPrograms:
                 return
             if number not in self.compiled:
                 before(number)
-            begin, chosen = time.monotonic(), self._chosen
-            if self._compile_beside(number, urgent=not pause):
-                wait = pause * (time.monotonic() - begin) if self._chosen > chosen else 0.0
-                end = time.monotonic() + wait
-                while time.monotonic() < end and not (stop() or self._ended):
-                    time.sleep(0.05)
+            end = self._compile_beside(number, pause, urgent=not pause) + time.monotonic()
+            while time.monotonic() < end and not (stop() or self._ended):
+                time.sleep(0.05)
 
         needed = [n for n in numbers if self._drafts_too or self._is_needed(self.configs[n].bucket)]
         with nullcontext() if pause else self._limiter.urgent():
@@ -303,32 +301,36 @@ class StepPrograms:
     def compile_wanted(self) -> None:
         """Compile what plans want often, as soon as they do, and meanwhile what follows unasked, until `end` is called.
 
-        Several threads may run this.
+        Several threads may run this. Each rests after a program, until plans want one.
         """
         while not self._ended:
-            number = self._next()
-            if number is not None:
-                self._compile_beside(number)
-                continue
-            self.news.wait()
-            self.news.clear()
+            number, pause = self._next(), 0.0 if self._wanted_often() else REST
+            rest = None if number is None else self._compile_beside(number, pause)
+            if self.news.wait(rest):
+                self.news.clear()
+        self.news.set()  # another thread may be about to wait for it
 
     def _next(self) -> int | None:
         """Return the number of a program that is to be compiled beside the steps, if there is one."""
         with self._counting:
-            often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
-            missing = [n for numbers in often for n in numbers if n not in self.compiled and n not in self._begun]
-            number = missing[0] if missing else self.later.pop(0) if self.later else None
+            number = next((n for n in (*self._wanted_often(), *self.later) if n not in self._begun), None)
             if number is not None:
                 self._begun.add(number)
             return number
 
-    def _compile_beside(self, number: int, *, urgent: bool = False) -> bool:
-        """Compile a program unless another thread has, and count it; return whether it was compiled here."""
+    def _wanted_often(self) -> list[int]:
+        """Return the numbers of the programs that plans want often, and that no thread has begun beside the steps."""
+        often = [numbers for numbers, plans in list(self._wanted.items()) if plans >= _OFTEN]
+        return [n for numbers in often for n in numbers if n not in self.compiled and n not in self._begun]
+
+    def _compile_beside(self, number: int, pause: float, *, urgent: bool = False) -> float:
+        """Compile a program unless another thread has, count it, and return for how many seconds to rest then."""
+        begin, chosen = time.monotonic(), self._chosen
         compiled = self.compile_once(number, urgent=urgent)
         with self._counting:
             self.compiled_beside += compiled
-        return compiled
+        # Tracing holds Python's lock, which steps need too.
+        return pause * (time.monotonic() - begin) if compiled and self._chosen > chosen else 0.0
 
     def end(self) -> None:
         """Let no thread that compiles beside the steps begin a further program."""

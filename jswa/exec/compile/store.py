@@ -11,6 +11,7 @@ must be writable by its user only.
 """
 
 import contextlib
+import gc
 import hashlib
 import logging
 import os
@@ -221,14 +222,18 @@ def _lowered(trace: Callable[[], jax.stages.Traced]) -> jax.stages.Lowered:
     """Trace and lower a program while no other thread does.
 
     A thread that runs steps gets Python's lock in turns of `_TURN` meanwhile: by default it waits 5 ms, as long as a
-    step takes, each time it is back from the device.
+    step takes, each time it is back from the device. No garbage is collected until the program is lowered: a collection
+    of its many objects holds all threads for 0.1 s.
     """
     with _tracing:
-        usual = sys.getswitchinterval()
+        usual, collects = sys.getswitchinterval(), gc.isenabled()
         sys.setswitchinterval(min(usual, _TURN))
+        gc.disable()
         try:
             lowered: jax.stages.Lowered = trace().lower()
         finally:
+            if collects:
+                gc.enable()
             sys.setswitchinterval(usual)
         return lowered
 

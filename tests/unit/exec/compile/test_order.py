@@ -1,17 +1,19 @@
 """Which programs an engine compiles at start, and in which order the others follow."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jswa.cache.layout import KVLayout
 from jswa.config import Limits
-from jswa.exec.buckets import bucket_table
+from jswa.exec.buckets import bucket_table, pick_bucket
 from jswa.exec.compile.steps import StepPrograms
 from jswa.exec.programs.state import state_shapes
 from jswa.kernels import Kernels
 from jswa.model.binding import param_shapes
 from jswa.ribs.table import VARIANTS
 from jswa.speculation import Speculation
+from tests.support.builders import make_plan
 from tests.support.oracles import small_model
 
 
@@ -83,3 +85,33 @@ def test_drafts_of_every_variant_have_programs(variant: str, tokens: int) -> Non
     programs = programs_of(drafts=True)
     first = VARIANTS[variant].finish if not tokens else variant
     assert programs.lengths(4, tokens=tokens, split=True, variant=first) == ()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_what_follows_unasked_rests_while_steps_run(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """After the first program. Four plans in a size that is not there end the rest, and get it next."""
+    programs, plan = programs_of(), make_plan(np.arange(20), 0, [1] * 20)
+    order, waits = programs.first(all_at_start=False, on_gpu=True), list[tuple[float | None, bool]]()
+    begin = len(order)
+    programs.compiled.update(dict.fromkeys(order))  # type: ignore[arg-type]
+
+    def compile_one(number: int) -> None:
+        order.append(number)
+        for _ in range(steps if len(order) == begin + 1 else 0):
+            programs.choose(plan)
+
+    def wait(seconds: float | None) -> bool:
+        waits.append((seconds, programs.news.is_set()))
+        if len(waits) == 2:
+            programs.end()
+        return waits[-1][1]
+
+    monkeypatch.setattr(programs, "compile", compile_one)
+    monkeypatch.setattr(programs.news, "wait", wait)
+    programs.compile_wanted()
+    (rest, news), (second, _) = waits
+    assert rest is not None
+    assert (rest > 0, news, second) == (steps > 0, steps == 4, 0)
+    size = pick_bucket(programs.buckets, plan)
+    found = [programs.configs[number].bucket == size for number in order[begin:]]
+    assert found == [False, steps == 4]
