@@ -46,7 +46,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 def client(venv: str, program: str, *arguments: str, folder: Path, environ: Mapping[str, str] = OFFLINE) -> str:
     """Run a program of one of the environments and return its output. Fails if the program fails."""
     command = [str(ROOT / ".venv-clients" / venv / "bin" / program), *arguments]
-    ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the environment has all
+    # The environment has all that the program imports, and its libraries promote types as they like.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "JAX_NUMPY_"))}
     env = {**ours, "HF_HOME": str(folder / "hf"), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
