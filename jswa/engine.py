@@ -281,7 +281,8 @@ class Engine:
 
     def step(self) -> StepEvents:
         """Launch the next step, and return the events of the one before; or only events that wait to be reported."""
-        self.turnover.settle()
+        if self.turnover.holds:
+            self.turnover.settle()
         reports = self.turnover.reports()
         return self.stepping.step() if reports is None else reports
 

@@ -17,6 +17,8 @@ Moves are recorded in `moves` and must be carried out on the device, in order, b
 new ids; the caller rewrites the ids it holds (`drain_moves`).
 """
 
+from collections import Counter
+
 import numpy as np
 from jaxtyping import Int
 
@@ -24,7 +26,6 @@ from jswa.errors import EngineError
 
 MAX_HOLES = 0.02
 _ONE = np.int32(1).tobytes()  # comparing bytes costs half of what comparing a few numbers does
-_STALE = 512  # stale entries that a pool of any size may have in its lists
 
 
 def _index(ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -59,10 +60,8 @@ class PagePool:
         self._free = list(range(num_slabs - 1, 0, -1))
         self._live = [0] * num_slabs
         self._fullest_first = range(pages_per_slab - 1, 0, -1)
-        # Partly used slabs by their number of live pages. A slab is listed anew whenever that number changes and its
-        # old entries stay: an entry is valid if the number is still that of its list.
-        self._partial: list[list[int]] = [[] for _ in range(pages_per_slab + 1)]
-        self._entries = 0
+        # The partly used slabs of each level, as keys in the order in which they came to it.
+        self._partial: list[dict[int, None]] = [{} for _ in range(pages_per_slab)]
         self._bound = max(pages_per_slab, int(MAX_HOLES * self.total_slots) + 1)
 
     @property
@@ -243,16 +242,12 @@ class PagePool:
         if m == 1:
             free += gone.tolist()
             return
-        before, slabs, live = len(free), (gone // m).tolist(), self._live
-        for slab in slabs:
-            live[slab] -= 1
+        before, live = len(free), self._live
+        for slab, count in Counter((gone // m).tolist()).items():
+            self._set_live(slab, live[slab] - count)
             if not live[slab]:
                 free.append(slab)
-        partial = {slab for slab in slabs if live[slab]}
-        for slab in partial:
-            self._partial[live[slab]].append(slab)
         self.holes += len(gone) - m * (len(free) - before)
-        self._count_entries(len(partial))
 
     def compact(self) -> None:
         """Compact until holes are at most 2 % of the pool, so that no step has to move many pages at once."""
@@ -278,8 +273,8 @@ class PagePool:
         assert self.num_local == np.count_nonzero(self.local_owners)
         assert self.num_full == int(live.sum())
         partial = np.flatnonzero((live > 0) & (live < m)).tolist()
-        assert all(slab in self._partial[live[slab]] for slab in partial), "a partly used slab is not listed"
-        assert self._entries >= sum(map(len, self._partial))
+        listed = sorted((slab, count) for count, slabs in enumerate(self._partial) for slab in slabs)
+        assert m == 1 or listed == [(slab, live[slab]) for slab in partial], "a slab is listed wrongly"
         assert self.holes == int((m - live[partial]).sum())
         assert np.all(self.full_owners >= 0)
         assert np.all(self.local_owners >= 0)
@@ -323,31 +318,18 @@ class PagePool:
         return list(range(slab * self.pages_per_slab, slab * self.pages_per_slab + count))
 
     def _partial_slab(self, levels: range) -> int:
-        """Return a partly used slab of the first level that has one, and drop stale entries before it."""
+        """Return a partly used slab of the first level that has one; a level is a number of pages in use."""
         for live in levels:
-            listed = self._partial[live]
-            while listed:
-                if self._live[listed[-1]] == live:
-                    return listed[-1]
-                listed.pop()
-                self._entries -= 1
+            if self._partial[live]:
+                return next(reversed(self._partial[live]))
         raise EngineError(f"no slab has one of the {self.holes} holes")
 
     def _set_live(self, slab: int, live: int) -> None:
-        self._live[slab] = live
+        before, self._live[slab] = self._live[slab], live
+        if 0 < before < self.pages_per_slab:
+            del self._partial[before][slab]
         if 0 < live < self.pages_per_slab:
-            self._partial[live].append(slab)
-            self._count_entries(1)
-
-    def _count_entries(self, more: int) -> None:
-        """Count new entries; list all partly used slabs anew if most entries may be stale."""
-        self._entries += more
-        if self._entries > 2 * self.num_slabs + _STALE:
-            self._partial, self._entries = [[] for _ in self._partial], 0
-            for slab, live in enumerate(self._live):
-                if 0 < live < self.pages_per_slab:
-                    self._partial[live].append(slab)
-                    self._entries += 1
+            self._partial[live][slab] = None
 
     def _empty_one_slab(self) -> None:
         """Move the pages of the least used partial slab to holes of others: at most m - 1 moves, m fewer holes."""
@@ -357,7 +339,7 @@ class PagePool:
         slab = self._partial_slab(range(1, m))
         sources = (slab * m + np.flatnonzero(self.full_owners[slab * m : slab * m + m])).tolist()
         # The slab is empty before its pages move, so that they do not move within it.
-        self._live[slab] = 0
+        self._set_live(slab, 0)
         self.holes -= m - len(sources)
         targets: list[int] = []
         while len(targets) < len(sources):

@@ -45,9 +45,10 @@ def plan_launches(
     `steps`: by number, a program of whole steps; or one of first halves, behind the one of its drafts if it has any.
     """
     (max_rows,) = {spec.max_rows for spec in steps.values()}
-    out = list(move_launches(plan.moves, num_pages))
+    out = list(move_launches(plan.moves, num_pages)) if len(plan.moves) else []
     out += [ProgramLaunch(SET_ROWS, (batch,)) for batch in row_batches(plan.table_rows, pages_per_row, max_rows)]
-    out += logits_launches(plan.logits_state, plan.masks, max_rows, vocab)
+    if plan.logits_state or plan.masks:
+        out += logits_launches(plan.logits_state, plan.masks, max_rows, vocab)
     if speculation is not None and plan.texts:
         batches = text_batches(plan.texts, speculation.history, speculation.reference, max_rows)
         out += [ProgramLaunch(SET_TEXTS, (batch,)) for batch in batches]

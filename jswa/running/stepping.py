@@ -97,7 +97,8 @@ class Stepping:
         EngineError if requests wait that nothing will ever let run.
         """
         begin = time.perf_counter()
-        self._land()
+        if self._host_pages is not None:
+            self._land(self._host_pages)
         plan = self._scheduler.plan()
         planned = time.perf_counter()
         if plan is not None and self.before_launch is not None:
@@ -134,11 +135,11 @@ class Stepping:
         host_pages.after_launch(plan.transfers)
         return True
 
-    def _land(self) -> None:
+    def _land(self, host_pages: HostPages) -> None:
         """Take in the pages that have arrived in host memory."""
         host = self._scheduler.cache.host
-        if host is not None and self._host_pages is not None:
-            landed = self._host_pages.land()
+        if host is not None:
+            landed = host_pages.land()
             host.land(landed.batches, lost=landed.lost)
 
     def _wait_for_disk(self) -> bool:
@@ -190,7 +191,8 @@ class Stepping:
         begin = time.perf_counter()
         tokens = step.tokens()
         there = time.perf_counter()
-        self._scheduler.drafting.landed(step.plan, there)
+        if self._scheduler.rows.speculates:
+            self._scheduler.drafting.landed(step.plan, there)
         if self.trace is not None:
             whole = replace(step.plan, masks=(*step.plan.masks, *self._late_masks), late=())
             write_step(self.trace, whole, tokens)

@@ -116,8 +116,11 @@ class Turnover:
         return StepEvents() if self.paused else None
 
     def settle(self) -> None:
-        """Change to the weights that wait, or pause, once no request runs any more; called before each step."""
-        if not self.holds or self.paused or self._scheduler.has_work():
+        """Change to the weights that wait, or pause, once no request runs any more.
+
+        Called before each step while requests that are added have to wait (`holds`).
+        """
+        if self.paused or self._scheduler.has_work():
             return
         if self._next is not None:
             if not self._copying.acquire(blocking=False):

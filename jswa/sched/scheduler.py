@@ -17,7 +17,7 @@ from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.policies import POLICIES
 from jswa.config import Limits
 from jswa.errors import EngineError, PromptTooLong
-from jswa.plan import PAST_LIMIT, Request, RowMask, StepEvents, StepPlan, StepResults, TokenEvent
+from jswa.plan import PAST_LIMIT, Request, RowMask, RowText, StepEvents, StepPlan, StepResults, TokenEvent
 from jswa.sched.admission.prompts import Prompts
 from jswa.sched.batch import Batch, lease_of, make_plan, plan_copies
 from jswa.sched.drafts.drafting import Drafting
@@ -111,22 +111,21 @@ class Scheduler:
         """Choose the next step by turns (`FairQueue`); None if nothing can run now. Its lengths count as launched."""
         self._requests.slide()  # if nobody has called `tidy`
         self.cache.compact()
-        self._prompts.recalling.settle()
+        if self.cache.host is not None:
+            self._prompts.recalling.settle(self.cache.host)
         batch = Batch(self.limits.max_tokens)
         if self._queue.several:
             self._prompts.take_rows(batch)
         self._plan_running(batch)
-        passed = self._prompts.admit(batch)
-        self._prompts.prefill(batch)
-        if passed and batch.budget > 0:
-            self._prompts.admit(batch)
+        if batch.left or len(self._queue):
+            self._prompts.fill(batch)
         self.cache.allocate()
         if not len(batch.decode) and not any(batch.prompts.values()):
             return None
-        requests = self._requests
+        requests, texts = self._requests, tuple[RowText, ...]()
         if self.rows.speculates:
             self.drafting.give(batch, requests.sequences_at, split=bool(len(requests.masks)))
-        texts = self.drafting.texts(requests.by_row)
+            texts = self.drafting.texts(requests.by_row)
         plan, row_ids = make_plan(batch, self.rows, requests.by_row, requests.masks, self.cache, texts)
         self.rows.launch(row_ids, plan.counts, batch.speculative)
         # A prompt that ends needs less memory, and so does one whose window slides, or a row with pages for drafts.
@@ -217,7 +216,8 @@ class Scheduler:
         self._requests.slide()
         self.cache.evict_ahead()
         self._take_ahead()
-        self.drafting.watch()
+        if self.rows.speculates:
+            self.drafting.watch()
 
     def preempt(self, request_id: str) -> None:
         """Preempt a running request between two steps, as `plan` does when memory is short. Raises EngineError."""

@@ -54,10 +54,12 @@ def jit_step(config: StepConfig, params: Mapping[str, Any], state: DeviceState) 
     Its arguments are (params, state, packed), and of a first half with drafts these. A second half gets the parameters
     of the head, the part of the state that sampling writes, and a `Half`.
     """
-    mesh, function = mesh_of(next(iter(params.values()))), _FUNCTIONS[config.part]
-    arguments = step_arguments(config, params, state)
-    outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
-    run = on_mesh(partial(function, config=config), mesh, arguments, outputs)
+    run: Callable[..., Any] = partial(_FUNCTIONS[config.part], config=config)
+    mesh = mesh_of(next(iter(params.values())))
+    if mesh is not None:
+        arguments = step_arguments(config, params, state)
+        outputs = (specs_of(arguments[1]), *[REPLICATED] * (2 if config.part == "forward" else 1))
+        run = on_mesh(run, mesh, arguments, outputs)
     return jax.jit(run, donate_argnums=1, compiler_options=_options(config))
 
 

@@ -240,12 +240,15 @@ def forward(
     placed, decoder = config.placed, decoder_of(config, params)
     with named_scope("indices"):
         state = enter_pages(state, inputs, config.layout)
-    if drafts is None:
+    if not config.bucket.drafts:
+        drafts = jnp.zeros((config.bucket.rows, 0), jnp.int32)
+    elif drafts is None:
         state, drafts = make_drafts(params, state, inputs, config, partial(_index, state, inputs, None, config))
     tokens, indices = _index(state, inputs, drafts, config)
     with named_scope("drafts"):
         tokens = with_drafts(tokens, drafts, indices) if config.bucket.drafts else tokens
-        state = note_texts(state, tokens, indices)
+        if state["texts"] is not None:
+            state = {**state, "texts": note_texts(state["texts"], tokens, indices)}
     with named_scope("logits_state"):
         spread = partial(by_token, token_rows=indices.token_rows, bucket=config.bucket)
         generated = indices.positions >= spread(inputs.column("prompt_length"))

@@ -72,7 +72,14 @@ class Prompts:
             self._queue.charge(sequence, count)
         batch.add(sequence, count)
 
-    def prefill(self, batch: Batch, *, before: Sequence | None = None, long: int = 0) -> None:
+    def fill(self, batch: Batch) -> None:
+        """Admit waiting requests, and give running prompts what is left; then long prompts that others have passed."""
+        passed = self._admit(batch)
+        self._prefill(batch)
+        if passed and batch.budget > 0:
+            self._admit(batch)
+
+    def _prefill(self, batch: Batch, *, before: Sequence | None = None, long: int = 0) -> None:
         """Give running prompts what is left of the budget, in the order of `FairQueue.prompts`. Preempts no row."""
         for sequence in self._queue.prompts(batch.left, before, long) if batch.left else ():
             count = min(batch.left[sequence], self._queue.room(sequence, batch.budget, batch.for_others))
@@ -82,7 +89,7 @@ class Prompts:
                     batch.claims.changed()
                 self.add(batch, sequence, count)
 
-    def admit(self, batch: Batch) -> bool:
+    def _admit(self, batch: Batch) -> bool:
         """Admit waiting requests by turns; return whether long prompts were passed by others."""
         if not self._cache.table.free or not len(self._queue):
             return False
@@ -98,7 +105,7 @@ class Prompts:
             head = self._queue.first(passed, short)
             if head is None or self._queue.overtakes(head):
                 break
-            self.prefill(batch, before=head, long=long)
+            self._prefill(batch, before=head, long=long)
             tenant = head.request.options.tenant
             room = self._queue.room(head, batch.budget, batch.for_others)
             if room <= 0 or (first is not None and not self._queue.passes(head, first, self._requests.use())):

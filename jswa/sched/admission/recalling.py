@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from jswa.cache.disk.texts import DiskCache
+from jswa.cache.host.recall import HostCache
 from jswa.cache.manager import CacheManager
 from jswa.cache.prefix.cache import PrefixMatch
 from jswa.sched.batch import Batch
@@ -39,12 +40,11 @@ class Recalling:
         self.owner, sequence.recalled_from = sequence, match.resume.start
         return True
 
-    def settle(self) -> None:
+    def settle(self, host: HostCache) -> None:
         """Let the owner match its text if all of it has been sent to the device, or if it has been given up."""
-        host = self._cache.host
-        if host is not None and host.disk is not None:
+        if host.disk is not None:
             host.disk.settle()
-        if host is not None and self.owner is not None:
+        if self.owner is not None:
             host.finish(self._cache.epoch)
             self.owner = None if host.active is None else self.owner
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from jswa.exec.pack import Inputs
 from jswa.exec.programs.config import StepConfig, decoder_of, layer_scales
-from jswa.exec.programs.drafts.lookup import look_up, note_tokens
+from jswa.exec.programs.drafts.lookup import Texts, look_up, note_tokens
 from jswa.exec.programs.indices import Spans, StepIndices, packed_first, row_spans
 from jswa.exec.programs.sampling.rows import Sampling
 from jswa.exec.programs.sampling.verify import ABSENT, proposed
@@ -28,14 +28,13 @@ def make_drafts(
     config: StepConfig,
     index: Callable[[], tuple[Int[Array, " T"], StepIndices]],
 ) -> tuple[DeviceState, Int[Array, "R K"]]:
-    """Return the state and the drafts of each row of a step, ABSENT behind the last; of a bucket without drafts none.
+    """Return the state and the drafts of each row of a step whose bucket has drafts, ABSENT behind the last.
 
     `index`: returns the tokens and the indices of the step with all drafts for which the host has pages; drafters with
     weights need them.
     """
     bucket, speculation = config.bucket, config.speculation
-    if speculation is None or not bucket.drafts:
-        return state, jnp.zeros((bucket.rows, 0), jnp.int32)
+    assert speculation is not None
     with named_scope("drafts"):
         spans = row_spans(inputs, state)
         first = inputs.tokens[jnp.clip(packed_first(inputs, bucket), 0, bucket.tokens - 1)]
@@ -80,15 +79,12 @@ def with_drafts(tokens: Int[Array, " T"], drafts: Int[Array, "R K"], indices: St
     return jnp.where(number >= 0, jnp.maximum(own, 0), tokens)
 
 
-def note_texts(state: DeviceState, tokens: Int[Array, " T"], indices: StepIndices) -> DeviceState:
-    """Return the state with the tokens of a step in the texts in which drafts are looked up, if there are any."""
-    texts = state["texts"]
-    if texts is None:
-        return state
+def note_texts(texts: Texts, tokens: Int[Array, " T"], indices: StepIndices) -> Texts:
+    """Return the texts in which drafts are looked up with the tokens of a step."""
     # Of a long chunk only the end stays in the ring; two tokens must not have one place.
     kept = indices.positions >= (indices.starts + indices.counts)[indices.token_rows] - texts["history"].shape[1]
     row_ids = jnp.where(indices.real & kept, indices.token_row_ids, len(texts["history"]))
-    return {**state, "texts": note_tokens(texts, row_ids, indices.positions, tokens)}
+    return note_tokens(texts, row_ids, indices.positions, tokens)
 
 
 def _look_up(
