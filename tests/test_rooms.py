@@ -67,7 +67,7 @@ OPENERS = {
     "server/pages/files.py": (1, "the server's own pages"),
     "server/killable/worker.py": (3, "stdin and stdout of the process, and its memory in /proc"),
     "pallas_kernels/attention/tuned.py": (1, "tunings that ship with jswa"),
-    "pallas_kernels/cpu/build.py": (2, "sources that ship with jswa"),
+    "pallas_kernels/cpu/build.py": (3, "sources that ship with jswa, and a header of jaxlib"),
     "pallas_kernels/cpu/first_use.py": (2, "the library that jswa has compiled, and its lock"),
 }
 # Tests of benchmarks: no other test may import these.

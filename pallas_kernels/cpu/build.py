@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,23 @@ def digest_of_sources() -> str | None:
     return None if whole is None else whole.hexdigest()
 
 
+def interface() -> int:
+    """Return the version of XLA's interface in jaxlib's headers, 0 without them; XLA refuses libraries for a later one.
+
+    Raises CannotBuild without jaxlib.
+    """
+    header = _headers() / "xla" / "ffi" / "api" / "c_api.h"
+    found = re.search(r"define XLA_FFI_API_MINOR (\d+)", header.read_text()) if header.is_file() else None
+    return 0 if found is None else int(found[1])
+
+
+def _headers() -> Path:
+    spec = find_spec("jaxlib")
+    if spec is None or not spec.submodule_search_locations:
+        raise CannotBuild("jaxlib is not installed")
+    return Path(spec.submodule_search_locations[0]) / "include"
+
+
 def compiler() -> str:
     """Return the C++ compiler: $CXX, or g++. Raises CannotBuild without one, and if this is not x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -85,15 +103,12 @@ def kernel_command(level: str, output: Path, *options: str) -> list[str]:
 
 def build(target: Path = LIBRARY) -> None:
     """Compile the library into `target`, which appears whole or not at all. Raises CannotBuild."""
-    spec = find_spec("jaxlib")
-    if spec is None or not spec.submodule_search_locations:
-        raise CannotBuild("jaxlib is not installed")
-    headers = Path(spec.submodule_search_locations[0]) / "include"
+    headers = _headers()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        defined = f'-DJSWA_DIGEST="{digest_of_sources()}"'
-        interface = (*_COMMON, "-O1", defined, "-isystem", str(headers), "-c", str(SOURCES / "ffi.cc"))
-        commands = [[compiler(), *interface, "-o", str(folder / "ffi.o")]]  # the longest comes first
+        defined = f'-DJSWA_DIGEST="{digest_of_sources()} ffi {interface()}"'
+        of_xla = (*_COMMON, "-O1", defined, "-isystem", str(headers), "-c", str(SOURCES / "ffi.cc"))
+        commands = [[compiler(), *of_xla, "-o", str(folder / "ffi.o")]]  # the longest comes first
         commands += [kernel_command(level, folder / f"{level}.o") for level in _LEVELS]
         with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
             list(pool.map(_run, commands))

@@ -1,26 +1,28 @@
 """Finds the library, and compiles it at its first use. Imports no jax.
 
 It lies in the package, or in the user's folder of caches where the package cannot be written. A library of other
-sources is not found: one in the package holds the digest of its sources, and one of the user's has it in its name.
+sources is not found, nor one for a later interface of XLA than jaxlib's: one in the package holds both, and one of the
+user's has the digest of its sources and jaxlib's version in its name.
 """
 
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from pallas_kernels.cpu.build import LIBRARY, CannotBuild, build, compiler, digest_of_sources
+from pallas_kernels.cpu.build import LIBRARY, CannotBuild, build, compiler, digest_of_sources, interface
 
 _OTHERS_WRITE = 0o022
 
 
 def find() -> Path | None:
-    """Return the library that is built from the sources beside this file; None if there is none."""
+    """Return the library that is built from the sources beside this file and that XLA accepts; None if none is."""
     sources = digest_of_sources()
-    if LIBRARY.is_file() and (sources is None or sources.encode() in LIBRARY.read_bytes()):
+    if LIBRARY.is_file() and _is_accepted(LIBRARY.read_bytes(), sources):
         return LIBRARY
     own = None if sources is None else _own(sources)
     return own if own is not None and own.is_file() and _is_safe(own.parent) else None
@@ -53,6 +55,14 @@ def provide(tell: Callable[[str], None]) -> Path:
     except OSError as error:
         raise CannotBuild(str(error), "name a folder that can be written in XDG_CACHE_HOME") from error
     return target
+
+
+def _is_accepted(library: bytes, sources: str | None) -> bool:
+    """Whether a library is built from these sources (None: any), for an interface of XLA that jaxlib still has."""
+    built = re.search(rb"([0-9a-f]{64}) ffi (\d+)", library)
+    if built is None:
+        return False
+    return (sources is None or built[1] == sources.encode()) and int(built[2]) <= interface()
 
 
 def _own(sources: str) -> Path:

@@ -1,4 +1,4 @@
-// What XLA calls: checks shapes and types, and hands them to the kernels. JSWA_DIGEST names the sources.
+// What XLA calls: checks shapes and types, and hands them to the kernels. JSWA_DIGEST names the sources and XLA's interface.
 #include <algorithm>
 #include <cstring>
 
@@ -233,7 +233,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jswa_attention, attention,
                                   .Attr<float>("scale")
                                   .Attr<float>("softcap"));
 
-// The digest of the sources that this library is built from.
+// The digest of the sources that this library is built from, and the version of XLA's interface.
 extern "C" const char* jswa_digest() { return JSWA_DIGEST; }
 
 // Whether this processor multiplies matrices in quads.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.cpu import first_use
-from pallas_kernels.cpu.build import SOURCES, CannotBuild, digest_of_sources
+from pallas_kernels.cpu.build import SOURCES, CannotBuild, digest_of_sources, interface
 
 PACKAGE = SOURCES.parents[1]
 PROVIDE = "from pallas_kernels.cpu.first_use import provide; print(provide(lambda line: print(line, flush=True)))"
@@ -144,13 +144,29 @@ def test_a_library_of_other_sources_in_the_package_is_not_found(
     """One of these sources comes before the user's own: a wheel has one, and so has the image."""
     own, library = first_use.provide(lambda _: None), tmp_path / "jswa_cpu.so"
     monkeypatch.setattr(first_use, "LIBRARY", library)
-    library.write_text("digest of other sources")
+    library.write_text(f"… {'0' * 64} ffi {interface()} …")
     assert first_use.find() == own
-    library.write_text(f"… {digest_of_sources()} …")
+    library.write_text(f"… {digest_of_sources()} ffi {interface()} …")
     assert first_use.find() == library
     monkeypatch.setattr(first_use, "digest_of_sources", lambda: None)
-    library.write_text("sources that are not installed cannot be compared")
+    library.write_text(f"… {'0' * 64} ffi {interface()} … sources that are not installed cannot be compared")
     assert first_use.find() == library
+
+
+@pytest.mark.parametrize(("later", "found"), [(-1, True), (0, True), (1, False)])
+def test_a_library_for_a_later_interface_of_xla_is_not_found(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int, *, found: bool
+) -> None:
+    """XLA would refuse it. It was built before an older jaxlib took the place of jaxlib."""
+    library = tmp_path / "jswa_cpu.so"
+    monkeypatch.setattr(first_use, "LIBRARY", library)
+    library.write_text(f"… {digest_of_sources()} ffi {interface() + later} …")
+    assert (first_use.find() == library) is found
+
+
+def test_jaxlib_names_its_interface() -> None:
+    """In a header, whose form is not ours."""
+    assert interface() >= 4
 
 
 def test_folders_that_cannot_be_written_are_a_reason(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
