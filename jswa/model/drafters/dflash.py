@@ -53,7 +53,7 @@ class DFlash:
         block: tokens of a block, as trained: the last token of the text is the first.
         mask: the mask token.
         draft_vocab: size of its head's vocabulary.
-        own_embed: it has an embedding of its own, else it reads the target's, multiplied by `embed_scale`.
+        own_embed: it has an embedding of its own, else it reads the target's; multiplied by `embed_scale`.
         own_mask: it has a vector in place of the mask token's embedding.
         own_head: it has a head of its own, else it uses the target's.
         subset: its head has some tokens of the vocabulary only; the parameter `tokens` names them.
@@ -136,7 +136,8 @@ class DFlash:
     def _token(
         self, module: "DFlashModule", out: Float[Array, "R M"], before: Int[Array, " R"], now: Now, step: int
     ) -> Int[Array, " R"]:
-        logits = now.logits(out) if module.lm_head is None else scores(out, module.lm_head)
+        head, cap = module.lm_head, self.model.final_softcap
+        logits = now.logits(out) if head is None else scores(out, head, cap)
         if module.markov is not None:
             logits = logits + shard_columns(module.markov(before), self.model.devices)
         return now.choose(logits, step, ids=None if module.tokens is None else module.tokens[...])
@@ -205,10 +206,10 @@ class DFlashModule(nnx.Module):
         config, table = self.config, self.embed
         if table is None:
             rows = now.rows(tokens)
-            rows = rows * jnp.asarray(config.embed_scale, rows.dtype)
         else:
             size, devices = config.model.vocab_size // config.model.devices, config.model.devices
             rows = lookup_rows(lambda ids: table[...][ids], size, tokens, devices)
+        rows = rows * jnp.asarray(config.embed_scale, rows.dtype)
         if self.mask_embed is None:
             return rows
         return jnp.where((tokens == config.mask)[:, None], self.mask_embed[...][None].astype(rows.dtype), rows)

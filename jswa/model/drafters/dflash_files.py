@@ -32,12 +32,13 @@ from jswa.model.weights.torch_vector import read_vector
 from jswa.storage.checkpoint_files import is_there
 from jswa.storage.json_object import read_object
 
-_LAGUNA, _MUSE = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
+_LAGUNA, _MUSE, _GEMMA4 = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel", "Gemma4DSparkModel"
 _ARCHITECTURES = {
     "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE),
-    "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"),
+    "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", _GEMMA4),
 }
 _FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant")
+_GEMMA4_FAMILIES = ("gemma4_text", "gemma4_unified_text")
 _MASK_FILE = "mask_embedding.pt"
 _MOST_TAPS, _MOST_BLOCK, _MOST_RANK = 64, 1024, 65536
 _UNUSED = re.compile(r"^(t2d|verifier_norm\..*|verifier_lm_head\..*|confidence_head\..*|.*rotary_emb\.inv_freq)$")
@@ -55,6 +56,9 @@ _WITHOUT: Mapping[str, tuple[object, ...]] = {
     "logit_scale": (1, 1.0),
     "use_aux_hidden_state": (True,),
     "markov_head_type": ("vanilla",),
+    "enable_moe_block": (False,),
+    "hidden_size_per_layer_input": (0,),
+    "num_kv_shared_layers": (0,),
 }
 
 
@@ -169,8 +173,7 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
         own_embed=own_embed,
         own_head=own_head,
         subset=draft_vocab != model.vocab_size,
-        # transformers scales the embedding of these families in the embedding itself, which drafters share.
-        embed_scale=target.embed_scale if target.family.startswith(("gemma3", "gemma4")) else 1.0,
+        embed_scale=model.embed_scale if own_embed else _scale_of(target),
         tap_norms=laguna,
         norms_context=laguna,
         from_first=own.boolean("sample_from_anchor", method == "dspark"),
@@ -178,12 +181,19 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
     )
 
 
+def _scale_of(target: ModelConfig) -> float:
+    """Return the factor of the target's embedding: transformers has that of these families in the embedding itself."""
+    return target.embed_scale if target.family.startswith(("gemma3", "gemma4")) else 1.0
+
+
 def _parsed(keys: _Keys, target: ModelConfig, architecture: str) -> ModelConfig:
     """Return the drafter's layers as those of a model."""
     fields = keys.layers
-    kind = fields.string("model_type", "qwen3")
-    if kind not in _FAMILIES:
-        raise refused("model_type", kind, f"must be one of {', '.join(_FAMILIES)}")
+    kind, known = fields.string("model_type", "qwen3"), _GEMMA4_FAMILIES if architecture == _GEMMA4 else _FAMILIES
+    if kind not in known:
+        raise refused("model_type", kind, f"must be one of {', '.join(known)}")
+    if architecture == _GEMMA4:
+        return parse_config({"hidden_size_per_layer_input": 0, **fields.raw}, weights=False)
     raw: dict[str, Any] = {"vocab_size": target.vocab_size, **fields.raw, "model_type": "qwen3"}
     raw.setdefault("use_sliding_window", "sliding_attention" in map(str, fields.raw.get("layer_types") or ()))
     if architecture == _LAGUNA:
@@ -246,13 +256,13 @@ def _taps(keys: _Keys, layers: int, own: int) -> tuple[int, ...]:
         ids = keys.own.raw.get(key)
         if ids is None:
             ids = [1 + round(i * (layers - 4) / (own - 1)) for i in range(own)] if own > 1 else [layers // 2]
-    high = layers - shift
+    low, high = -shift, layers - shift
     if (
         not isinstance(ids, list)
         or not 1 <= len(ids) <= _MOST_TAPS
-        or not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= high for i in ids)
+        or not all(isinstance(i, int) and not isinstance(i, bool) and low <= i <= high for i in ids)
     ):
-        raise refused(key, ids, f"must be 1 to {_MOST_TAPS} layers of the model, 0 to {high}")
+        raise refused(key, ids, f"must be 1 to {_MOST_TAPS} layers of the model, {low} to {high}")
     return tuple(i + shift for i in ids)
 
 

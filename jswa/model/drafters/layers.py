@@ -66,6 +66,7 @@ def one_after_another(attends: Sequence[DraftAttend]) -> DraftAttend:
     return attend
 
 
-def scores(hidden: Float[Array, "R M"], head: nnx.Param[Array]) -> Float[Array, "R V"]:
-    """Return float32 products with a head [M, V], or with this device's columns of it."""
-    return head_of(head.get_value()).scores(hidden)
+def scores(hidden: Float[Array, "R M"], head: nnx.Param[Array], cap: float | None = None) -> Float[Array, "R V"]:
+    """Return float32 products with a head [M, V], or with this device's columns of it, within ±`cap` by a tanh."""
+    found = head_of(head.get_value()).scores(hidden)
+    return found if cap is None else cap * jnp.tanh(found / cap)

@@ -15,10 +15,11 @@ KINDS = (
     "assistant_of_dense",
     "dflash_mimo",
     "dspark",
+    "dspark_gemma4",
 )
 
 
-@pytest.fixture(scope="module", params=sample(KINDS, 8))
+@pytest.fixture(scope="module", params=sample(KINDS, 9))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A target with and without its drafter."""
     return pair_of(request.param, tmp_path_factory.mktemp("pair"), alone=request.param == "eagle3")

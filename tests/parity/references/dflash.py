@@ -1,7 +1,8 @@
 """DFlash and DSpark drafters in float64 NumPy, after their published definitions. It knows nothing of jswa.
 
-    z-lab/dflash, dflash/model.py; vLLM 0.33: models/qwen3_dflash.py, laguna_dflash.py and qwen3_dspark.py, and
-    v1/worker/gpu/spec_decode/dflash; speculators 0.9: models/dflash and models/dspark
+    z-lab/dflash, dflash/model.py; vLLM 0.33: models/qwen3_dflash.py, laguna_dflash.py, qwen3_dspark.py and
+    gemma4_dspark.py, and v1/worker/gpu/spec_decode/dflash; speculators 0.9: models/dflash and models/dspark;
+    deepseek-ai/DeepSpec: modeling/dspark/gemma4
 
 Every layer sees the K and V of a context, which are made of the target's hidden states, and those of the block: the
 last token of the text and mask tokens after it.
@@ -20,9 +21,9 @@ _SLIDING = "sliding_attention"
 
 def dflash_shapes(config: Config, target_width: int, vocab: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a checkpoint, by the names that it has."""
-    layers, laguna = layer_config(config), _laguna(config)
+    layers, laguna, gemma = layer_config(config), _laguna(config), _gemma4(config)
     d, head, heads, keys = (
-        layers[k] for k in ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+        layers[k] for k in ("hidden_size", _head_key(config), "num_attention_heads", _kv_key(config))
     )
     taps, muse = len(tap_ids(config)), "MuseGlimmerAssistantModel" in config["architectures"]
     fused, after = ("encoder.fc", "encoder.output_norm_enc") if muse else ("fc", "hidden_norm")
@@ -31,6 +32,11 @@ def dflash_shapes(config: Config, target_width: int, vocab: int) -> dict[str, tu
         own = f"layers.{index}"
         rows = {"q_proj": heads * head, "k_proj": keys * head, "v_proj": keys * head}
         shapes |= {f"{own}.{name}_layernorm.weight": (d,) for name in ("input", "post_attention")}
+        if gemma:
+            shapes |= {f"{own}.{name}_feedforward_layernorm.weight": (d,) for name in ("pre", "post")}
+            shapes[f"{own}.layer_scalar"] = (1,)
+            if layers["attention_k_eq_v"]:
+                del rows["v_proj"]
         shapes |= {f"{own}.self_attn.{name}.weight": (n, d) for name, n in rows.items()}
         shapes |= {f"{own}.self_attn.o_proj.weight": (d, heads * head)}
         shapes |= {f"{own}.self_attn.{name}_norm.weight": (head,) for name in "qk"}
@@ -46,7 +52,7 @@ def dflash_shapes(config: Config, target_width: int, vocab: int) -> dict[str, tu
     if laguna:
         shapes |= {f"aux_hidden_norms.{i}.weight": (target_width,) for i in range(taps)}
     drafts = merged(config).get("draft_vocab_size", vocab)
-    if drafts != vocab:
+    if drafts != vocab or gemma:
         shapes |= {"embed_tokens.weight": (vocab, d), "lm_head.weight": (drafts, d)}
     if (rank := merged(config).get("markov_rank", 0)) > 0:
         shapes |= {"markov_head.markov_w1.weight": (vocab, rank), "markov_head.markov_w2.weight": (drafts, rank)}
@@ -76,6 +82,19 @@ def _laguna(config: Config) -> bool:
     return "DFlashLagunaForCausalLM" in config["architectures"]
 
 
+def _gemma4(config: Config) -> bool:
+    return "Gemma4DSparkModel" in config["architectures"]
+
+
+def _head_key(config: Config) -> str:
+    return "global_head_dim" if _gemma4(config) else "head_dim"
+
+
+def _kv_key(config: Config) -> str:
+    tied = _gemma4(config) and config["attention_k_eq_v"]
+    return "num_global_key_value_heads" if tied else "num_key_value_heads"
+
+
 class DFlashReference:
     """A drafter after a text.
 
@@ -101,6 +120,9 @@ class DFlashReference:
         self.w = {name: np.asarray(tensor, np.float64) for name, tensor in tensors.items()}
         self.embedding = self.w.get("embed_tokens.weight", np.asarray(embedding, np.float64)).copy()
         self.head = self.w.get("lm_head.weight", np.asarray(head, np.float64))
+        self.gemma = _gemma4(config)
+        if self.gemma:
+            self.embedding *= np.sqrt(self.layers["hidden_size"])
         self.mask = merged(config)["mask_token_id"]
         if mask_vector is not None:
             self.embedding[self.mask] = mask_vector
@@ -124,11 +146,11 @@ class DFlashReference:
         block = np.array([self.tokens[n], *[self.mask] * (count - 1 if first else count)])
         x, positions = self.embedding[block], n + np.arange(len(block))
         for index in range(self.layers["num_hidden_layers"]):
-            x = x + self._attended(index, self._norm(f"layers.{index}.input_layernorm", x), n, positions)
-            read = self._norm(f"layers.{index}.post_attention_layernorm", x)
-            gate, up = (read @ self.w[f"layers.{index}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.w[f"layers.{index}.mlp.down_proj.weight"].T
+            x = self._layer(index, x, n, positions)
         logits = self._norm("norm", x)[-count:] @ self.head.T
+        if self.gemma:
+            cap = self.layers["final_logit_softcapping"]
+            logits = np.tanh(logits / cap) * cap
         drafted, lead = [int(self.tokens[n])], np.inf
         for row in logits:
             if "markov_head.markov_w1.weight" in self.w:
@@ -138,6 +160,25 @@ class DFlashReference:
             lead, token = min(lead, float(best[1] - best[0])), int(row.argmax())
             drafted.append(token + int(self.w["d2t"][token]) if "d2t" in self.w else token)
         return drafted[1:], lead
+
+    def _layer(self, index: int, x: Array, n: int, positions: NDArray[np.int64]) -> Array:
+        own = f"layers.{index}"
+        attended = self._attended(index, self._norm(f"{own}.input_layernorm", x), n, positions)
+        if self.gemma:
+            x = x + self._norm(f"{own}.post_attention_layernorm", attended)
+            fed = self._mlp(index, self._norm(f"{own}.pre_feedforward_layernorm", x))
+            return (x + self._norm(f"{own}.post_feedforward_layernorm", fed)) * self.w[f"{own}.layer_scalar"]
+        x = x + attended
+        return x + self._mlp(index, self._norm(f"{own}.post_attention_layernorm", x))
+
+    def _mlp(self, index: int, x: Array) -> Array:
+        gate, up = (x @ self.w[f"layers.{index}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        if self.gemma:  # gelu_pytorch_tanh
+            active = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+        else:
+            active = gate / (1 + np.exp(-gate))
+        fed: Array = (active * up) @ self.w[f"layers.{index}.mlp.down_proj.weight"].T
+        return fed
 
     def _fused(self, taps: Sequence[Array]) -> Array:
         if _laguna(self.config):
@@ -151,11 +192,15 @@ class DFlashReference:
         return x @ self.w[f"{own}.weight"].T + self.w.get(f"{own}.bias", np.zeros(()))
 
     def _heads(self, index: int, name: str, x: Array, positions: NDArray[np.int64]) -> Array:
-        heads = self._linear(index, f"{name}_proj", x).reshape(len(x), -1, self.layers["head_dim"])
+        heads = self._linear(index, f"{name}_proj", x).reshape(len(x), -1, self.layers[_head_key(self.config)])
         return self._turned(self._norm(f"layers.{index}.self_attn.{name}_norm", heads), positions)
 
     def _keys_and_values(self, index: int, x: Array, positions: NDArray[np.int64]) -> tuple[Array, Array]:
-        values = self._linear(index, "v_proj", x).reshape(len(x), -1, self.layers["head_dim"])
+        tied = self.gemma and self.layers["attention_k_eq_v"]
+        values = self._linear(index, "k_proj" if tied else "v_proj", x)
+        values = values.reshape(len(x), -1, self.layers[_head_key(self.config)])
+        if self.gemma:
+            values = values / self._root(values)
         return self._heads(index, "k", x, positions), values * merged(self.config).get("attention_value_scale", 1.0)
 
     def _attended(self, index: int, x: Array, n: int, positions: NDArray[np.int64]) -> Array:
@@ -169,7 +214,7 @@ class DFlashReference:
             seen &= at[None] > positions[:, None] - window
         if self._causal(index):
             seen &= at[None] <= positions[:, None]
-        scores = np.einsum("qhd,khd->qhk", q, k) / np.sqrt(q.shape[2])
+        scores = np.einsum("qhd,khd->qhk", q, k) / (1 if self.gemma else np.sqrt(q.shape[2]))
         scores = np.where(seen[:, None], scores, -np.inf)
         sinks = self.w.get(f"layers.{index}.self_attn.attention_sink_bias")
         if sinks is not None:
@@ -199,6 +244,8 @@ class DFlashReference:
         return bool(self.config.get("is_causal", default))
 
     def _turned(self, x: Array, positions: NDArray[np.int64]) -> Array:
+        if self.gemma:
+            return self._turned_in_part(x, positions)
         size = int(x.shape[-1] * self.layers.get("partial_rotary_factor", 1.0))
         half = size // 2
         angles = positions[:, None] * self.layers["rope_theta"] ** -(np.arange(half) / half)
@@ -206,7 +253,19 @@ class DFlashReference:
         one, other, rest = x[..., :half], x[..., half:size], x[..., size:]
         return np.concatenate([one * cos - other * sin, other * cos + one * sin, rest], axis=-1)
 
+    def _turned_in_part(self, x: Array, positions: NDArray[np.int64]) -> Array:
+        """Turn the first pairs (i, i + D / 2), by the angles that they have in a head that turns as a whole."""
+        rope, half = self.layers["rope_parameters"]["full_attention"], x.shape[-1] // 2
+        angles = positions[:, None] * rope["rope_theta"] ** -(np.arange(half) / half)
+        angles[:, int(half * rope["partial_rotary_factor"]) :] = 0
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        one, other = x[..., :half], x[..., half:]
+        return np.concatenate([one * cos - other * sin, other * cos + one * sin], axis=-1)
+
     def _norm(self, name: str, x: Array) -> Array:
-        scale = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.layers["rms_norm_eps"])
-        normed: Array = x / scale * self.w[f"{name}.weight"]
+        normed: Array = x / self._root(x) * self.w[f"{name}.weight"]
         return normed
+
+    def _root(self, x: Array) -> Array:
+        root: Array = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.layers["rms_norm_eps"])
+        return root

@@ -28,6 +28,27 @@ _LAYERS = {
 }
 _DFLASH = {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]}
 _SPECULATORS = {"block_size": 8, "aux_hidden_state_layer_ids": [1, 3, 6], "mask_token_id": 5, "draft_vocab_size": 40}
+# Gemma 4's layers, as deepseek-ai/DeepSpec trains them.
+_GEMMA4 = {
+    "architectures": ["Gemma4DSparkModel"],
+    "model_type": "gemma4_unified_text",
+    "block_size": 7,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 20.0,
+    "layer_types": [_FULL] * 2,
+    "sliding_window": 12,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 16,
+    "tie_word_embeddings": False,
+    "enable_moe_block": False,
+    "num_kv_shared_layers": 0,
+    "rope_parameters": {_FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e5}},
+    "mask_token_id": 5,
+    "target_layer_ids": [-1, 1, 3],
+    "num_anchors": 8,
+}
+_MARKOV = {"markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True}
 # The configs of published drafters, made small.
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "dflash": _LAYERS | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dflash_config": _DFLASH},
@@ -52,9 +73,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     | _SPECULATORS
     | {"transformer_layer_config": _LAYERS | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12}}
     | {"sliding_window_non_causal": False},
-    "dspark": _LAYERS
-    | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, **_DFLASH, "markov_rank": 6}
-    | {"markov_head_type": "vanilla", "enable_confidence_head": True},
+    "dspark": _LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, **_DFLASH, **_MARKOV},
+    "dspark_gemma4": _LAYERS | _GEMMA4 | _MARKOV | {"confidence_head_with_markov": True},
+    "dspark_gemma4_untied": _LAYERS | _GEMMA4 | {"attention_k_eq_v": False, "markov_rank": 0},
     "dspark_speculators": {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark"}
     | _SPECULATORS
     | {"transformer_layer_config": _LAYERS, "sample_from_anchor": False, "markov_rank": 6}

@@ -167,10 +167,11 @@ def write_target(kind: str, folder: Path) -> tuple[str, Path, Path]:
         fixture = load_fixture(drafter.facts["target"])
         write_checkpoint(target, fixture.config, fixture.tensors)
         return "gemma4_assistant", target, drafter.write(own)
-    fixture = load_fixture("gemma3_text_p6")
+    fixture = load_fixture("gemma4_unified_shared" if kind == "dspark_gemma4" else "gemma3_text_p6")
     write_checkpoint(target, fixture.config, fixture.tensors)
     if kind in DFLASH:
-        own = write_dflash(kind, own, fixture.config["hidden_size"], fixture.config["vocab_size"])
+        sizes = fixture.config.get("text_config", fixture.config)
+        own = write_dflash(kind, own, sizes["hidden_size"], sizes["vocab_size"])
         return kind.split("_")[0], target, own
     drafter = next(one for one in load_drafters("eagle") if one.name == kind)
     config, width = dict(drafter.config), fixture.config["hidden_size"]

@@ -66,7 +66,7 @@ def test_what_does_not_fit_the_target_is_named(tmp_path: Path) -> None:
     assert f"hidden_size = 24: must be {WIDTH}" in _refused(tmp_path, "dflash", {"hidden_size": 24})
     assert f"target_hidden_size = 24: must be {WIDTH}" in _refused(tmp_path, "dflash", {"target_hidden_size": 24})
     outside = _refused(tmp_path, "dflash", {}, target_layer_ids=[0, layers])
-    assert f"target_layer_ids = [0, {layers}]: must be 1 to 64 layers of the model, 0 to {layers - 1}" in outside
+    assert f"target_layer_ids = [0, {layers}]: must be 1 to 64 layers of the model, -1 to {layers - 1}" in outside
     assert "fc.weight has shape" in _refused(tmp_path, "dflash", {}, target_layer_ids=[0, 1])
     assert "mask_token_id" in _refused(tmp_path, "dflash", {}, mask_token_id=VOCAB)
     assert "block_size = 1: must be a whole number from 2" in _refused(tmp_path, "dflash", {"block_size": 1})
@@ -101,4 +101,10 @@ def test_drafters_of_other_kinds_are_named(tmp_path: Path) -> None:
     assert "model_type = 'mamba': must be one of qwen3" in _refused(tmp_path, "dflash", {"model_type": "mamba"})
     assert "selector_rank = 8: not implemented" in _refused(tmp_path, "dflash", {}, selector_rank=8)
     assert "projector_type = 'domino': not implemented" in _refused(tmp_path, "dflash", {}, projector_type="domino")
+    assert "num_kv_shared_layers = 1: not implemented" in _refused(
+        tmp_path, "dspark_gemma4", {"num_kv_shared_layers": 1}
+    )
+    assert "model_type = 'qwen3': must be one of gemma4_text, gemma4_unified_text" in _refused(
+        tmp_path, "dspark_gemma4", {"model_type": "qwen3"}
+    )
     assert "markov_head_type = 'rnn': not implemented" in _refused(tmp_path, "dspark", {"markov_head_type": "rnn"})
