@@ -110,7 +110,8 @@ class Runner:
         self._store = store
         self._mesh = mesh_of(next(iter(params.values())))
         self._on_cpu = self._mesh is None and jax.default_backend() == "cpu"
-        self._carry = None if drafter is None else Carry(drafter.carry, jnp.dtype(run_dtype(params)))
+        carries = drafter is not None and drafter.carry
+        self._carry = Carry(carries, jnp.dtype(run_dtype(params))) if carries else None
         kv_dtype = kv_dtype or run_dtype(params)
         self._shapes = state_shapes(layout, limits, model.vocab_size, kv_dtype, self._mesh, self._carry)
         self._steps = StepPrograms(model, layout, limits, self.buckets, kernels, params, self._shapes, store, drafter)

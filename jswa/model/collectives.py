@@ -127,3 +127,21 @@ def lookup_rows(
     index = ids - shard_start(size, devices)
     mine = (index >= 0) & (index < size)
     return psum(jnp.where(mine[:, None], look_up(jnp.where(mine, index, 0)), 0), devices)
+
+
+def top_columns(
+    x: Shaped[Array, "N v"], count: int, devices: int
+) -> tuple[Shaped[Array, "N top"], Int[Array, "N top"]]:
+    """Return the largest values over the columns of all devices, largest first, with their columns.
+
+    Ties go to the first column.
+    """
+    size = x.shape[1]
+    values, ids = lax.top_k(x, min(count, size))
+    if devices == 1:
+        return values, ids
+    values, ids = (
+        lax.all_gather(part, AXIS, axis=1, tiled=True) for part in (values, ids + shard_start(size, devices))
+    )
+    values, columns = lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, columns, axis=1)

@@ -71,7 +71,8 @@ def step_input(config: StepConfig, params: Mapping[str, Any]) -> Int[np.ndarray,
     rows, drafts = unpack(packed, config.pack).rows, config.bucket.drafts
     hidden = jnp.zeros((len(rows), 1 + drafts, config.model.d_model), run_dtype(params))
     first, none = jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool)
-    carry = None if config.drafter is None else jnp.zeros((*hidden.shape[:2], config.drafter.carry), hidden.dtype)
+    size = 0 if config.drafter is None else config.drafter.carry
+    carry = jnp.zeros((*hidden.shape[:2], size), hidden.dtype) if size else None
     absent, finite = jnp.full((len(rows), drafts), ABSENT, jnp.int32), jnp.ones((len(rows), 1 + drafts), bool)
     return Half(jnp.asarray(rows), first, none, none, absent, hidden, finite, carry)
 

@@ -36,7 +36,7 @@ class DeviceState(TypedDict):
         last_token: the token that each row sampled last.
         for_logits: the logits state: counts, biases and masks of the rows that have penalties or constraints.
         texts: in which drafts are looked up; None without.
-        carry: what a drafter with weights keeps of each row's last token that was run; None without.
+        carry: what a drafter with weights keeps of each row's last token that was run; None if that is nothing.
         draft_lanes: KV of a drafter's full layers, one array `[devices, num_slabs, elems]` per layer.
     """
 

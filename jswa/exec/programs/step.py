@@ -47,7 +47,7 @@ class Half(NamedTuple):
         drafts: its drafts, ABSENT behind the last.
         hidden: the hidden states before the draws.
         finite: whether the KV is finite: of the row's tokens but for its drafts, then of each draft.
-        carry: what a drafter with weights carries on behind each place; None without.
+        carry: what a drafter with weights carries on behind each place; None if that is nothing.
     """
 
     rows: Int[Array, "R C"]
@@ -208,8 +208,10 @@ def _forward_rows(
     drawn = experts[places.reshape(-1)] if experts is not None and every else experts
     beside = Beside(of_all, drawn, experts if of_all else None)
     hidden = hidden[places] if every else hidden[:, None]
-    if config.placed is not None:
-        carry = hidden if carry is None else carry[places]
+    if carry is not None:
+        carry = carry[places]
+    elif config.placed is not None and config.placed.only_last:
+        carry = hidden
     runs = indices.counts > 0
     samples = (inputs.column("samples") != 0) & runs
     first = indices.starts + indices.counts - indices.drafts

@@ -4,10 +4,14 @@ Its layers keep the K and V of all positions that the target has run. They are m
 the target, fused, and not of the drafter's own hidden states: so a position's KV depends on the target only.
 The block is the last token of the text and mask tokens after it. DFlash reads each draft at the mask in its place.
 DSpark reads it one place before, and adds to its logits a bias that depends on the token before (Markov head).
+DFlash2 adds convolutions over the places of a block, and a choice among the likeliest tokens by the token before (vLLM
+0.33, models/qwen3_dflash2.py and models/beam/nvidia/dflash2.py).
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,13 +21,13 @@ from jaxtyping import Array, Float, Int
 from jswa.architecture import AttentionConfig, ModelConfig
 from jswa.model.attention import Attend
 from jswa.model.binding import bound, run_dtype
-from jswa.model.collectives import lookup_rows, shard_columns
+from jswa.model.collectives import lookup_rows, psum, shard_columns, top_columns
 from jswa.model.drafters.layers import layer_inputs, scores
 from jswa.model.drafters.seam import BlockAttend, Now, Ran
 from jswa.model.layers import Normalize, linear, normed, rope_tables, zeros
 from jswa.model.moe import Experts
 from jswa.model.partition import shard_config
-from jswa.model.transformer import Layer, Params
+from jswa.model.transformer import Layer, LayerInputs, Params
 
 MOST = 7  # tokens that a step verifies
 
@@ -39,6 +43,23 @@ class Sight:
 
     window: int | None
     causal: bool
+
+
+@dataclass(frozen=True)
+class Second:
+    """The sizes of what DFlash2 adds.
+
+    Attributes:
+        taps: places that a convolution adds up: a token's own, and those before it.
+        group: neighbouring channels that have one computed weight for each tap.
+        rank: of the selector.
+        top: tokens among which it chooses.
+    """
+
+    taps: int
+    group: int
+    rank: int
+    top: int
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,7 @@ class DFlash:
         norms_context: a layer's first norm is applied to the fused states too (Laguna).
         from_first: the first draft is read at the text's last token, each other one at the mask before its place.
         markov: rank of the Markov head; 0 without.
+        second: what DFlash2 adds; None without.
     """
 
     model: ModelConfig
@@ -80,6 +102,7 @@ class DFlash:
     norms_context: bool = False
     from_first: bool = False
     markov: int = 0
+    second: Second | None = None
 
     @property
     def layers(self) -> tuple[AttentionConfig, ...]:
@@ -105,7 +128,7 @@ class DFlash:
         """Return one device's part of the drafter. Raises ConfigError if it cannot be split so."""
         return dataclasses.replace(self, model=shard_config(self.model, devices))
 
-    def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:
+    def absorb(self, params: Params, ran: Ran) -> None:
         """Write the KV of a step's tokens."""
         module = self._bind(params)
         fused = module.fuse(ran.taps)
@@ -113,7 +136,6 @@ class DFlash:
         for index, layer in enumerate(module.layers):
             read = normed(layer.pre_attn, fused) if self.norms_context else fused
             ran.store(self.target_layers + index, layer.attention.stored(read, ropes))
-        return jnp.zeros((len(fused), self.carry), fused.dtype)
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:
         """Return the next tokens of each row, as chosen from the head's logits; -1 beyond the block."""
@@ -124,7 +146,9 @@ class DFlash:
         masks = jnp.full(rows * (places - 1), self.mask, jnp.int32)
         x = module.embedded(jnp.concatenate([now.tokens, masks]), now)
         for index, layer in enumerate(module.layers):
-            x = layer(x, index, inputs)
+            convolutions = None if module.convolutions is None else module.convolutions[index]
+            run = layer if convolutions is None else partial(convolutions.run, layer, rows=rows)
+            x = run(x, index, inputs)
         read = jnp.split(module.final_norm(x), places)[places - drafts :]
         token, found = now.tokens, []
         for step, part in enumerate(read):
@@ -138,6 +162,9 @@ class DFlash:
     ) -> Int[Array, " R"]:
         head, cap = module.lm_head, self.model.final_softcap
         logits = now.logits(out) if head is None else scores(out, head, cap)
+        if module.selector is not None:
+            logits, ids = module.selector(logits, out, before, self.model.devices)
+            return now.choose(logits, step, ids=ids)
         if module.markov is not None:
             logits = logits + shard_columns(module.markov(before), self.model.devices)
         return now.choose(logits, step, ids=None if module.tokens is None else module.tokens[...])
@@ -173,6 +200,75 @@ class Markov(nnx.Module):
         return lax.dot_general(read, table, columns, preferred_element_type=jnp.float32)
 
 
+class Convolution(nnx.Module):
+    """Sums of a channel over the last places of a block, before a part of a layer and after it.
+
+    A weight is the sum of a learned one, by channel, and of one that is computed of the part's input, by group.
+    """
+
+    def __init__(self, config: Second, width: int, dtype: jnp.dtype) -> None:
+        self.config = config
+        self.base = zeros(2, config.taps, width, dtype=dtype)
+        self.kernel = zeros(width, 2 * config.taps * (width // config.group), dtype=dtype)
+
+    def around(
+        self, part: Callable[[Float[Array, "n M"]], Float[Array, "n M"]], x: Float[Array, "n M"], rows: int
+    ) -> Float[Array, "n M"]:
+        """Return the part's output after both convolutions; x has the first place of all rows first."""
+        weights = linear(x, self.kernel, None).reshape(len(x), 2, self.config.taps, -1, 1)
+        return self._summed(part(self._summed(x, weights[:, 0], 0, rows)), weights[:, 1], 1, rows)
+
+    def _summed(
+        self, x: Float[Array, "n M"], own: Float[Array, "n t G 1"], side: int, rows: int
+    ) -> Float[Array, "n M"]:
+        wide = x.astype(jnp.float32).reshape(len(x), -1, self.config.group)
+        weights = self.base[...][side].reshape(1, self.config.taps, *wide.shape[1:]).astype(jnp.float32) + own
+        out = weights[:, 0] * wide
+        for tap in range(1, min(self.config.taps, len(x) // rows)):  # a block has nothing before its first place
+            earlier = jnp.pad(wide[: -tap * rows], ((tap * rows, 0), (0, 0), (0, 0)))
+            out += weights[:, tap] * earlier
+        return out.reshape(x.shape).astype(x.dtype)
+
+
+class Convolutions(nnx.Module):
+    """Those of a layer."""
+
+    def __init__(self, config: Second, width: int, dtype: jnp.dtype) -> None:
+        self.attention, self.mlp = Convolution(config, width, dtype), Convolution(config, width, dtype)
+
+    def run(
+        self, layer: Layer, x: Float[Array, "n M"], index: int, inputs: LayerInputs, rows: int
+    ) -> Float[Array, "n M"]:
+        """Return the residual stream after a layer with these convolutions."""
+
+        def attend(read: Float[Array, "n M"]) -> Float[Array, "n M"]:
+            return psum(layer.attention(read, index, inputs.positions, inputs.ropes, inputs.attend), layer.devices)
+
+        def feed(read: Float[Array, "n M"]) -> Float[Array, "n M"]:
+            return psum(layer.mlp(read), layer.devices)
+
+        x = x + self.attention.around(attend, normed(layer.pre_attn, x), rows)
+        return x + self.mlp.around(feed, normed(layer.pre_mlp, x), rows)
+
+
+class Selector(nnx.Module):
+    """Scores of the likeliest tokens of a place, each given the token before: a product of three narrow vectors."""
+
+    def __init__(self, config: Second, width: int, vocab: int, dtype: jnp.dtype) -> None:
+        self.config = config
+        self.before, self.after = zeros(vocab, config.rank, dtype=dtype), zeros(vocab, config.rank, dtype=dtype)
+        self.hidden = zeros(width, config.rank, dtype=dtype)
+
+    def __call__(
+        self, logits: Float[Array, "R v"], hidden: Float[Array, "R M"], before: Int[Array, " R"], devices: int
+    ) -> tuple[Float[Array, "R top"], Int[Array, "R top"]]:
+        """Return scores and token ids, on all devices; `logits` is this device's share, `before` the tokens before."""
+        found, ids = top_columns(logits, self.config.top, devices)
+        weighted = self.before[...][before] * linear(hidden, self.hidden, None)
+        edges = jnp.einsum("rk,rck->rc", weighted, self.after[...][ids], preferred_element_type=jnp.float32)
+        return found + edges, ids
+
+
 class DFlashModule(nnx.Module):
     """The parameters of a `DFlash`, by the names of a decoder's where it has the same."""
 
@@ -194,6 +290,9 @@ class DFlashModule(nnx.Module):
         self.tokens = zeros(config.draft_vocab, dtype=jnp.dtype(jnp.int32)) if config.subset else None
         sizes = config.markov, model.vocab_size, config.draft_vocab
         self.markov = Markov(*sizes, dtype) if config.markov else None
+        second = config.second
+        self.convolutions = None if second is None else nnx.List([Convolutions(second, d, dtype) for _ in model.layers])
+        self.selector = None if second is None else Selector(second, d, model.vocab_size, dtype)
 
     def fuse(self, taps: tuple[Float[Array, "T W"], ...]) -> Float[Array, "T M"]:
         """Return the target's hidden states as the layers read them."""

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from jswa.architecture import LayerConfig, ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.drafters.checkpoint import Checkpoint, ReadWhole, folder_of, refused, required
-from jswa.model.drafters.dflash import DFlash, Sight
+from jswa.model.drafters.dflash import DFlash, Second, Sight
 from jswa.model.drafters.eagle_files import OFFSETS, draft_tokens
 from jswa.model.hf.common import MAX_LAYERS, usual
 from jswa.model.hf.config import parse_config
@@ -33,11 +33,13 @@ from jswa.storage.checkpoint_files import is_there
 from jswa.storage.json_object import read_object
 
 _LAGUNA, _MUSE, _GEMMA4 = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel", "Gemma4DSparkModel"
+_SECOND = "DFlash2DraftModel", "DFlash2BeamDraftModel"
 _ARCHITECTURES = {
-    "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE),
+    "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE, *_SECOND),
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", _GEMMA4),
 }
-_FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant")
+_FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant", "beam")
+_OF_SECOND = ("conv_kernel_size", "selector_rank")
 _GEMMA4_FAMILIES = ("gemma4_text", "gemma4_unified_text")
 _MASK_FILE = "mask_embedding.pt"
 _MOST_TAPS, _MOST_BLOCK, _MOST_RANK = 64, 1024, 65536
@@ -49,8 +51,6 @@ _RENAMED = {
 }
 # Keys of checkpoints that need what jswa does not have, and the values with which they need nothing.
 _WITHOUT: Mapping[str, tuple[object, ...]] = {
-    "conv_kernel_size": (0,),
-    "selector_rank": (0,),
     "projector_type": ("dflash", "dspark"),
     "use_gemma_norm": (False,),
     "logit_scale": (1, 1.0),
@@ -125,7 +125,8 @@ def _architecture(method: str, keys: _Keys) -> str:
     known = _ARCHITECTURES[method]
     if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
         raise refused("architectures", named, f"must be one of {', '.join(known)}")
-    for key, values in _WITHOUT.items():
+    without = _WITHOUT if named[0] in _SECOND else {**_WITHOUT, **dict.fromkeys(_OF_SECOND, (0,))}
+    for key, values in without.items():
         if (value := keys.own.raw.get(key)) is not None and value not in values:
             raise UnsupportedModel(f"config.json: {key} = {value!r}: not implemented; must be {values[0]!r}")
     return str(named[0])
@@ -173,11 +174,29 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
         own_embed=own_embed,
         own_head=own_head,
         subset=draft_vocab != model.vocab_size,
-        embed_scale=model.embed_scale if own_embed else _scale_of(target),
+        embed_scale=(model.embed_scale if own_embed else _scale_of(target)) * own.number("input_embedding_scale", 1.0),
         tap_norms=laguna,
         norms_context=laguna,
         from_first=own.boolean("sample_from_anchor", method == "dspark"),
         markov=markov,
+        second=_second(own, model, None if own_head else target) if architecture in _SECOND else None,
+    )
+
+
+def _second(own: Fields, model: ModelConfig, head: ModelConfig | None) -> Second:
+    """Return what DFlash2 adds. `head`: the model whose head it uses, and so its factor and cap; None: its own."""
+    factor, cap = (1.0, None) if head is None else (head.logit_scale, head.final_softcap)
+    required("draft_vocab_size", own.integer("draft_vocab_size", model.vocab_size), model.vocab_size, "the vocabulary")
+    required("output_multiplier", own.number("output_multiplier", 1.0), factor, "that of the head")
+    required("final_logit_softcapping", own.optional_number("final_logit_softcapping", None), cap, "that of the head")
+    group = own.integer("conv_group_size", None, high=model.d_model)
+    if model.d_model % group:
+        raise refused("conv_group_size", group, f"must divide {model.d_model}, the hidden size")
+    return Second(
+        taps=own.integer("conv_kernel_size", None, high=_MOST_BLOCK),
+        group=group,
+        rank=own.integer("selector_rank", None, high=_MOST_RANK),
+        top=own.integer("selector_top_k", None, high=model.vocab_size),
     )
 
 
@@ -284,6 +303,23 @@ def _sources(drafter: DFlash, tensors: Mapping[str, Tensor]) -> dict[str, Source
         for ours, (theirs, rows) in sizes.items():
             part = TensorPart(f"markov_head.{theirs}.weight", (rows, drafter.markov))
             table[f"markov.{ours}"] = Source((part,))
+    if drafter.second is not None:
+        table |= _sources_of_second(drafter, drafter.second)
+    return table
+
+
+def _sources_of_second(drafter: DFlash, second: Second) -> dict[str, Source]:
+    table: dict[str, Source] = {}
+    d, vocab, own = drafter.model.d_model, drafter.model.vocab_size, "candidate_selector"
+    for index in range(len(drafter.model.layers)):
+        for part in ("attention", "mlp"):
+            ours, theirs = f"convolutions.{index}.{part}", f"model.layers.{index}.{part}_conv"
+            weights = 2 * second.taps * (d // second.group)
+            table[f"{ours}.base"] = Source((TensorPart(f"{theirs}.base_kernel", (2, second.taps, d)),))
+            table[f"{ours}.kernel"] = matrix({f"{theirs}.kernel_projection": weights}, d)
+    for ours, theirs in {"before": "predecessor", "after": "successor"}.items():
+        table[f"selector.{ours}"] = Source((TensorPart(f"{own}.{theirs}_codebook", (vocab, second.rank)),))
+    table["selector.hidden"] = matrix({f"{own}.hidden_projection": second.rank}, d)
     return table
 
 

@@ -169,15 +169,15 @@ class Drafter(Protocol):
 
     @property
     def carry(self) -> int:
-        """C, the numbers of a row that are kept between steps."""
+        """C, the numbers of a row that are kept between steps; 0: nothing is kept."""
         ...
 
     def shard(self, devices: int) -> "Drafter":
         """Return one device's part, as `shard_config`. Raises ConfigError if the drafter cannot be split so."""
         ...
 
-    def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"]:
-        """Write the drafter's KV of a step's tokens; return the carry of each."""
+    def absorb(self, params: Params, ran: Ran) -> Float[Array, "T C"] | None:
+        """Write the drafter's KV of a step's tokens; return the carry of each, None if there is nothing to carry."""
         ...
 
     def propose(self, params: Params, now: Now, count: int) -> Int[Array, "R count"]:

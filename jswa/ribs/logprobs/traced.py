@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jswa.model.collectives import AXIS, gather_column, pmax, psum, shard_start
+from jswa.model.collectives import gather_column, pmax, psum, top_columns
 from jswa.ribs.hooks import Hooks, TokenRows
 from jswa.ribs.logprobs.host import NAME, PROMPT, SAMPLED
 from jswa.types import MAX_LOGPROBS
@@ -35,7 +35,7 @@ def logprob_rows(
     """Return log probabilities of the model itself, before penalties, temperature and limits."""
     logprobs = log_softmax(logits, devices, sums)
     own = gather_column(logprobs, jnp.maximum(chosen, 0), devices)
-    values, ids = _most_likely(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
+    values, ids = top_columns(logprobs, min(MAX_LOGPROBS, logits.shape[1] * devices), devices)
     rank = psum((logprobs > own).sum(axis=-1, dtype=jnp.int32), devices) + 1
     return LogprobRows(own[:, 0], rank, ids.astype(jnp.int32), values)
 
@@ -90,19 +90,6 @@ def log_softmax(logits: Float[Array, "N V"], devices: int, sums: Sums = "xla") -
         return own.log_softmax(logits, sums)
     shifted = logits - pmax(logits.max(axis=-1, keepdims=True), devices)
     return shifted - jnp.log(psum(jnp.exp(shifted).sum(axis=-1, keepdims=True), devices))
-
-
-def _most_likely(
-    logprobs: Float[Array, "N V"], count: int, devices: int
-) -> tuple[Float[Array, "N top"], Int[Array, "N top"]]:
-    """Return the largest values over all devices, best first, with their indices; ties go to the first index."""
-    size = logprobs.shape[1]
-    values, ids = lax.top_k(logprobs, min(count, size))
-    if devices == 1:
-        return values, ids
-    values, ids = (lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (values, ids + shard_start(size, devices)))
-    values, columns = lax.top_k(values, count)
-    return values, jnp.take_along_axis(ids, columns, axis=1)
 
 
 HOOKS = {

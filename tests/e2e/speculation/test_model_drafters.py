@@ -16,10 +16,11 @@ KINDS = (
     "dflash_mimo",
     "dspark",
     "dspark_gemma4",
+    "dflash_beam",
 )
 
 
-@pytest.fixture(scope="module", params=sample(KINDS, 9))
+@pytest.fixture(scope="module", params=sample(KINDS, 10))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A target with and without its drafter."""
     return pair_of(request.param, tmp_path_factory.mktemp("pair"), alone=request.param == "eagle3")

@@ -1,8 +1,8 @@
 """DFlash and DSpark drafters in float64 NumPy, after their published definitions. It knows nothing of jswa.
 
-    z-lab/dflash, dflash/model.py; vLLM 0.33: models/qwen3_dflash.py, laguna_dflash.py, qwen3_dspark.py and
-    gemma4_dspark.py, and v1/worker/gpu/spec_decode/dflash; speculators 0.9: models/dflash and models/dspark;
-    deepseek-ai/DeepSpec: modeling/dspark/gemma4
+    z-lab/dflash, dflash/model.py; vLLM 0.33: models/qwen3_dflash.py, qwen3_dflash2.py, laguna_dflash.py,
+    qwen3_dspark.py and gemma4_dspark.py, models/beam/nvidia/dflash2.py, and v1/worker/gpu/spec_decode/dflash and
+    dflash2; speculators 0.9: models/dflash and models/dspark; deepseek-ai/DeepSpec: modeling/dspark/gemma4
 
 Every layer sees the K and V of a context, which are made of the target's hidden states, and those of the block: the
 last token of the text and mask tokens after it.
@@ -21,42 +21,55 @@ _SLIDING = "sliding_attention"
 
 def dflash_shapes(config: Config, target_width: int, vocab: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a checkpoint, by the names that it has."""
-    layers, laguna, gemma = layer_config(config), _laguna(config), _gemma4(config)
-    d, head, heads, keys = (
-        layers[k] for k in ("hidden_size", _head_key(config), "num_attention_heads", _kv_key(config))
-    )
-    taps, muse = len(tap_ids(config)), "MuseGlimmerAssistantModel" in config["architectures"]
+    layers, own = layer_config(config), merged(config)
+    d, taps, muse = layers["hidden_size"], len(tap_ids(config)), "MuseGlimmerAssistantModel" in config["architectures"]
     fused, after = ("encoder.fc", "encoder.output_norm_enc") if muse else ("fc", "hidden_norm")
     shapes = {f"{fused}.weight": (d, taps * target_width), f"{after}.weight": (d,), "norm.weight": (d,)}
     for index in range(layers["num_hidden_layers"]):
-        own = f"layers.{index}"
-        rows = {"q_proj": heads * head, "k_proj": keys * head, "v_proj": keys * head}
-        shapes |= {f"{own}.{name}_layernorm.weight": (d,) for name in ("input", "post_attention")}
-        if gemma:
-            shapes |= {f"{own}.{name}_feedforward_layernorm.weight": (d,) for name in ("pre", "post")}
-            shapes[f"{own}.layer_scalar"] = (1,)
-            if layers["attention_k_eq_v"]:
-                del rows["v_proj"]
-        shapes |= {f"{own}.self_attn.{name}.weight": (n, d) for name, n in rows.items()}
-        shapes |= {f"{own}.self_attn.o_proj.weight": (d, heads * head)}
-        shapes |= {f"{own}.self_attn.{name}_norm.weight": (head,) for name in "qk"}
-        shapes |= {f"{own}.mlp.{name}_proj.weight": (layers["intermediate_size"], d) for name in ("gate", "up")}
-        shapes[f"{own}.mlp.down_proj.weight"] = (d, layers["intermediate_size"])
-        if layers.get("attention_bias"):
-            shapes |= {f"{own}.self_attn.{name}.bias": (n,) for name, n in rows.items()}
-            shapes[f"{own}.self_attn.o_proj.bias"] = (d,)
-        if merged(config).get("attention_sink_bias"):
-            shapes[f"{own}.self_attn.attention_sink_bias"] = (heads,)
-        if laguna:
-            shapes[f"{own}.self_attn.g_proj.weight"] = (heads, d)
-    if laguna:
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    if _laguna(config):
         shapes |= {f"aux_hidden_norms.{i}.weight": (target_width,) for i in range(taps)}
-    drafts = merged(config).get("draft_vocab_size", vocab)
-    if drafts != vocab or gemma:
+    drafts = own.get("draft_vocab_size", vocab)
+    if drafts != vocab or _gemma4(config):
         shapes |= {"embed_tokens.weight": (vocab, d), "lm_head.weight": (drafts, d)}
-    if (rank := merged(config).get("markov_rank", 0)) > 0:
+    if (rank := own.get("markov_rank", 0)) > 0:
         shapes |= {"markov_head.markov_w1.weight": (vocab, rank), "markov_head.markov_w2.weight": (drafts, rank)}
         shapes |= {"confidence_head.proj.weight": (1, d), "confidence_head.proj.bias": (1,)}
+    if (rank := own.get("selector_rank", 0)) > 0:
+        shapes |= {f"candidate_selector.{name}_codebook": (vocab, rank) for name in ("predecessor", "successor")}
+        shapes["candidate_selector.hidden_projection.weight"] = (rank, d)
+    return shapes
+
+
+def _layer_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    layers, own, gemma = layer_config(config), merged(config), _gemma4(config)
+    d, head, heads, keys = (
+        layers[k] for k in ("hidden_size", _head_key(config), "num_attention_heads", _kv_key(config))
+    )
+    rows = {"q_proj": heads * head, "k_proj": keys * head}
+    if not (gemma and layers["attention_k_eq_v"]):
+        rows["v_proj"] = keys * head
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else []
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (d,) for name in norms}
+    shapes |= {f"self_attn.{name}.weight": (n, d) for name, n in rows.items()}
+    shapes |= {"self_attn.o_proj.weight": (d, heads * head)}
+    shapes |= {f"self_attn.{name}_norm.weight": (head,) for name in "qk"}
+    shapes |= {f"mlp.{name}_proj.weight": (layers["intermediate_size"], d) for name in ("gate", "up")}
+    shapes["mlp.down_proj.weight"] = (d, layers["intermediate_size"])
+    if layers.get("attention_bias"):
+        shapes |= {f"self_attn.{name}.bias": (n,) for name, n in rows.items()} | {"self_attn.o_proj.bias": (d,)}
+    if own.get("attention_sink_bias"):
+        shapes["self_attn.attention_sink_bias"] = (heads,)
+    if _laguna(config):
+        shapes["self_attn.g_proj.weight"] = (heads, d)
+    if gemma:
+        shapes["layer_scalar"] = (1,)
+    if (taps := own.get("conv_kernel_size", 0)) > 0:
+        weights = 2 * taps * (d // own["conv_group_size"])
+        for part in ("attention", "mlp"):
+            shapes[f"{part}_conv.base_kernel"] = (2, taps, d)
+            shapes[f"{part}_conv.kernel_projection.weight"] = (weights, d)
     return shapes
 
 
@@ -145,14 +158,18 @@ class DFlashReference:
         first = merged(self.config).get("sample_from_anchor", "markov_rank" in merged(self.config))
         block = np.array([self.tokens[n], *[self.mask] * (count - 1 if first else count)])
         x, positions = self.embedding[block], n + np.arange(len(block))
+        x = x * merged(self.config).get("input_embedding_scale", 1.0)
         for index in range(self.layers["num_hidden_layers"]):
             x = self._layer(index, x, n, positions)
-        logits = self._norm("norm", x)[-count:] @ self.head.T
+        hidden = self._norm("norm", x)[-count:]
+        logits = hidden @ self.head.T
         if self.gemma:
             cap = self.layers["final_logit_softcapping"]
             logits = np.tanh(logits / cap) * cap
         drafted, lead = [int(self.tokens[n])], np.inf
-        for row in logits:
+        for row, state in zip(logits, hidden, strict=True):
+            if "candidate_selector.hidden_projection.weight" in self.w:
+                row = self._selected(row, state, drafted[-1])
             if "markov_head.markov_w1.weight" in self.w:
                 before = self.w["markov_head.markov_w1.weight"][drafted[-1]]
                 row = row + self.w["markov_head.markov_w2.weight"] @ before
@@ -161,8 +178,41 @@ class DFlashReference:
             drafted.append(token + int(self.w["d2t"][token]) if "d2t" in self.w else token)
         return drafted[1:], lead
 
+    def _selected(self, row: Array, state: Array, before: int) -> Array:
+        """Return the logits of the likeliest tokens and what the token before adds to them; -inf for all others."""
+        first, second, narrow = (
+            self.w[f"candidate_selector.{name}"]
+            for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        )
+        ids = np.argsort(-row)[: merged(self.config)["selector_top_k"]]
+        found = np.full_like(row, -np.inf)
+        found[ids] = row[ids] + second[ids] @ (first[before] * (narrow @ state))
+        return found
+
+    def _summed(self, own: str, side: int, x: Array, read: Array) -> Array:
+        """Return each place's sum of its own last places; the weights depend on what a part of the layer reads."""
+        base, group = self.w[f"{own}.base_kernel"][side], merged(self.config)["conv_group_size"]
+        computed = (read @ self.w[f"{own}.kernel_projection.weight"].T).reshape(len(x), 2, len(base), -1)[:, side]
+        weights = base[None] + np.repeat(computed, group, axis=2)
+        out = np.zeros_like(x)
+        for place in range(len(x)):
+            for tap in range(min(len(base), place + 1)):
+                out[place] += weights[place, tap] * x[place - tap]
+        return out
+
+    def _second_layer(self, index: int, x: Array, n: int, positions: NDArray[np.int64]) -> Array:
+        own = f"layers.{index}"
+        read = self._norm(f"{own}.input_layernorm", x)
+        attended = self._attended(index, self._summed(f"{own}.attention_conv", 0, read, read), n, positions)
+        x = x + self._summed(f"{own}.attention_conv", 1, attended, read)
+        read = self._norm(f"{own}.post_attention_layernorm", x)
+        fed = self._mlp(index, self._summed(f"{own}.mlp_conv", 0, read, read))
+        return x + self._summed(f"{own}.mlp_conv", 1, fed, read)
+
     def _layer(self, index: int, x: Array, n: int, positions: NDArray[np.int64]) -> Array:
         own = f"layers.{index}"
+        if f"{own}.mlp_conv.base_kernel" in self.w:
+            return self._second_layer(index, x, n, positions)
         attended = self._attended(index, self._norm(f"{own}.input_layernorm", x), n, positions)
         if self.gemma:
             x = x + self._norm(f"{own}.post_attention_layernorm", attended)

@@ -48,7 +48,8 @@ class Text:
         taps = tuple(jnp.asarray(hidden[tap]) for tap in drafter.taps)
         positions = jnp.arange(len(tokens), dtype=jnp.int32)
         ran = Ran(self.tokens, positions, taps, self._previous, self._embed, self._attend, self.stored.__setitem__)
-        self.carry = drafter.absorb(params, ran)
+        carry = drafter.absorb(params, ran)
+        self.carry = jnp.zeros((len(tokens), 0)) if carry is None else carry
 
     def drafts(self, count: int) -> Int[np.ndarray, "T K"]:
         """Return the tokens drafted behind each position from 1 on; -1 in row 0."""

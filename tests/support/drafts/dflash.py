@@ -27,6 +27,7 @@ _LAYERS = {
     "hidden_act": "silu",
 }
 _DFLASH = {"mask_token_id": 5, "target_layer_ids": [0, 2, 4]}
+_SECOND = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 5}
 _SPECULATORS = {"block_size": 8, "aux_hidden_state_layer_ids": [1, 3, 6], "mask_token_id": 5, "draft_vocab_size": 40}
 # Gemma 4's layers, as deepseek-ai/DeepSpec trains them.
 _GEMMA4 = {
@@ -38,7 +39,7 @@ _GEMMA4 = {
     "layer_types": [_FULL] * 2,
     "sliding_window": 12,
     "attention_k_eq_v": True,
-    "num_global_key_value_heads": 1,
+    "num_global_key_value_heads": 2,
     "global_head_dim": 16,
     "tie_word_embeddings": False,
     "enable_moe_block": False,
@@ -73,6 +74,14 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     | _SPECULATORS
     | {"transformer_layer_config": _LAYERS | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12}}
     | {"sliding_window_non_causal": False},
+    "dflash_second": _LAYERS
+    | {"architectures": ["DFlash2DraftModel"], "block_size": 8, "is_causal": False}
+    | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12, "use_sliding_window": True}
+    | {"dflash_config": _DFLASH | _SECOND | {"input_embedding_scale": 0.5}},
+    "dflash_beam": _LAYERS
+    | {"architectures": ["DFlash2BeamDraftModel"], "block_size": 8, "is_causal": False}
+    | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "use_sliding_window": True}
+    | {"dflash_config": _DFLASH | _SECOND | {"conv_kernel_size": 9}},
     "dspark": _LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, **_DFLASH, **_MARKOV},
     "dspark_gemma4": _LAYERS | _GEMMA4 | _MARKOV | {"confidence_head_with_markov": True},
     "dspark_gemma4_untied": _LAYERS | _GEMMA4 | {"attention_k_eq_v": False, "markov_rank": 0},

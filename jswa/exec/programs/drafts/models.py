@@ -98,11 +98,11 @@ class Placed:
             return draw_alike(logits, starts + step + 1, rows, size, self.model.devices, ids)
 
         carry = state["carry"]
-        assert carry is not None
+        kept = jnp.zeros((len(tokens), 0)) if carry is None else carry.at[row_ids].get(mode="fill", fill_value=0)
         now = Now(
             tokens,
             starts,
-            carry.at[row_ids].get(mode="fill", fill_value=0),
+            kept,
             decoder.inputs_of,
             decoder.logits,
             choose,
@@ -121,8 +121,8 @@ class Placed:
         tokens: Int[Array, " T"],
         indices: StepIndices,
         taps: dict[int, Float[Array, "T M"]],
-    ) -> tuple[DeviceState, Float[Array, "T C"]]:
-        """Return the state with the drafter's KV of a step's tokens, and what is to be carried on behind each.
+    ) -> tuple[DeviceState, Float[Array, "T C"] | None]:
+        """Return the state with the drafter's KV of a step's tokens, and what is to be carried on behind each, if any.
 
         A drafter without layers stores nothing: it may be given some of the tokens alone.
         """

@@ -79,6 +79,21 @@ def test_what_does_not_fit_the_target_is_named(tmp_path: Path) -> None:
     assert "method = 'dspark': must be another method for gemma2" in _refused_for_capped(tmp_path)
 
 
+def test_what_dflash2_adds_must_fit(tmp_path: Path) -> None:
+    """Its logits are those of the target's head, with the factor and the cap that this has."""
+    assert f"conv_group_size = 5: must divide {WIDTH}" in _refused(tmp_path, "dflash_second", {}, conv_group_size=5)
+    assert "final_logit_softcapping = 30.0: must be None, that of the head" in _refused(
+        tmp_path, "dflash_beam", {}, final_logit_softcapping=30.0
+    )
+    assert "output_multiplier = 0.5: must be 1.0, that of the head" in _refused(
+        tmp_path, "dflash_second", {}, output_multiplier=0.5
+    )
+    assert "selector_top_k" in _refused(tmp_path, "dflash_second", {}, selector_top_k=VOCAB + 1)
+    assert "base_kernel has shape" in _refused(tmp_path, "dflash_second", {}, conv_kernel_size=2)
+    lacks = _refused(tmp_path, "dflash_second", {}, ("candidate_selector.successor_codebook",))
+    assert "lacks candidate_selector.successor_codebook" in lacks
+
+
 def _refused_for_capped(folder: Path) -> str:
     """Return why DSpark without a head of its own is refused for a model that caps logits."""
     config, tensors = dflash_checkpoint("dspark", WIDTH, VOCAB)
@@ -89,8 +104,11 @@ def _refused_for_capped(folder: Path) -> str:
 
 
 def test_drafters_of_other_kinds_are_named(tmp_path: Path) -> None:
-    assert "architectures = ['DFlash2DraftModel']: must be one of DFlashDraftModel" in _refused(
-        tmp_path, "dflash", {"architectures": ["DFlash2DraftModel"]}
+    assert "architectures = ['DFlash3DraftModel']: must be one of DFlashDraftModel" in _refused(
+        tmp_path, "dflash", {"architectures": ["DFlash3DraftModel"]}
+    )
+    assert "conv_kernel_size = 3: not implemented" in _refused(
+        tmp_path, "dflash_second", {"architectures": ["DFlashDraftModel"]}
     )
     assert "architectures = ['DFlashDraftModel']: must be one of Qwen3DSparkModel" in _refused(
         tmp_path, "dspark", {"architectures": ["DFlashDraftModel"]}
