@@ -14,7 +14,7 @@ from tools import read_step
 
 # What `python -m tools.read_step` counts. Lower them when you cut. A change that needs more raises them, and its commit
 # says what the reader gets for it.
-MOST = {"functions": 251, "lines": 2168, "files": 54}
+MOST = {"functions": 251, "lines": 2170, "files": 54}
 
 MODULE = '''"""A module."""
 
