@@ -29,8 +29,8 @@ HYBRID = make_model(LAYER, LAYER, FULL, vocab=TEXTS.vocab)
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 9, 17, 4, 30)]  # more than rows
 TOKENS = 12
 # At which of its calls each stage fails: the figures are read before the first step, and after it.
-STAGES = dict.fromkeys(["settle", "reports", "plan", "launch", "tidy", "tokens", "results", "apply", "log"], 6)
-STAGES["figures"] = 2
+STAGES = dict.fromkeys(["reports", "plan", "launch", "tidy", "tokens", "results", "apply", "log"], 6)
+STAGES |= {"figures": 2, "settle": 1}
 Faults = dict[str, tuple[int, Exception]]  # by stage: the number of calls until it fails, and how
 
 
@@ -125,7 +125,10 @@ def test_an_error_in_a_step_ends_all_requests(stage: str, restart: bool) -> None
         died, faults = asyncio.Event(), {stage: (STAGES[stage], ZeroDivisionError(stage))}
         rebuild = (lambda: make_engine({})) if restart else None
         async with running(make_engine(faults), died.set, rebuild=rebuild) as thread:  # type: ignore[arg-type]
-            found = await ends(submit(thread, "old"))
+            inboxes = submit(thread, "old")
+            if stage == "settle":  # it runs only while an engine is to pause, or has new weights
+                await thread.call(lambda engine: engine.turnover.pause("wait"))
+            found = await ends(inboxes)
             assert any(isinstance(end, EngineDead) for end in found)
             assert all(isinstance(end, EngineDead) or end == text for end, text in zip(found, alone(), strict=True))
             if restart:
